@@ -1,0 +1,66 @@
+# Sluice. `make run` serves, `make test` tests; both start from nothing and can be interrupted and repeated.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+GOLDENS := build/goldens-venv
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-torch check format bench goldens clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-port 9000"
+	@exec $(BIN)/sluice serve $(ARGS)
+
+test: $(VENV)/.dev ## the whole test suite; one part: make test ARGS="tests/engine -k cancel"
+	$(BIN)/python -m pytest $(ARGS)
+
+test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
+	$(BIN)/python -m pytest -m torch
+
+check: $(VENV)/.dev ## format, lint, types, import layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+format: $(VENV)/.dev ## format the code and fix what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+goldens: $(GOLDENS)/.done ## record the expected tokens anew, from transformers
+	$(GOLDENS)/bin/python -m tests.goldens.record
+
+clean: ## remove what make made
+	rm -rf $(VENV) build dist
+
+# A stamp is written when its install is complete, so an interrupted one is simply done again.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Sluice needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Sluice into $(VENV) (about 500 MB, once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Sluice and its test tools into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.serve
+
+$(VENV)/.torch: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@touch $@
+
+$(GOLDENS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(GOLDENS)
+	$(GOLDENS)/bin/pip install --quiet --disable-pip-version-check $(TORCH) 'transformers>=5,<6' safetensors numpy
+	touch $@
