@@ -1,0 +1,67 @@
+"""A runner without a model: what it answers depends on every token that it reads back through the block table."""
+
+import numpy as np
+
+from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+
+
+def echo_next(token_ids: list[int], vocab_size: int) -> int:
+    """The token that EchoRunner gives after `token_ids`: a hash of all of them and their places."""
+    total = sum((position + 1) * (token_id + 7) for position, token_id in enumerate(token_ids))
+    return int((total * 2654435761 + 12345) % 2**32 % vocab_size)
+
+
+class EchoRunner:
+    """Keeps the tokens themselves in its blocks, so that a wrong block table gives a wrong answer.
+
+    With `eos_token_ids` empty a sequence ends by its length alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 4096,
+        num_blocks: int = 256,
+        block_size: int = 32,
+        max_model_len: int = 1024,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.info = RunnerInfo(
+            runtime="echo",
+            model_type="echo",
+            dtype="f32",
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_blocks=num_blocks,
+        )
+        self.num_runs = 0
+        self.is_closed = False
+        self._cache = np.full((num_blocks, block_size), -1, np.int64)
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        self.num_runs += 1
+        block_size = self.info.block_size
+        tokens = [self._store_and_read(batch, i, block_size) for i in range(len(batch.past_lens))]
+        ends = (batch.subsequence_begins[1:] - 1).tolist()
+        logits = np.zeros((len(batch.sampled_rows), self.info.vocab_size), np.float32)
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            logits[row, echo_next(tokens[ends.index(token_row)], self.info.vocab_size)] = 1.0
+        return logits
+
+    def _store_and_read(self, batch: StepBatch, i: int, block_size: int) -> list[int]:
+        """Write the new tokens of sequence i to its blocks and read the whole sequence back."""
+        begin, end = batch.subsequence_begins[i : i + 2].tolist()
+        table = batch.block_indices[batch.block_indices_begins[i] : batch.block_indices_begins[i + 1]]
+        past = int(batch.past_lens[i])
+        total = past + end - begin
+        assert batch.position_ids[begin:end].tolist() == list(range(past, total))
+        assert len(table) * block_size >= total, "too few blocks"
+        slots = table[np.arange(total) // block_size] * block_size + np.arange(total) % block_size
+        flat = self._cache.reshape(-1)
+        flat[slots[past:]] = batch.token_ids[begin:end]
+        return [int(token) for token in flat[slots]]
+
+    def close(self) -> None:
+        self.is_closed = True
