@@ -1,0 +1,18 @@
+"""Memory maps seen as OpenVINO tensors."""
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import openvino as ov
+
+
+def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
+    """`size_bytes` of `memory` from `offset` as a tensor, without a copy.
+
+    The tensor does not keep the map alive: its owner must.
+    """
+    # numpy has no bf16; OpenVINO only compares the element's size with that of the type it is told.
+    element = np.dtype(np.float32 if kind.size == 4 else np.float16)
+    flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
+    return ov.Tensor(flat, ov.Shape(list(shape)), kind)

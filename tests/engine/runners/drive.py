@@ -1,0 +1,104 @@
+"""Greedy generation straight on a runner: a batching loop small enough to be obviously right.
+
+It stands in for the executor where a test is about the runner alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.runners.base import FloatArray, Runner, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to continue, and from which step on."""
+
+    token_ids: Sequence[int]
+    max_tokens: int
+    repetition_penalty: float = 1.0
+    first_step: int = 0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    prompt: Prompt
+    blocks: list[int]
+    token_ids: list[int]
+    num_computed: int = 0
+    is_finished: bool = False
+
+    @property
+    def generated(self) -> list[int]:
+        return self.token_ids[len(self.prompt.token_ids) :]
+
+
+@dataclass(slots=True)
+class Driver:
+    """Runs prompts together; the prefill of each is cut into chunks drawn from `chunk_sizes`."""
+
+    runner: Runner
+    chunk_sizes: Sequence[int] = (512,)
+    seed: int = 0
+    num_steps: int = field(default=0, init=False)
+
+    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The tokens of each prompt. Blocks are handed out in random order, so no table is contiguous."""
+        random = np.random.default_rng(self.seed)
+        free = random.permutation(self.runner.info.num_blocks).tolist()
+        sequences = [_Sequence(prompt, self._take_blocks(free, prompt), list(prompt.token_ids)) for prompt in prompts]
+        self.num_steps = 0
+        while not all(sequence.is_finished for sequence in sequences):
+            live = [s for s in sequences if not s.is_finished and s.prompt.first_step <= self.num_steps]
+            random.shuffle(live)
+            chunks = [min(len(s.token_ids) - s.num_computed, int(random.choice(self.chunk_sizes))) for s in live]
+            if live:
+                self._step(live, chunks)
+            self.num_steps += 1
+        return [sequence.generated for sequence in sequences]
+
+    def _take_blocks(self, free: list[int], prompt: Prompt) -> list[int]:
+        count = -(-(len(prompt.token_ids) + prompt.max_tokens) // self.runner.info.block_size)
+        assert count <= len(free), "the test asks for more blocks than the runner has"
+        return [free.pop() for _ in range(count)]
+
+    def _step(self, live: list[_Sequence], chunks: list[int]) -> None:
+        sampling = [s.num_computed + chunk == len(s.token_ids) for s, chunk in zip(live, chunks, strict=True)]
+        logits = self.runner.run(make_batch(live, chunks, sampling))
+        for sequence, chunk in zip(live, chunks, strict=True):
+            sequence.num_computed += chunk
+        sampled = [sequence for sequence, samples in zip(live, sampling, strict=True) if samples]
+        for sequence, row in zip(sampled, logits, strict=True):
+            self._append(sequence, row)
+
+    def _append(self, sequence: _Sequence, row: FloatArray) -> None:
+        seen = np.unique(sequence.token_ids)
+        penalty = np.float32(sequence.prompt.repetition_penalty)
+        row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+        token = int(row.argmax())
+        sequence.token_ids.append(token)
+        is_full = len(sequence.generated) == sequence.prompt.max_tokens
+        sequence.is_finished = is_full or token in self.runner.info.eos_token_ids
+
+
+def make_batch(live: Sequence[_Sequence], chunks: Sequence[int], sampling: Sequence[bool]) -> StepBatch:
+    """The next `chunks[i]` tokens of each sequence; those with `sampling[i]` get logits for their last one."""
+    starts = [sequence.num_computed for sequence in live]
+    ends = [start + chunk for start, chunk in zip(starts, chunks, strict=True)]
+    begins = np.cumsum([0, *chunks])
+    last_rows = begins[1:] - 1
+    return StepBatch(
+        token_ids=_ints([t for s, a, b in zip(live, starts, ends, strict=True) for t in s.token_ids[a:b]]),
+        position_ids=_ints([p for a, b in zip(starts, ends, strict=True) for p in range(a, b)]),
+        past_lens=_ints(starts),
+        subsequence_begins=_ints(begins),
+        block_indices=_ints([block for sequence in live for block in sequence.blocks]),
+        block_indices_begins=_ints(np.cumsum([0, *(len(sequence.blocks) for sequence in live)])),
+        sampled_rows=_ints(last_rows[np.array(sampling)]),
+        max_context_len=max(ends),
+    )
+
+
+def _ints(values: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.asarray(values, np.int32)

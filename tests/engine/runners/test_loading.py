@@ -1,0 +1,190 @@
+"""What `load_runner` makes of a configuration, and what it says of one it cannot serve."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino.op
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.runners.openvino import load_runner
+from tests.engine.runners.conftest import EditableCheckpoint
+from tests.engine.runners.drive import Driver, Prompt
+from tests.engine.runners.goldens import read_goldens
+
+BLOCK_BYTES = 3 * 2 * 2 * 32 * 16 * 4
+"""llama_tiny in f32: layers, K and V, key heads, tokens, head size, element."""
+
+
+def load(path: Path, **limits: Any) -> Any:
+    return load_runner(EngineConfig(model_path=str(path), **{"dtype": "f32", "num_blocks": 4, **limits}))
+
+
+def refusal(path: Path, **limits: Any) -> SluiceError:
+    with pytest.raises(SluiceError) as caught:
+        load(path, **limits)
+    return caught.value
+
+
+def test_info(checkpoint: EditableCheckpoint) -> None:
+    info = load(checkpoint.path).info
+    assert (info.runtime, info.model_type, info.dtype) == ("openvino", "llama", "f32")
+    assert (info.vocab_size, info.max_model_len, info.block_size, info.num_blocks) == (256, 512, 32, 4)
+    assert info.eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(("config", "generation", "expected"), [(9, None, (9,)), ([9, 4], None, (9, 4)), (9, 3, (3,))])
+def test_eos_token_ids(
+    checkpoint: EditableCheckpoint, config: int | list[int], generation: int | None, expected: tuple[int, ...]
+) -> None:
+    checkpoint.edit(eos_token_id=config)
+    checkpoint.edit("generation_config.json", eos_token_id=generation)
+    assert load(checkpoint.path).info.eos_token_ids == expected
+
+
+def test_generation_config_may_be_absent(checkpoint: EditableCheckpoint) -> None:
+    (checkpoint.path / "generation_config.json").unlink()
+    assert load(checkpoint.path).info.eos_token_ids == (2,)
+
+
+def test_auto_dtype_follows_the_cpu(checkpoint: EditableCheckpoint) -> None:
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert load(checkpoint.path, dtype="auto").info.dtype == ("bf16" if has_bf16 else "f32")
+
+
+def test_cache_fills_the_memory_given(checkpoint: EditableCheckpoint) -> None:
+    info = load(checkpoint.path, num_blocks=None, kv_cache_memory_bytes=10 * BLOCK_BYTES + 1).info
+    assert info.num_blocks == 10
+
+
+def test_weights_in_several_files(float_checkpoint: EditableCheckpoint) -> None:
+    directory = float_checkpoint.path
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    save_file({name: tensors[name] for name in names[:9]}, directory / "model-00001-of-00002.safetensors")
+    save_file({name: tensors[name] for name in names[9:]}, directory / "model-00002-of-00002.safetensors")
+    golden = read_goldens("qwen3_tiny")[1]
+    prompt = Prompt(golden.prompt_token_ids, golden.max_tokens, golden.repetition_penalty)
+    assert Driver(load(directory)).generate([prompt]) == [golden.token_ids]
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    error = refusal(tmp_path / "nowhere")
+    assert error.code is ErrorCode.NOT_FOUND
+    assert error.message == f"{tmp_path}/nowhere/config.json does not exist"
+
+
+def test_missing_weights(checkpoint: EditableCheckpoint) -> None:
+    (checkpoint.path / "model.safetensors").unlink()
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.NOT_FOUND
+    assert "no *.safetensors" in error.message
+
+
+def test_config_that_is_not_json(checkpoint: EditableCheckpoint) -> None:
+    (checkpoint.path / "config.json").write_text("{")
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.INVALID
+    assert "config.json is not a JSON object" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"hidden_size": None}, "config.json: Object missing required field `hidden_size`"),
+        ({"hidden_size": "64"}, "config.json: Expected `int`, got `str` - at `$.hidden_size`"),
+        ({"num_hidden_layers": 0}, "config.json: Expected `int` >= 1 - at `$.num_hidden_layers`"),
+        ({"num_key_value_heads": 3}, "num_attention_heads (4) must be a multiple of num_key_value_heads (3)"),
+        ({"head_dim": 15}, "head_dim must be even, got 15"),
+        (
+            {"intermediate_size": 100},
+            "tensor 'model.layers.0.mlp.gate_proj.weight' has shape (128, 64); by config.json it must be (100, 64)",
+        ),
+        ({"num_hidden_layers": 4}, "the checkpoint has no tensor 'model.layers.3.input_layernorm.weight'"),
+        ({"tie_word_embeddings": False}, "the checkpoint has no tensor 'lm_head.weight'"),
+        ({"attention_bias": True}, "the checkpoint has no tensor 'model.layers.0.self_attn.q_proj.bias'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 4}}, "missing required field `low_freq_factor`"),
+    ],
+)
+def test_invalid_config(checkpoint: EditableCheckpoint, fields: dict[str, Any], expected: str) -> None:
+    checkpoint.edit(**fields)
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.INVALID
+    assert expected in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, qwen3"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; supported: default, linear"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized checkpoints are not supported (this one: gptq)"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"use_sliding_window": True}, "use_sliding_window true is not supported"),
+    ],
+)
+def test_unsupported_model(checkpoint: EditableCheckpoint, fields: dict[str, Any], expected: str) -> None:
+    checkpoint.edit(**fields)
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.UNIMPLEMENTED
+    assert expected in error.message
+
+
+def test_truncated_weights(checkpoint: EditableCheckpoint) -> None:
+    path = checkpoint.path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.INVALID
+    assert "model.safetensors is damaged" in error.message
+
+
+def test_unsupported_tensor_type(float_checkpoint: EditableCheckpoint) -> None:
+    path = float_checkpoint.path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.float64)
+    save_file(tensors, path)
+    error = refusal(float_checkpoint.path)
+    assert error.code is ErrorCode.UNIMPLEMENTED
+    assert error.message == "tensor 'lm_head.weight' is stored as F64; supported: BF16, F16, F32"
+
+
+@pytest.mark.parametrize(
+    ("limits", "param", "expected"),
+    [
+        (
+            {"max_model_len": 513},
+            "max_model_len",
+            "max_model_len must be 1 to 512, what the model was made for; got 513",
+        ),
+        ({"max_model_len": 0}, "max_model_len", "got 0"),
+        ({"num_blocks": 0}, "num_blocks", "num_blocks must be at least 1, got 0"),
+        (
+            {"num_blocks": None, "kv_cache_memory_bytes": BLOCK_BYTES - 1},
+            "kv_cache_memory_bytes",
+            f"kv_cache_memory_bytes is {BLOCK_BYTES - 1}, "
+            f"less than one block of 32 tokens of this model takes ({BLOCK_BYTES} bytes)",
+        ),
+        ({"num_blocks": 1 << 60}, "num_blocks", "cannot be allocated"),
+        ({"dtype": "int8"}, "dtype", "dtype must be auto, bf16 or f32, got 'int8'"),
+        ({"num_threads": 0}, "num_threads", "num_threads must be at least 1, got 0"),
+    ],
+)
+def test_invalid_limits(checkpoint: EditableCheckpoint, limits: dict[str, Any], param: str, expected: str) -> None:
+    error = refusal(checkpoint.path, **limits)
+    assert (error.code, error.param) == (ErrorCode.INVALID, param)
+    assert expected in error.message
+
+
+def test_another_openvino(checkpoint: EditableCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paged attention with other inputs than ours: here the real one, given one input too few."""
+    node = openvino.op._PagedAttentionExtension
+    monkeypatch.setattr(openvino.op, "_PagedAttentionExtension", lambda inputs: node(inputs[:-1]))
+    error = refusal(checkpoint.path)
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert f"openvino {openvino.__version__} is not the one Sluice knows (28 inputs)" in error.message

@@ -1,0 +1,73 @@
+"""The OpenVINO runner against transformers itself, on weights and shapes that are not among the goldens."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.runners.openvino import load_runner
+from tests.engine.runners.drive import Driver, Prompt
+
+if find_spec("torch") is None or find_spec("transformers") is None:
+    pytest.skip("needs torch and transformers: `make test-torch`", allow_module_level=True)
+
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+
+from tests.goldens.models import (
+    Continuation,
+    generate_greedily,
+    load_checkpoint,
+    random_model,
+    save_checkpoint,
+)
+
+pytestmark = pytest.mark.torch
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CONFIGS = {
+    "llama-biased": LlamaConfig(
+        **SHAPE,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+    ),
+    "qwen3-grouped": Qwen3Config(
+        **SHAPE, num_attention_heads=8, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True
+    ),
+}
+CLEAR_MARGIN = 1e-4
+"""Ten times what float32 sums in another order differ by."""
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_same_tokens(config: PretrainedConfig, seed: int, tmp_path: Path) -> None:
+    save_checkpoint(random_model(config, seed), tmp_path, eos_token_id=5)
+    expected = clear_continuations(tmp_path, seed)
+    runner = load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", num_blocks=100))
+    prompts = [Prompt(prompt, max_tokens=32) for prompt, _ in expected]
+    generated = Driver(runner, chunk_sizes=(1, 13, 64), seed=seed).generate(prompts)
+    assert generated == [continuation.token_ids for _, continuation in expected]
+
+
+def clear_continuations(directory: Path, seed: int) -> list[tuple[list[int], Continuation]]:
+    """Prompts of 1 to 300 tokens and their continuations, without those where a token wins by a hair."""
+    model, generator = load_checkpoint(directory), np.random.default_rng(seed)
+    prompts = [generator.integers(6, model.config.vocab_size, length).tolist() for length in (1, 30, 64, 150, 300, 300)]
+    pairs = [(prompt, generate_greedily(model, prompt, max_tokens=32)) for prompt in prompts]
+    clear = [(prompt, continuation) for prompt, continuation in pairs if continuation.margin > CLEAR_MARGIN]
+    assert len(clear) >= len(prompts) // 2, "random weights without favourites: nothing to compare"
+    return clear

@@ -1,0 +1,117 @@
+"""Randomly initialised transformers models, small and with clear favourites among the tokens.
+
+Used by the recording script and by the live comparison; needs torch and transformers.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+TINY_LLAMA = LlamaConfig(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=512,
+    tie_word_embeddings=True,
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    bos_token_id=None,
+    eos_token_id=2,
+)
+"""Grouped-query attention, tied embeddings, Llama 3.1's rope."""
+
+TINY_QWEN3 = Qwen3Config(
+    vocab_size=192,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    bos_token_id=None,
+    eos_token_id=2,
+)
+"""One key head a query head, untied embeddings, normed heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What greedy decoding made of a prompt; `margin` is the least by which a token won over the second best."""
+
+    token_ids: list[int]
+    margin: float
+
+
+def random_model(config: PretrainedConfig, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model whose layers speak louder than its embeddings, so that its output is not an echo of its input."""
+    generator = np.random.default_rng(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            parameter.copy_(torch.from_numpy(_random_weight(generator, name, tuple(parameter.shape))))
+    return model.to(dtype)
+
+
+def _random_weight(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    offset, scale = 0.0, 2 / np.sqrt(shape[-1])
+    if "norm" in name:
+        offset, scale = 1.0, 0.2
+    elif name.endswith("bias"):
+        scale = 0.5
+    elif "embed_tokens" in name or "lm_head" in name:
+        scale = 1.0
+    weight: NDArray[np.float64] = offset + scale * generator.standard_normal(shape)
+    return weight
+
+
+def save_checkpoint(model: PreTrainedModel, directory: Path, eos_token_id: int | list[int]) -> None:
+    """Write config.json, generation_config.json and model.safetensors."""
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=eos_token_id, pad_token_id=0)
+    model.save_pretrained(directory)
+
+
+def load_checkpoint(directory: Path) -> PreTrainedModel:
+    """The saved model, computing in float32 whatever it is stored in."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def generate_greedily(
+    model: PreTrainedModel, prompt: list[int], max_tokens: int, repetition_penalty: float = 1.0
+) -> Continuation:
+    """transformers' own `generate`; it ends after `max_tokens` or with an end-of-sequence token."""
+    input_ids = torch.tensor([prompt])
+    with torch.no_grad():
+        result = model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            repetition_penalty=repetition_penalty,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+    best = torch.stack([scores[0] for scores in result.scores]).topk(2).values
+    return Continuation(result.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min()))
