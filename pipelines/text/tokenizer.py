@@ -1,0 +1,139 @@
+"""Text and conversations to token ids, just as transformers makes them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jinja2
+import tokenizers
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from pipelines.text.detokenizer import Detokenizer, detokenizer_factory
+from pipelines.text.types import ChatMessage
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""The roles that a message may have, and under which name the chat template sees them."""
+
+INLINE_CHARS = 4000
+"""Up to here (under a millisecond) text is tokenized at once; longer text goes to a worker thread."""
+
+_NUM_WORKERS = 2
+
+T = TypeVar("T")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template.
+
+    Control tokens that stand in the text of a prompt or message (`<|end|>`) become those tokens, as they do
+    in transformers and in servers built on it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Takes a fast tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
+        backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+        # transformers does this on each call, which no other thread's call would survive.
+        backend.no_truncation()
+        backend.no_padding()
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._new_detokenizer = detokenizer_factory(backend)
+        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Load the tokenizer of a Hugging Face checkpoint directory; takes most of a second.
+
+        Raises SluiceError UNAVAILABLE where there is none that can be used.
+        """
+        if not path.is_dir():
+            # transformers would take it for the name of a model to download.
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
+        try:
+            tokenizer = _transformers_loader()(path, local_files_only=True, trust_remote_code=False)
+            if not tokenizer.is_fast:
+                raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; a tokenizer.json is needed")
+            return cls(tokenizer)
+        except Exception as error:  # a damaged file can raise anything in the libraries that read it
+            reason = f"{type(error).__name__}: {error}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end of sequence, which for chat models ends a turn."""
+        token_id: int | None = self._tokenizer.eos_token_id
+        return token_id
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one, for one sequence."""
+        return self._new_detokenizer()
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Token ids of plain text, with the special tokens that the tokenizer adds to it."""
+        return await self._run(len(text), lambda: self._encode(text, "prompt", add_special_tokens=True))
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        Raises SluiceError INVALID for no messages, a role not in `ROLES`, what the model's template refuses,
+        and for a model without a template.
+        """
+        turns = _turns(messages)
+        num_chars = sum(len(message.content) for message in messages)
+        return await self._run(num_chars, lambda: self._encode_turns(turns))
+
+    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
+        if num_chars <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _encode_turns(self, turns: list[dict[str, str]]) -> list[int]:
+        # The template writes the special tokens itself.
+        return self._encode(self._render(turns), "messages", add_special_tokens=False)
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:  # what the library makes of lone surrogates
+            raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
+        return ids
+
+    def _render(self, turns: list[dict[str, str]]) -> str:
+        if self._tokenizer.chat_template is None:
+            message = "this model has no chat template: use completions, or add a chat_template to its directory"
+            raise invalid("messages", message)
+        try:
+            text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
+        return text
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    if not messages:
+        raise invalid("messages", "messages is empty; at least one message is needed")
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            allowed = ", ".join(ROLES)
+            raise invalid("messages", f"messages[{index}].role is {message.role!r}; allowed are {allowed}")
+    return [{"role": ROLES[message.role], "content": message.content} for message in messages]
+
+
+def _transformers_loader() -> Callable[..., Any]:
+    """transformers' loader of tokenizers. Imported when needed, as that alone takes over half a second."""
+    log = logging.getLogger("transformers")
+    log.addFilter(_is_not_about_torch)
+    try:
+        from transformers import AutoTokenizer
+    finally:
+        log.removeFilter(_is_not_about_torch)
+    loader: Callable[..., Any] = AutoTokenizer.from_pretrained
+    return loader
+
+
+def _is_not_about_torch(record: logging.LogRecord) -> bool:
+    """Its advice that models need PyTorch is not for our users: the engine runs them without."""
+    return "PyTorch was not found" not in record.getMessage()

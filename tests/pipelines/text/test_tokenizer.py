@@ -1,0 +1,151 @@
+import asyncio
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from pipelines.text.types import ChatMessage
+from tests.pipelines.text.vocabularies import byte_level
+
+TEXTS = ["What does str.partition do?", "  two  spaces\n", "naïve 😀 漢字", "a <|end|> typed by the user", ""]
+
+
+@pytest.fixture(scope="module")
+def reference(rill_path: Path) -> Any:
+    return AutoTokenizer.from_pretrained(rill_path)
+
+
+def made(**fields: object) -> Tokenizer:
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_level(), **fields))
+
+
+async def refusal(tokenizer: Tokenizer, *messages: ChatMessage) -> str:
+    with pytest.raises(SluiceError) as caught:
+        await tokenizer.encode_chat(messages)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "messages")
+    return caught.value.message
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_text_is_encoded_as_transformers_does(rill: Tokenizer, reference: Any, text: str) -> None:
+    assert await rill.encode_text(text) == reference(text)["input_ids"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_chats_are_encoded_as_transformers_does(rill: Tokenizer, reference: Any, text: str) -> None:
+    turns = [("system", "Be brief."), ("user", text), ("assistant", "Yes."), ("user", "Why?")]
+    expected = reference.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True
+    )
+    assert await rill.encode_chat([ChatMessage(*turn) for turn in turns]) == expected["input_ids"]
+
+
+async def test_the_template_alone_writes_special_tokens_in_chats(rill_path: Path, tmp_path: Path) -> None:
+    """A tokenizer that begins texts with <|bos|> must not begin chats with two."""
+    tokenizer = AutoTokenizer.from_pretrained(rill_path)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", 1)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert (await loaded.encode_text("hi")).count(1) == 1
+    assert (await loaded.encode_chat([ChatMessage("user", "hi")])).count(1) == 1
+
+
+async def test_developer_is_the_system(rill: Tokenizer) -> None:
+    user = ChatMessage("user", "hi")
+    assert await rill.encode_chat([ChatMessage("developer", "x"), user]) == await rill.encode_chat(
+        [ChatMessage("system", "x"), user]
+    )
+
+
+async def test_truncation_in_the_file_does_not_cut_prompts(rill_path: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(rill_path)
+    tokenizer.backend_tokenizer.enable_truncation(max_length=3)
+    tokenizer.backend_tokenizer.enable_padding(length=900)
+    loaded = Tokenizer(tokenizer)
+    assert 3 < len(await loaded.encode_text("one two three four five six")) < 900
+
+
+async def test_empty_messages_and_unknown_roles_are_refused(rill: Tokenizer) -> None:
+    assert "empty" in await refusal(rill)
+    message = await refusal(rill, ChatMessage("user", "hi"), ChatMessage("robot", "beep"))
+    assert message == "messages[1].role is 'robot'; allowed are system, developer, user, assistant"
+
+
+async def test_a_model_without_a_template_says_what_to_do() -> None:
+    assert "completions" in await refusal(made(), ChatMessage("user", "hi"))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[5].content.strip() }}", "has no element 5"),
+        ("{{ 1 + messages }}", "unsupported operand"),
+    ],
+)
+async def test_what_the_template_refuses_is_told(template: str, reason: str) -> None:
+    assert reason in await refusal(made(chat_template=template), ChatMessage("user", "hi"))
+
+
+async def test_half_a_surrogate_pair_is_refused(rill: Tokenizer) -> None:
+    with pytest.raises(SluiceError, match="surrogate") as caught:
+        await rill.encode_text("a\ud83d")
+    assert caught.value.param == "prompt"
+    assert "surrogate" in await refusal(rill, ChatMessage("user", "a\ud83d"))
+
+
+@pytest.mark.parametrize(("num_chars", "is_inline"), [(INLINE_CHARS, True), (INLINE_CHARS + 1, False)])
+async def test_long_text_leaves_the_event_loop_free(
+    num_chars: int, is_inline: bool, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    render = reference.apply_chat_template
+
+    def watched(*args: object, **kwargs: object) -> object:
+        threads.append(threading.current_thread())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(reference, "apply_chat_template", watched)
+    half = ChatMessage("user", "x" * (num_chars // 2))
+    await Tokenizer(reference).encode_chat([half, ChatMessage("user", "x" * (num_chars - num_chars // 2))])
+    assert [thread is threading.main_thread() for thread in threads] == [is_inline]
+
+
+async def test_many_threads_may_encode_at_once(rill: Tokenizer) -> None:
+    texts = [f"{i} partition splits the string at the separator. " * 100 for i in range(24)]
+    assert len(texts[0]) > INLINE_CHARS
+    alone = [await rill.encode_text(text) for text in texts]
+    assert list(await asyncio.gather(*map(rill.encode_text, texts))) == alone
+
+
+def test_loading_is_silent(rill_path: Path) -> None:
+    script = "import sys, pathlib, pipelines.text.tokenizer as t; t.Tokenizer.load(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", script, rill_path], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_a_directory_without_a_usable_tokenizer_is_refused(
+    rill_path: Path, tmp_path: Path, content: str | None
+) -> None:
+    shutil.copy(rill_path / "config.json", tmp_path)
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(SluiceError, match=str(tmp_path)) as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SluiceError, match="not a directory"):
+        Tokenizer.load(tmp_path / "missing")
