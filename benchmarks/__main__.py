@@ -1,0 +1,76 @@
+"""`python -m benchmarks`, behind `make bench`: the figures of docs/performance.md."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import executor, install_size, peers, serving
+from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
+from gateway.options import ConfigError
+
+DEFAULT = ("serving", "executor")
+FILE_WIDTH = 140
+DESCRIPTION = """\
+Measure this Sluice on this machine. Compare figures only within one run: a busy machine is several times slower.
+
+  serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
+  executor      time of a step without its runner
+  install-size  size of `pip install .` in a fresh environment (downloads; a minute)
+  peer          the serving workloads against the server at --peer-url
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the named benchmarks, print their figures and write them under --out."""
+    arguments = _parser().parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    known = _benchmarks(arguments)
+    unknown = set(arguments.names) - known.keys()
+    if unknown:
+        sys.stderr.write(f"benchmarks: no {', '.join(sorted(unknown))}; there are {', '.join(known)}\n")
+        return 2
+    load_before = os.getloadavg()[0]
+    figures: list[Figure] = []
+    try:
+        for name in arguments.names or DEFAULT:
+            console.print(f"measuring {name} ...", highlight=False)
+            figures += known[name]()
+    except (BenchmarkError, ConfigError) as error:
+        sys.stderr.write(f"benchmarks: {error}\n")
+        return 1
+    print_figures(figures, console)
+    file = write_figures(figures, arguments.out, load_before)
+    console.print(f"written to {file}; load average before: {load_before:.1f}", highlight=False)
+    return 0
+
+
+def _benchmarks(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Figure]]]:
+    repeats = arguments.repeats
+    return {
+        "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
+        "executor": lambda: executor.measure(repeats),
+        "install-size": lambda: install_size.measure(arguments.out),
+        "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(DEFAULT)}")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(%(default)s); medians are reported")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="serve this checkpoint, not the bundled one")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="(%(default)s)")
+    parser.add_argument("--peer-url", default="http://127.0.0.1:8000", metavar="URL", help="(%(default)s)")
+    parser.add_argument("--peer-model", metavar="NAME", help="default: the peer's first")
+    parser.add_argument("--peer-vocab-size", type=int, default=4096, metavar="N", help="(%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

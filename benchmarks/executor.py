@@ -1,0 +1,108 @@
+"""What the executor itself costs a step: everything but the runner, over the engine process's real transport."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from benchmarks.figures import BenchmarkError, Figure, Target
+from engine.config import EngineConfig
+from engine.executor import InflightExecutor
+from engine.frames import Submit
+from engine.process import Transport
+from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.types import GenerateRequest, SamplingParams
+
+NUM_STEPS = 200
+PROMPT_TOKENS = 128
+VOCABULARY = 8192
+RUNNING = (1, 16, 64)
+TARGET_AT_64 = Target(0.4)
+SAMPLINGS = {
+    "greedy": {"temperature": 0.0},
+    "temperature 0.8": {"temperature": 0.8},
+    "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+}
+
+
+class NullRunner:
+    """Answers every batch at once with the same random logits."""
+
+    def __init__(self) -> None:
+        self.info = RunnerInfo(
+            runtime="null",
+            model_type="null",
+            dtype="f32",
+            vocab_size=VOCABULARY,
+            eos_token_ids=(),
+            max_model_len=2048,
+            block_size=32,
+            num_blocks=4096,
+        )
+        self._logits = np.random.default_rng(0).normal(0.0, 3.0, (max(RUNNING), VOCABULARY)).astype(np.float32)
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        return self._logits[: len(batch.sampled_rows)]
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
+    """One figure for each number of running sequences and way of sampling."""
+    return [
+        Figure(
+            f"executor step, {num_running} running",
+            sampling,
+            "ms",
+            tuple(_step_ms(num_running, SAMPLINGS[sampling], num_steps) for _ in range(num_repeats)),
+            TARGET_AT_64 if (num_running, sampling) == (64, "greedy") else None,
+        )
+        for sampling in SAMPLINGS
+        for num_running in RUNNING
+    ]
+
+
+def _step_ms(num_running: int, sampling: dict[str, float], num_steps: int) -> float:
+    """Mean time of a decode step with `num_running` sequences, in ms, the runner's own taken off."""
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{Path(folder) / 'engine'}"
+        transport = Transport(endpoint)
+        context = zmq.Context()
+        client = context.socket(zmq.DEALER)
+        client.set_hwm(0)
+        client.linger = 0
+        client.connect(endpoint)
+        try:
+            client.send(b"")
+            transport.await_client()
+            _submit(client, num_running, sampling, num_steps)
+            return _time_steps(transport, num_running, num_steps)
+        finally:
+            client.close()
+            context.term()
+            transport.close()
+
+
+def _time_steps(transport: Transport, num_running: int, num_steps: int) -> float:
+    executor = InflightExecutor(NullRunner(), EngineConfig(model_path=""), transport, transport.emit)
+    while executor.stats().prompt_tokens_total < num_running * PROMPT_TOKENS:
+        executor.step()
+    before, started = executor.stats(), time.perf_counter()
+    for _ in range(num_steps):
+        executor.step()
+    elapsed_s, after = time.perf_counter() - started, executor.stats()
+    if after.generation_tokens_total - before.generation_tokens_total != num_steps * num_running:
+        raise BenchmarkError("not every sequence got a token in every step")
+    runner_s = after.runner_seconds_total - before.runner_seconds_total
+    return (elapsed_s - runner_s) * 1e3 / num_steps
+
+
+def _submit(client: "zmq.Socket[bytes]", num_requests: int, sampling: dict[str, float], num_steps: int) -> None:
+    params = SamplingParams(max_tokens=num_steps + PROMPT_TOKENS, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    for number in range(num_requests):
+        request = GenerateRequest(request_id=str(number), prompt_token_ids=list(range(PROMPT_TOKENS)), sampling=params)
+        client.send(msgspec.msgpack.encode(Submit(number, request)))

@@ -1,0 +1,85 @@
+"""A `sluice serve` of this environment as a subprocess, watched from outside."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+
+from benchmarks.figures import BenchmarkError
+
+STOP_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All processes of a server together, in MB of 10^6 bytes. Shared pages count once in `pss`, in each in `rss`."""
+
+    rss_mb: float
+    pss_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A ready server. `launched_s`: when it was started, by `time.perf_counter`."""
+
+    url: str
+    launched_s: float
+    gateway: psutil.Process
+
+    def memory(self) -> Memory:
+        maps = [process.memory_full_info() for process in self.processes()]
+        return Memory(sum(m.rss for m in maps) / 1e6, sum(m.pss for m in maps) / 1e6)
+
+    def gateway_cpu_s(self) -> float:
+        """CPU time that the gateway process (not the engine's) has used since its start."""
+        times = self.gateway.cpu_times()
+        return float(times.user + times.system)
+
+    def processes(self) -> list[psutil.Process]:
+        return [self.gateway, *self.gateway.children(recursive=True)]
+
+
+@contextmanager
+def running_server(checkpoint: Path, log: Path) -> Iterator[Server]:
+    """Start a server for `checkpoint` on free ports, yield it once it is ready, stop it. Its log goes to `log`."""
+    command = (sys.executable, "-m", "gateway", "serve", str(checkpoint), "--http-port", "0", "--metrics-port", "0")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as stderr:
+        launched_s = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        yield Server(_await_ready(process, log), launched_s, psutil.Process(process.pid))
+    finally:
+        _stop(process)
+
+
+def _await_ready(process: "subprocess.Popen[str]", log: Path) -> str:
+    """The server's URL, from the line it prints when it listens; the next line says that it is ready."""
+    assert process.stdout is not None
+    listening = re.match(r"Listening on (\S+)", process.stdout.readline())
+    is_ready = bool(process.stdout.readline())
+    if listening is None or not is_ready:
+        raise BenchmarkError(f"the server did not start; see {log}")
+    url = listening[1]
+    with urlopen(f"{url}/v2/health/ready") as response:
+        assert response.status == 200, "readiness and the ready line disagree"
+    return url
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        assert process.stdout is not None
+        process.stdout.close()

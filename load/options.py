@@ -1,0 +1,226 @@
+"""The command line of `sluice load`: what each option is called, means and allows."""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from load.config import Api, Arrival, ConfigError, LoadConfig, Pace, Slo, Target, TokenRange, Workload
+
+T = TypeVar("T")
+
+DESCRIPTION = """\
+Measure a streaming LLM server: time to first token, gaps between tokens, throughput, failures.
+Speaks to any OpenAI-compatible server and to Triton's generate_stream.
+"""
+
+EPILOG = """\
+examples:
+  sluice load                                            # the local server, one request at a time
+  sluice load --concurrency 32 --num-requests 256 --prompt-tokens 32..256 --output-tokens 64..192
+  sluice load --request-rate 8 --duration 60 --slo ttft=200,itl=50     # open loop with targets
+  sluice load --api chat --tokenizer models/rill/1/tokenizer.json --prompt-tokens 100
+  sluice load --api generate_stream --model rill --json out.json
+  sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
+
+what is measured:
+  TTFT         intended send to the first event that brings text
+  ITL          gaps between a request's successive token events. An event that brings several tokens makes
+               one gap; TPOT and "tokens to an event" show the rest
+  TPOT         (E2E - TTFT) / (tokens - 1)
+  E2E          intended send to the end of the stream
+  client wait  intended send to the moment this client came to it: not the server's doing, yet inside the above
+  goodput      requests a second that met every target of --slo
+
+A stream counts as failed when it has fewer tokens than asked for, lacks its terminator, carries an error event,
+times out or breaks off. Exit status: 0 all served, 1 some failed, 2 the run could not begin, 130 interrupted.
+"""
+
+
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Let argparse show a `ConfigError` as its own kind of error."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise ConfigError(f"{text!r}: write a number above 0")
+    return value
+
+
+def _count(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{text!r}: write a whole number, at least {least}")
+    return int(text)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise ConfigError(f"{text!r}: write a header as 'Name: value'")
+    return name.strip(), value.strip()
+
+
+def _new_file(text: str) -> Path:
+    """Refused now rather than after a long run."""
+    if not Path(text).parent.is_dir() or Path(text).is_dir():
+        raise ConfigError(f"{text!r}: write a file in a folder that exists")
+    return Path(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("write a JSON object, e.g. '{\"top_p\": 0.9}'")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        "sluice load",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_server(options.add_argument_group("server"))
+    _add_pace(options.add_argument_group("pace", "closed loop by default; --request-rate makes it an open loop"))
+    _add_workload(options.add_argument_group("requests"))
+    _add_report(options.add_argument_group("report"))
+    return options
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (%(default)s)")
+    group.add_argument("--api", type=Api, choices=list(Api), default=Api.COMPLETIONS, help="(%(default)s)")
+    group.add_argument("--model", help="default: the first of the server's /v1/models")
+    group.add_argument("--api-key", metavar="KEY", help="sent as 'Authorization: Bearer KEY'")
+    group.add_argument(
+        "--header", type=_argument(_header), action="append", default=[], metavar="'NAME: VALUE'", help="repeatable"
+    )
+    group.add_argument(
+        "--timeout", type=_argument(_positive), default=300.0, metavar="S", help="of one request (%(default)g)"
+    )
+
+
+def _add_pace(group: argparse._ArgumentGroup) -> None:
+    at_least_one = _argument(partial(_count, least=1))
+    group.add_argument(
+        "--concurrency",
+        type=at_least_one,
+        metavar="N",
+        help="requests at a time (1); with --request-rate the most in flight, waiting for a place is client wait",
+    )
+    group.add_argument("--request-rate", type=_argument(_positive), metavar="R", help="requests a second, open loop")
+    group.add_argument(
+        "--arrival", type=Arrival, choices=list(Arrival), default=Arrival.POISSON, help="spacing (%(default)s)"
+    )
+    group.add_argument("--num-requests", type=at_least_one, metavar="N", help="(32, or no limit with --duration)")
+    group.add_argument("--duration", type=_argument(_positive), metavar="S", help="start no request after S seconds")
+    group.add_argument(
+        "--warmup", type=_argument(partial(_count, least=0)), default=0, metavar="N", help="requests before (0)"
+    )
+
+
+def _add_workload(group: argparse._ArgumentGroup) -> None:
+    lengths = _argument(TokenRange.parse)
+    group.add_argument(
+        "--prompt-tokens", type=lengths, default=TokenRange(128, 128), metavar="N|A..B", help="(%(default)s)"
+    )
+    group.add_argument(
+        "--output-tokens", type=lengths, default=TokenRange(128, 128), metavar="N|A..B", help="(%(default)s)"
+    )
+    group.add_argument(
+        "--seed", type=_argument(partial(_count, least=0)), default=0, metavar="N", help="prompts, lengths, arrivals"
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=_argument(partial(_count, least=2)),
+        default=4096,
+        metavar="N",
+        help="completions prompts are random token ids below N (%(default)s), so their length is exact",
+    )
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="the model's tokenizer.json: text prompts of exact length (needs the tokenizers package)",
+    )
+    group.add_argument(
+        "--allow-eos",
+        action="store_true",
+        help="let the model stop by itself (no ignore_eos); output lengths become upper bounds",
+    )
+    group.add_argument(
+        "--extra-body",
+        type=_argument(_json_object),
+        default={},
+        metavar="JSON",
+        help="fields added to every request; they win over ours",
+    )
+
+
+def _add_report(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--slo",
+        type=_argument(Slo.parse),
+        metavar="ttft=MS,itl=MS,...",
+        help="targets for goodput: ttft, itl (99th percentile of a request's gaps), tpot, e2e",
+    )
+    group.add_argument(
+        "--json", type=_argument(_new_file), metavar="FILE", help="write everything, down to each request"
+    )
+    group.add_argument("--allow-failures", action="store_true", help="exit 0 even where requests failed")
+    group.add_argument("--quiet", action="store_true", help="no progress view")
+
+
+def config_of(arguments: argparse.Namespace) -> LoadConfig:
+    return LoadConfig(
+        target=_target(arguments),
+        pace=_pace(arguments),
+        workload=Workload(
+            prompt_tokens=arguments.prompt_tokens,
+            output_tokens=arguments.output_tokens,
+            seed=arguments.seed,
+            vocab_size=arguments.vocab_size,
+            tokenizer=arguments.tokenizer,
+            ignore_eos=not arguments.allow_eos,
+            extra_body=arguments.extra_body,
+        ),
+        slo=arguments.slo,
+    )
+
+
+def _target(arguments: argparse.Namespace) -> Target:
+    key = (("Authorization", f"Bearer {arguments.api_key}"),) if arguments.api_key else ()
+    headers = (*key, *arguments.header)
+    return Target(arguments.url, arguments.api, arguments.model, headers, arguments.timeout)
+
+
+def _pace(arguments: argparse.Namespace) -> Pace:
+    is_open = arguments.request_rate is not None
+    has_end = arguments.num_requests is not None or arguments.duration is not None
+    return Pace(
+        concurrency=arguments.concurrency or (None if is_open else 1),
+        request_rate=arguments.request_rate,
+        arrival=arguments.arrival,
+        num_requests=arguments.num_requests if has_end else 32,
+        duration_s=arguments.duration,
+        warmup=arguments.warmup,
+    )

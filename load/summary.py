@@ -1,0 +1,126 @@
+"""From a run's results to its figures. Definitions are in the fields' docstrings."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from load.config import Slo
+from load.stream import RequestResult
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A sample's size, mean and percentiles (linear interpolation), in milliseconds. None of an empty sample."""
+
+    num_samples: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    max: float | None
+
+    @classmethod
+    def of_seconds(cls, samples: Iterable[float]) -> "Distribution":
+        values = np.fromiter(samples, dtype=np.float64) * 1e3
+        if not values.size:
+            return cls(0, None, None, None, None, None)
+        p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+        return cls(int(values.size), float(values.mean()), p50, p90, p99, float(values.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCount:
+    """How often requests failed in one way, and the first one's words."""
+
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The run's figures. Latencies and token rates count served requests only."""
+
+    num_requests: int
+    num_served: int
+    num_failed: int
+    failures: dict[str, FailureCount]
+    wall_s: float
+    """First intended send to the end of the last stream."""
+    requests_per_s: float
+    prompt_tokens: int
+    """As the server counted them, as asked for where it did not."""
+    output_tokens: int
+    output_tokens_per_s: float
+    tokens_per_event: float | None
+    """Above 1 where the server merges tokens into one event; ITL then has that many fewer samples."""
+    num_counted_by_events: int
+    """Requests whose server sent no token count, so that each token event counts as one token."""
+    ttft_ms: Distribution
+    """Intended send to first token event."""
+    itl_ms: Distribution
+    """Gaps between a request's successive token events, one sample a gap whatever number of tokens it brings."""
+    tpot_ms: Distribution
+    """(E2E - TTFT) / (tokens - 1), one sample a request of at least two tokens."""
+    e2e_ms: Distribution
+    """Intended send to the end of the stream."""
+    client_wait_ms: Distribution
+    """Intended send to the moment this client came to it: all of it is this client's fault. Failed requests too."""
+    goodput_per_s: float | None
+    """Served requests a second that met every target; None without targets."""
+
+
+def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
+    """The figures of `results`, which may be in any order."""
+    served = [result for result in results if result.is_ok]
+    wall_s = max(r.ended_s for r in results) - min(r.intended_s for r in results) if results else 0.0
+    per_second = 1.0 / wall_s if wall_s > 0 else 0.0
+    output_tokens = sum(r.output_tokens for r in served)
+    num_events = sum(len(r.event_times_s) for r in served)
+    return Summary(
+        num_requests=len(results),
+        num_served=len(served),
+        num_failed=len(results) - len(served),
+        failures=_count_failures(results),
+        wall_s=wall_s,
+        requests_per_s=len(served) * per_second,
+        prompt_tokens=sum(r.planned.prompt_tokens if r.prompt_tokens is None else r.prompt_tokens for r in served),
+        output_tokens=output_tokens,
+        output_tokens_per_s=output_tokens * per_second,
+        tokens_per_event=output_tokens / num_events if num_events else None,
+        num_counted_by_events=sum(r.output_tokens_counted_by == "events" for r in served),
+        ttft_ms=Distribution.of_seconds(r.ttft_s for r in served if r.ttft_s is not None),
+        itl_ms=Distribution.of_seconds(gap for r in served for gap in gaps_s(r)),
+        tpot_ms=Distribution.of_seconds(r.tpot_s for r in served if r.tpot_s is not None),
+        e2e_ms=Distribution.of_seconds(r.e2e_s for r in served),
+        client_wait_ms=Distribution.of_seconds(r.client_wait_s for r in results),
+        goodput_per_s=None if slo is None else sum(meets(r, slo) for r in served) * per_second,
+    )
+
+
+def gaps_s(result: RequestResult) -> list[float]:
+    """Seconds between successive token events."""
+    gaps: list[float] = np.diff(np.asarray(result.event_times_s)).tolist()
+    return gaps
+
+
+def meets(result: RequestResult, slo: Slo) -> bool:
+    """Whether a served request met every target it was given. What cannot be measured of it meets nothing but ITL
+    and TPOT, which a single token has none of."""
+    gaps = gaps_s(result)
+    itl_s = float(np.percentile(gaps, 99)) if gaps else 0.0
+    measured = (
+        (slo.ttft_ms, result.ttft_s),
+        (slo.itl_ms, itl_s),
+        (slo.tpot_ms, result.tpot_s or 0.0),
+        (slo.e2e_ms, result.e2e_s),
+    )
+    return all(target is None or (s is not None and s * 1e3 <= target) for target, s in measured)
+
+
+def _count_failures(results: Sequence[RequestResult]) -> dict[str, FailureCount]:
+    failures = [result.failure for result in results if result.failure is not None]
+    examples = {failure.label: failure.detail for failure in reversed(failures)}
+    counts = Counter(failure.label for failure in failures)
+    return {label: FailureCount(count, examples[label]) for label, count in counts.most_common()}

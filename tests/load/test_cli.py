@@ -1,0 +1,113 @@
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load.cli import command
+from tests.load.scripted_server import Script, ScriptedServer, Wire, good_stream, serving
+
+
+def run_command(script: Script, *flags: str) -> tuple[int, ScriptedServer]:
+    async def scenario() -> tuple[int, ScriptedServer]:
+        async with serving(script) as server:
+            argv = ["--url", server.url, "--quiet", "--output-tokens", "3", *flags]
+            return await asyncio.to_thread(command, argv), server
+
+    return asyncio.run(scenario())
+
+
+async def broken(wire: Wire) -> None:
+    await wire.whole("500 Internal Server Error", b"oops")
+
+
+def test_a_served_run_exits_0_and_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    status, server = run_command(good_stream, "--num-requests", "4", "--concurrency", "2")
+    assert status == 0
+    assert len(server.wires) == 4
+    assert all(wire.body["model"] == "first" for wire in server.wires)
+    output = capsys.readouterr().out
+    for expected in ("TTFT", "ITL", "TPOT", "E2E", "client wait", "12 output", "4 served, 0 failed"):
+        assert expected in output
+
+
+def test_failures_exit_1_unless_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(broken)[0] == 1
+    assert "http_500: 32, first: oops" in capsys.readouterr().out
+    assert run_command(broken, "--allow-failures")[0] == 0
+
+
+def test_a_failed_warmup_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(broken, "--warmup", "1")[0] == 2
+    assert "warm-up request failed: http_500: oops" in capsys.readouterr().err
+
+
+def test_warmup_requests_are_sent_and_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    _, server = run_command(good_stream, "--warmup", "2", "--num-requests", "3")
+    assert len(server.wires) == 5
+    assert "3 served" in capsys.readouterr().out
+
+
+def written_json(tmp_path: Path, *flags: str) -> dict[str, Any]:
+    file = tmp_path / "run.json"
+    run_command(good_stream, "--num-requests", "2", "--json", str(file), *flags)
+    document: dict[str, Any] = json.loads(file.read_bytes())
+    return document
+
+
+def test_json_holds_what_is_needed_to_repeat_and_check(tmp_path: Path) -> None:
+    document = written_json(tmp_path, "--seed", "9", "--slo", "ttft=1000")
+    assert document["config"]["workload"]["seed"] == 9
+    assert "--seed 9" in document["command"]
+    assert document["machine"]["sluice_version"]
+    assert document["summary"]["itl_ms"]["num_samples"] == 4
+    assert document["summary"]["client_wait_ms"]["num_samples"] == 2
+    assert [row["output_tokens"] for row in document["requests"]] == [3, 3]
+
+
+def test_secrets_reach_the_server_and_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    flags = ("--api-key", "hush", "--header", "X-Token: mum", "--header=X-Other: word", "--num-requests", "1")
+    _, server = run_command(good_stream, "--json", str(file), *flags)
+    head = server.wires[0].head
+    assert b"Authorization: Bearer hush\r\n" in head
+    assert b"X-Token: mum\r\n" in head
+    assert not [secret for secret in ("hush", "mum", "word") if secret in file.read_text()]
+
+
+def test_an_unreachable_server_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["--url", "http://127.0.0.1:1", "--quiet"]) == 2
+    assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt-tokens", "9..3"], "1 <= low <= high"),
+        (["--request-rate", "0"], "above 0"),
+        (["--concurrency", "0"], "at least 1"),
+        (["--header", "nonsense"], "Name: value"),
+        (["--extra-body", "[1]"], "JSON object"),
+        (["--slo", "speed=1"], "ttft, itl, tpot and e2e"),
+        (["--api", "grpc"], "chat"),
+        (["--api-k", "hush"], "unrecognized"),
+        (["--json", "/nowhere/run.json"], "a folder that exists"),
+    ],
+)
+def test_bad_flags_are_refused_with_what_is_allowed(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        command(flags)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    script = "import sys; sys.modules['rich'] = None; from load.cli import command; sys.exit(command([]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'sluice[load]'" in done.stderr
