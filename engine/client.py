@@ -7,6 +7,7 @@ Two clients, one behaviour: `ProcessEngineClient` runs the executor in a process
 import asyncio
 import itertools
 import logging
+import os
 import queue
 import secrets
 import shutil
@@ -148,9 +149,9 @@ class ProcessEngineClient(EngineClient):
 
     async def start(self) -> None:
         endpoint = f"ipc://{self._folder / 'engine'}"
-        config = msgspec.json.encode(self.config).decode()
+        arguments = (endpoint, str(os.getpid()), msgspec.json.encode(self.config).decode())
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine.process", endpoint, config, stdin=asyncio.subprocess.DEVNULL
+            sys.executable, "-m", "engine.process", *arguments, stdin=asyncio.subprocess.DEVNULL
         )
         self._socket.connect(endpoint)
         await self._socket.send(b"")
@@ -216,6 +217,12 @@ class ProcessEngineClient(EngineClient):
         await asyncio.gather(*filter(None, (self._reader, self._watcher)), return_exceptions=True)
         self._socket.close()
         self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the engine's process now, for a gateway that is about to exit itself; `stop` is the way otherwise."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _end_process(self) -> None:

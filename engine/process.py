@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m engine.process ENDPOINT CONFIG_JSON`.
+"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID CONFIG_JSON`.
 
 It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between
 steps, so there is no second thread that would fight it for Python's lock.
@@ -120,9 +120,8 @@ def _run(runner: Runner, config: EngineConfig, transport: Transport, load_second
     executor.run()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Never outlive the gateway: an engine without one would keep its memory and its cores for nobody."""
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -133,12 +132,12 @@ def _end_with_parent() -> None:
 
 
 def main(argv: list[str]) -> int:
-    endpoint, config_json = argv
+    endpoint, parent, config_json = argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
     # The gateway decides when the engine ends; a terminal's Ctrl-C reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with_parent()
+    _end_with_parent(int(parent))
     transport = Transport(endpoint)
     try:
         transport.await_client()

@@ -1,0 +1,68 @@
+"""The HTTP applications: the protocols on one port, the metrics on another."""
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.access.api_key import ApiKeyMiddleware
+from gateway.config import AccessOptions, ServeConfig
+from gateway.http import health
+from gateway.http.errors import install_error_handlers, is_v2
+from gateway.http.openai import routes as openai_routes
+from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.v2 import routes as v2_routes
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+
+
+def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
+    """Both protocols and /health, behind the API key where there is one."""
+    app = FastAPI(
+        title="Sluice",
+        summary="LLM streaming gateway: OpenAI and Triton v2 over one in-flight batching engine",
+        version=version("sluice"),
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.include_router(health.router(service))
+    app.include_router(openai_routes.router(service, config))
+    app.include_router(v2_routes.router(service, config))
+    _install(app, service.metrics, config.access)
+    return app
+
+
+def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
+    """GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
+
+    async def scrape(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"content-type": content_type})
+
+    app = Starlette(routes=[Route("/metrics", scrape)])
+    app.router.redirect_slashes = False
+    _install(app, metrics, access)
+    return app
+
+
+def _install(app: Starlette, metrics: GatewayMetrics, access: AccessOptions) -> None:
+    """What every request passes, innermost first, and how failures are answered."""
+    install_error_handlers(app)
+    if access.api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=access.api_key)
+
+    def count_response(path: str, status: int) -> None:
+        metrics.responses.labels(_protocol(path), str(status)).inc()
+
+    app.add_middleware(RequestIdMiddleware, count_response=count_response)
+
+
+def _protocol(path: str) -> str:
+    """The label of a path in the metrics: few values, whatever clients ask for."""
+    if is_v2(path):
+        return "v2"
+    return "openai" if path.startswith("/v1/") else "other"

@@ -1,0 +1,133 @@
+"""From a failure to an HTTP answer: one table of statuses, one body shape for each protocol."""
+
+import logging
+import math
+from http import HTTPStatus
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from engine.errors import ErrorCode, SluiceError
+
+logger = logging.getLogger(__name__)
+
+HTTP_STATUS: dict[ErrorCode, int] = {
+    ErrorCode.INVALID: 400,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.METHOD_NOT_ALLOWED: 405,
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.OVERLOADED: 429,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.UNIMPLEMENTED: 501,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.DEADLINE: 504,
+}
+OPENAI_TYPE: dict[ErrorCode, str] = {
+    ErrorCode.INVALID: "invalid_request_error",
+    ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.NOT_FOUND: "invalid_request_error",
+    ErrorCode.METHOD_NOT_ALLOWED: "invalid_request_error",
+    ErrorCode.TOO_LARGE: "invalid_request_error",
+    ErrorCode.OVERLOADED: "rate_limit_error",
+    ErrorCode.INTERNAL: "server_error",
+    ErrorCode.UNIMPLEMENTED: "invalid_request_error",
+    ErrorCode.UNAVAILABLE: "service_unavailable_error",
+    ErrorCode.DEADLINE: "timeout_error",
+}
+_CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
+_CLIENT_CLOSED_REQUEST = 499
+"""nginx's number for a client that left; only our own log and metrics ever see it."""
+
+
+def openai_error_body(error: SluiceError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
+    is_model = error.code is ErrorCode.NOT_FOUND and error.param == "model"
+    code = "model_not_found" if is_model else error.code.value
+    fields = {"message": error.message, "type": OPENAI_TYPE[error.code], "param": error.param, "code": code}
+    return orjson.dumps({"error": fields})
+
+
+def v2_error_body(error: SluiceError) -> bytes:
+    """`{"error": "message"}`, as Triton's HTTP protocol has it."""
+    return orjson.dumps({"error": error.message})
+
+
+def is_v2(path: str) -> bool:
+    """Whether `path` belongs to Triton's protocol; everything else answers in OpenAI's shape."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+def error_response(path: str, error: SluiceError) -> Response:
+    """The answer to a failed request of `path`, in the shape of the protocol that owns it."""
+    body = v2_error_body(error) if is_v2(path) else openai_error_body(error)
+    return Response(body, HTTP_STATUS[error.code], _error_headers(error), "application/json")
+
+
+def _error_headers(error: SluiceError) -> dict[str, str]:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        headers["www-authenticate"] = 'Bearer realm="sluice"'
+    if error.code is ErrorCode.TOO_LARGE:
+        headers["connection"] = "close"  # the rest of the body will not be read
+    return headers
+
+
+def internal_error(request_id: str) -> SluiceError:
+    """What a client learns of a failure that is ours: nothing but where to look for it."""
+    message = f"internal server error; the server's log has the details under request id {request_id}"
+    return SluiceError(ErrorCode.INTERNAL, message)
+
+
+def as_sluice_error(error: Exception, request_id: str) -> SluiceError:
+    """`error` in words for the client. One that we did not expect goes to the log with its trace."""
+    if isinstance(error, SluiceError):
+        return error
+    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
+    return internal_error(request_id)
+
+
+def install_error_handlers(app: Starlette) -> None:
+    """Make `app` answer each kind of failure in the shape of the protocol that was asked."""
+    app.add_exception_handler(SluiceError, _on_sluice_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+
+
+async def _on_sluice_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SluiceError)
+    return error_response(request.url.path, error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Routing's own refusals: no such route (404), not with this method (405)."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID)
+    message = {
+        ErrorCode.NOT_FOUND: f"no route for {path}",
+        ErrorCode.METHOD_NOT_ALLOWED: f"method {request.method} is not allowed for {path}",
+    }.get(code, error.detail or HTTPStatus(error.status_code).phrase)
+    response = error_response(path, SluiceError(code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    """A path or query parameter that FastAPI itself refused; bodies are validated by the routes."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return error_response(request.url.path, SluiceError(ErrorCode.INVALID, f"{param}: {first['msg']}", param=param))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,22 @@
+"""`GET /v1/models`: what can be asked."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # heavy to import, and the server listens before it is
+    from pipelines.backends.llm import LlmModel
+
+
+def model_object(model: "LlmModel") -> dict[str, object]:
+    """One model in OpenAI's words; `max_model_len`, in tokens, is vLLM's."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "sluice",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def model_list(models: Iterable["LlmModel"]) -> dict[str, object]:
+    return {"object": "list", "data": [model_object(model) for model in models]}

@@ -1,0 +1,137 @@
+"""What the OpenAI routes take: field names and types.
+
+Everything is strict: "5" is no number and 1 is no boolean. What values are allowed is decided where they
+are used (`engine.validation`, `pipelines.text`), so that every protocol refuses the same ones in the same
+words. Null means that a field was not given. Lists fail fast, as only the first error is told.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MAX_PROMPTS = 512
+"""Prompts in one completion request: each is a sequence of its own."""
+
+MAX_PROMPT_TOKENS = 1 << 20
+"""Token ids in one prompt, far above any context; checking many millions would hold up all other streams."""
+
+
+def is_tag(part: str | int) -> bool:
+    """Whether a part of an error's location is the name of a union's member, not of a field."""
+    return isinstance(part, str) and part.startswith("<")
+
+
+def _text_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def _prompt_kind(value: Any) -> str | None:
+    """Which member of `Prompt` the value's first element asks for."""
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "<id lists>"
+    return "<ids>" if isinstance(first, int) else "<texts>"
+
+
+def _expected(what: str) -> dict[str, str]:
+    """What a union says of a value that is none of its members."""
+    return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
+
+
+class _Object(BaseModel):
+    """A JSON object. Fields that it does not declare are kept, for `parsing` to judge."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+
+StopStrings = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(_text_or_list, **_expected("a string or an array of strings")),
+]
+
+
+class TextPart(_Object):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Discriminator(_text_or_list, **_expected('a string or an array of {"type": "text", "text": ...} parts')),
+]
+
+
+class Message(_Object):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(_Object):
+    """What a stream carries besides the text."""
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(_Object):
+    """The fields that chat and plain completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stop: StopStrings | None = None
+    temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
+    top_p: float | None = Field(None, description="Above 0, at most 1 (off).")
+    seed: int | None = Field(None, description="0 or more; makes sampling repeatable.")
+    presence_penalty: float | None = Field(None, description="-2 to 2.")
+    frequency_penalty: float | None = Field(None, description="-2 to 2.")
+    user: str | None = Field(None, description="Accepted and not used.")
+    top_k: int | None = Field(None, ge=-1, description="vLLM's; 0 and -1 switch it off.")
+    min_p: float | None = Field(None, description="vLLM's; 0 (off) to 1.")
+    repetition_penalty: float | None = Field(None, description="vLLM's; above 0, 1 is off.")
+    min_tokens: int | None = Field(None, description="vLLM's; fewest tokens before the model may end.")
+    ignore_eos: bool | None = Field(None, description="vLLM's; go on past the model's own end.")
+    stop_token_ids: list[int] | None = Field(None, fail_fast=True, description="vLLM's; tokens that end the text.")
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<id lists>")],
+    Discriminator(
+        _prompt_kind,
+        **_expected("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
+    ),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt

@@ -1,0 +1,52 @@
+"""The sockets of the server: bound before anything slow begins, so that a taken port is known at once."""
+
+import errno
+import socket
+from ipaddress import ip_address
+
+_BACKLOG = 2048
+
+
+class ListenError(OSError):
+    """An address cannot be listened on. The text is one line for the operator."""
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """A listening TCP socket; `flag` is the option that set `port`. Raises ListenError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ListenError(f"--host {host!r} is no address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ListenError(_explain(error, host, port, flag)) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _explain(error: OSError, host: str, port: int, flag: str) -> str:
+    match error:
+        case PermissionError():
+            return f"port {port} may not be used without privileges; choose one above 1023 with {flag}"
+        case OSError(errno=errno.EADDRINUSE):
+            return f"port {port} on {host} is taken; choose another with {flag} (0 takes a free one)"
+        case _:
+            return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def url_of(listener: socket.socket) -> str:
+    """`http://address:port` of a socket that listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach the socket."""
+    return ip_address(listener.getsockname()[0]).is_loopback

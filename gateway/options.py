@@ -1,0 +1,135 @@
+"""What an option is, and the kinds of value one can hold. Which options there are stands in config.py."""
+
+import re
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field
+from typing import Any
+
+Parse = Callable[[str], Any]
+"""From an option's text to its value. Raises ValueError, whose text says what is allowed."""
+
+_SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class ConfigError(ValueError):
+    """An option holds what it must not. The text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How one field of the configuration is given, and what an operator should know of it.
+
+    `flag` without dashes is a positional argument. `metavar` None makes it a switch.
+    """
+
+    flag: str
+    parse: Parse
+    help: str
+    metavar: str | None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        return "SLUICE_" + self.flag.removeprefix("--").replace("-", "_").upper()
+
+    def read(self, text: str, source: str) -> Any:
+        """The value of `text`, which stood at `source`. Raises ConfigError."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{source} must be {error}, got {text!r}") from None
+
+
+def option(
+    flag: str,
+    default: Any,
+    parse: Parse,
+    metavar: str | None,
+    help: str,
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    """A dataclass field that is an option. A secret one is left out of the configuration's repr."""
+    declared = Option(flag, parse, help, metavar, aliases)
+    return field(default=default, repr=not secret, metadata={"option": declared})
+
+
+def option_of(declared: "Field[Any]") -> Option:
+    """The option behind a field made by `option`."""
+    found: Option = declared.metadata["option"]
+    return found
+
+
+def integer(low: int, high: int | None = None) -> Parse:
+    """Whole numbers from `low` to `high`, which is included."""
+    allowed = f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
+            raise ValueError(allowed)
+        value = int(text)
+        if value < low or (high is not None and value > high):
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def seconds(low: float) -> Parse:
+    """Finite seconds of at least `low`."""
+    allowed = f"a number of seconds of at least {low:g}"
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) or float(text) < low:
+            raise ValueError(allowed)
+        return float(text)
+
+    return parse
+
+
+def size(low: int) -> Parse:
+    """Bytes of at least `low`, with an optional binary unit."""
+    allowed = f"a size of at least {low} bytes, such as 1048576, 256M or 2G"
+
+    def parse(text: str) -> int:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(allowed)
+        value = int(match[1]) * _SIZE_UNITS[match[2].upper()]
+        if value < low:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def choice(*allowed: str) -> Parse:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def text_of(what: str) -> Parse:
+    """Any printable text that is not empty; `what` describes it."""
+
+    def parse(text: str) -> str:
+        if not text.strip() or not text.isprintable():
+            raise ValueError(what)
+        return text
+
+    return parse
+
+
+def truth(text: str) -> bool:
+    """A switch, as an environment variable says it."""
+    try:
+        return _TRUTHS[text.lower()]
+    except KeyError:
+        raise ValueError("1, true, yes, on, 0, false, no or off") from None

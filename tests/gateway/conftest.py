@@ -1,0 +1,107 @@
+"""`sluice serve` as its users have it: a process of its own, on free ports, with a small model made on the spot."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
+
+PATIENCE_S = 30.0
+MODEL = "tiny"
+
+
+@dataclass
+class ServerProcess:
+    """A running `sluice serve`, and the lines it has printed."""
+
+    process: subprocess.Popen[str]
+    log_path: Path
+    base_url: str
+    metrics_url: str
+    listening_line: str
+    ready_line: str = ""
+    model: str = MODEL
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        self.ready_line = self.process.stdout.readline()
+        assert self.ready_line, self.log
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        [child] = psutil.Process(self.pid).children()
+        return child
+
+    def client(self, **settings: object) -> httpx.Client:
+        return httpx.Client(base_url=self.base_url, timeout=PATIENCE_S, **settings)  # type: ignore[arg-type]
+
+    def wait_exit(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+StartServer = Callable[..., ServerProcess]
+
+
+def serve_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gateway", "serve", *arguments]
+
+
+@contextmanager
+def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """A server that listens; call `wait_ready` before asking it for tokens."""
+    options = ("--served-model-name", MODEL, "--http-port=0", "--metrics-port=0", *arguments)
+    command = serve_command(str(checkpoint), *options)
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Listening on "), log_path.read_text()
+        base_url, metrics_url = line.removeprefix("Listening on ").rstrip(")\n").split(" (metrics ")
+        yield ServerProcess(process, log_path, base_url, metrics_url, line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose streams can be as long as a test needs."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "1")
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that leave it as it was."""
+    with running_server(checkpoint, tmp_path_factory.mktemp("server") / "log") as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def start_server(checkpoint: Path, tmp_path: Path) -> Iterator[StartServer]:
+    """Starts a server that the test may do with as it likes."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, is_ready: bool = True) -> ServerProcess:
+            running = stack.enter_context(running_server(checkpoint, tmp_path / "log", *arguments))
+            if is_ready:
+                running.wait_ready()
+            return running
+
+        yield start

@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.config import HttpOptions, ServeConfig
+from tests.gateway.http.live import LiveServer, live_server
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[LiveServer]:
+    with live_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def strict_live() -> Iterator[LiveServer]:
+    """Refuses unknown fields, and bodies over 4096 bytes."""
+    with live_server(ServeConfig(http=HttpOptions(is_strict=True, max_input_bytes=4096))) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def loading_live() -> Iterator[LiveServer]:
+    """Listens, but its model is not there yet."""
+    with live_server(is_loaded=False) as running:
+        yield running

@@ -1,0 +1,191 @@
+"""The real application on a real server, over an engine whose runner has no model."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from engine.client import InProcessEngineClient
+from engine.config import EngineConfig
+from engine.runners.base import FloatArray, StepBatch
+from gateway.config import ServeConfig
+from gateway.http.app import create_app
+from gateway.http.servers import HttpServer
+from gateway.listeners import listen, url_of
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.llm import LlmModel
+from tests.engine.fake_runner import EchoRunner, echo_next
+
+T = TypeVar("T")
+
+RILL = Path(__file__).parents[2] / "data" / "tokenizers" / "rill"
+MODEL = "rill"
+PATIENCE_S = 30.0
+_TURNS = 8
+"""Turns of the event loop within which a token's way from the engine to the socket lies."""
+
+
+class SteppedRunner(EchoRunner):
+    """An echo that lets the server write each token before it makes the next, and that a test can hold."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks=num_blocks)
+        self.loop = asyncio.get_running_loop()
+        self.error: Exception | None = None
+        """What every step raises, where it is set."""
+        self._runs_left: int | None = None
+        self._is_held = False
+        self._changed = threading.Condition()
+
+    def hold_after(self, num_runs: int) -> None:
+        """Run that many steps more and then wait."""
+        self._set_runs_left(num_runs)
+
+    def release(self) -> None:
+        self._set_runs_left(None)
+
+    def wait_held(self) -> None:
+        """Until the steps before the hold are done and another one wants to run."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._is_held, PATIENCE_S)
+
+    def _set_runs_left(self, num_runs: int | None) -> None:
+        with self._changed:
+            self._runs_left = num_runs
+            self._changed.notify_all()
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        asyncio.run_coroutine_threadsafe(_some_turns(), self.loop).result(PATIENCE_S)
+        self._wait_for_leave()
+        if self.error is not None:
+            raise self.error
+        return super().run(batch)
+
+    def _wait_for_leave(self) -> None:
+        with self._changed:
+            self._is_held = self._runs_left == 0
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._runs_left != 0, PATIENCE_S), "the test forgot the runner"
+            self._is_held = False
+            if self._runs_left is not None:
+                self._runs_left -= 1
+
+
+async def _some_turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class LiveServer:
+    """A server with one model, and its parts."""
+
+    url: str
+    service: InferenceService
+    engine: InProcessEngineClient
+    model: LlmModel
+    runner: SteppedRunner
+    loop: asyncio.AbstractEventLoop
+    client: httpx.Client
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, run on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
+        return self.client.request(method, path, **settings)
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return self.request("GET", path, **settings)
+
+    def post(self, path: str, body: Any = None, **settings: Any) -> httpx.Response:
+        """POST `body`: bytes as they are, anything else as JSON."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self.request("POST", path, **content, **settings)
+
+    def send(self, path: str, body: Any) -> socket.socket:
+        """Send a request and leave its answer to the caller, who may just as well close the connection."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"
+        address = httpx.URL(self.url)
+        connection = socket.create_connection((address.host, address.port), PATIENCE_S)
+        connection.sendall(head.encode() + content)
+        return connection
+
+    def wait_idle(self) -> None:
+        """Until the last stream is closed."""
+        assert self.run(self.service.wait_idle(PATIENCE_S))
+
+    def blocks_used_after_step(self) -> int:
+        """KV blocks in use at the end of a small request, which the engine hears of after all before it."""
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+        assert self.post("/v1/completions", body).status_code == 200
+        return self.engine.stats.num_blocks_used
+
+    def echo(self, prompt_ids: list[int], num_tokens: int) -> str:
+        """The text that the runner's tokens make, worked out apart from the server."""
+        ids = list(prompt_ids)
+        for _ in range(num_tokens):
+            ids.append(echo_next(ids, self.runner.info.vocab_size))
+        detokenizer = self.model.tokenizer.detokenizer()
+        return detokenizer.feed(ids[len(prompt_ids) :]) + detokenizer.flush()
+
+
+@asynccontextmanager
+async def _application(
+    config: ServeConfig, engine_config: EngineConfig, num_blocks: int, is_loaded: bool
+) -> AsyncIterator[LiveServer]:
+    runner = SteppedRunner(num_blocks)
+    engine = InProcessEngineClient(engine_config, runner)
+    await engine.start()
+    service = InferenceService(engine, GatewayMetrics(), config.shutdown.heartbeat_timeout_s)
+    model = LlmModel.load(MODEL, RILL, engine)
+    if is_loaded:
+        service.begin_serving(model)
+    listener = listen("127.0.0.1", 0, "--http-port")
+    server = HttpServer(create_app(service, config), listener)
+    server.start()
+    try:
+        with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+            yield LiveServer(url_of(listener), service, engine, model, runner, asyncio.get_running_loop(), client)
+    finally:
+        runner.release()
+        await server.stop(PATIENCE_S)
+        await engine.stop()
+        listener.close()
+
+
+@contextmanager
+def live_server(
+    config: ServeConfig | None = None,
+    engine_config: EngineConfig | None = None,
+    num_blocks: int = 256,
+    is_loaded: bool = True,
+) -> Iterator[LiveServer]:
+    """A server on a thread of its own, so that blocking clients can ask it."""
+    ready, over = threading.Event(), threading.Event()
+    started: list[LiveServer] = []
+
+    async def serve() -> None:
+        engine = engine_config or EngineConfig(model_path="none")
+        async with _application(config or ServeConfig(), engine, num_blocks, is_loaded) as live:
+            started.append(live)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield started[0]
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)

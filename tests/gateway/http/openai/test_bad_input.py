@@ -1,0 +1,279 @@
+"""What each kind of bad input gets: status, shape, and a sentence that names field, value and what is allowed."""
+
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from tests.gateway.http.live import LiveServer, live_server
+
+CHAT: dict[str, Any] = {"model": "rill", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+TEXT: dict[str, Any] = {"model": "rill", "prompt": "hi", "max_tokens": 2}
+
+PATH = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
+
+REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    # fields, param, message
+    ({"model": 5}, "model", "model must be a valid string, got 5"),
+    ({"messages": []}, "messages", "messages must not be empty"),
+    ({"messages": None}, "messages", "messages must be a valid array, got null"),
+    ({"messages": "hi"}, "messages", 'messages must be a valid array, got "hi"'),
+    ({"messages": ["hi"]}, "messages[0]", 'messages[0] must be an object, got "hi"'),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is required"),
+    (
+        {"messages": [{"role": "robot", "content": "hi"}]},
+        "messages[0].role",
+        "messages[0].role must be 'system', 'developer', 'user' or 'assistant', got \"robot\"",
+    ),
+    (
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages[0].content",
+        'messages[0].content must be a string or an array of {"type": "text", "text": ...} parts, got 5',
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        "messages[0].content[0].type must be 'text', got \"image_url\"",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]},
+        "messages[0].tool_calls",
+        "messages[0].tool_calls is not supported, got an array of 1; leave it out or send []",
+    ),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens must be greater than or equal to 1, got 0"),
+    ({"max_tokens": -3}, "max_tokens", "max_tokens must be greater than or equal to 1, got -3"),
+    ({"max_tokens": "5"}, "max_tokens", 'max_tokens must be a valid integer, got "5"'),
+    ({"max_tokens": 1.5}, "max_tokens", "max_tokens must be a valid integer, got 1.5"),
+    ({"max_tokens": True}, "max_tokens", "max_tokens must be a valid integer, got true"),
+    ({"max_tokens": 10**30}, "max_tokens", "this model's context is 1024 tokens"),
+    (
+        {"max_completion_tokens": 3},
+        "max_completion_tokens",
+        "max_completion_tokens (3) and max_tokens (2) are the same limit under a new and an old name; send one of them",
+    ),
+    ({"temperature": 2.5}, "temperature", "temperature must be between 0 and 2, got 2.5"),
+    ({"temperature": -1}, "temperature", "temperature must be between 0 and 2, got -1"),
+    ({"temperature": "hot"}, "temperature", 'temperature must be a valid number, got "hot"'),
+    ({"top_p": 0}, "top_p", "top_p must be greater than 0 and at most 1, got 0"),
+    ({"top_k": -2}, "top_k", "top_k must be greater than or equal to -1, got -2"),
+    ({"min_p": 1.5}, "min_p", "min_p must be between 0 and 1, got 1.5"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than 0, got 0"),
+    ({"presence_penalty": 3}, "presence_penalty", "presence_penalty must be between -2 and 2, got 3"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty must be between -2 and 2, got -3"),
+    ({"seed": -1}, "seed", "seed must be between 0 and"),
+    ({"seed": 2**64}, "seed", "seed must be between 0 and"),
+    ({"min_tokens": 5}, "min_tokens", "min_tokens must be between 0 and max_tokens (2), got 5"),
+    ({"stop": ""}, "stop", "stop[0] has 0 characters; from 1 to 1024 are allowed"),
+    ({"stop": ["a", ""]}, "stop", "stop[1] has 0 characters; from 1 to 1024 are allowed"),
+    ({"stop": ["a", 5]}, "stop[1]", "stop[1] must be a valid string, got 5"),
+    ({"stop": 5}, "stop", "stop must be a string or an array of strings, got 5"),
+    ({"stop": ["x"] * 65}, "stop", "stop has 65 strings; at most 64 are allowed"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids must be 0 or more, got -1"),
+    ({"stream": "yes"}, "stream", 'stream must be a valid boolean, got "yes"'),
+    ({"stream_options": 5}, "stream_options", "stream_options must be an object, got 5"),
+    ({"n": 2}, "n", "n is not supported, got 2; leave it out or send 1"),
+    ({"n": True}, "n", "n is not supported, got true; leave it out or send 1"),
+    ({"logprobs": True}, "logprobs", "logprobs is not supported, got true; leave it out or send false"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias is not supported, got an object; leave it out or send {}"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools is not supported, got an array of 1; leave it out or send []"),
+    ({"tool_choice": "required"}, "tool_choice", 'got "required"; leave it out or send "none" or "auto"'),
+    ({"response_format": {"type": "json_object"}}, "response_format", 'leave it out or send {"type": "text"}'),
+    ({"guided_json": {}}, "guided_json", "guided_json is not supported, got an object; leave it out"),
+    (
+        {"stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "stream_options.continuous_usage_stats is not supported, got true; leave it out or send false",
+    ),
+]
+
+REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"prompt": None},
+        "prompt",
+        "prompt must be a string, an array of strings, an array of token ids or an array of arrays",
+    ),
+    ({"prompt": 5}, "prompt", "or an array of arrays of token ids, got 5"),
+    ({"prompt": []}, "prompt", "prompt must not be empty"),
+    ({"prompt": [[]]}, "prompt[0]", "prompt[0] must not be empty"),
+    ({"prompt": [1, "a"]}, "prompt[1]", 'prompt[1] must be a valid integer, got "a"'),
+    ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] must be a valid string, got 1"),
+    ({"prompt": [True]}, "prompt[0]", "prompt[0] must be a valid integer, got true"),
+    ({"prompt": [[1], "a"]}, "prompt[1]", 'prompt[1] must be a valid array, got "a"'),
+    ({"prompt": ["a"] * 513}, "prompt", "prompt must have at most 512 elements, got 513"),
+    ({"prompt": [5] * (2**20 + 1)}, "prompt", "prompt must have at most 1048576 elements, got 1048577"),
+    ({"prompt": [-1]}, "prompt", "token ids of the prompt must be between 0 and 4095, got -1"),
+    ({"prompt": [4096]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 4096"),
+    ({"prompt": [10**30]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 1000"),
+    ({"echo": True}, "echo", "echo is not supported, got true; leave it out or send false"),
+    ({"suffix": "end"}, "suffix", 'suffix is not supported, got "end"; leave it out or send ""'),
+    ({"best_of": 2}, "best_of", "best_of is not supported, got 2; leave it out or send 1"),
+    ({"logprobs": 0}, "logprobs", "logprobs is not supported, got 0; leave it out or send false"),
+]
+
+CASES = [("chat", CHAT | fields, param, message) for fields, param, message in REFUSED_CHAT]
+CASES += [("text", TEXT | fields, param, message) for fields, param, message in REFUSED_TEXT]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("route", "body", "param", "message"), CASES, ids=[f"{case[0]}-{case[3][:40]}" for case in CASES]
+)
+def test_refuses(live: LiveServer, route: str, body: dict[str, Any], param: str, message: str, stream: bool) -> None:
+    response = live.post(PATH[route], {"stream": stream} | body)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert message in error["message"]
+    assert error.keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("route", ["chat", "text"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the request body is not valid JSON: EOF while parsing a value at line 1 column 0"),
+        (b'{"model": "rill",\n "prompt" 5}', "the request body is not valid JSON: expected `:` at line 2 column 11"),
+        (b'{"model": "rill"} x', "the request body is not valid JSON: trailing characters at line 1 column 19"),
+        (b"\xff\xfe", "the request body is not valid JSON: expected value at line 1 column 1"),
+        (b'{"model": "\xff"}', "the request body is not valid JSON: invalid unicode code point at line 1 column 12"),
+        (b'{"model": "\\ud800"}', "the request body is not valid JSON:"),
+        (b"[" * 100_000, "the request body is not valid JSON: recursion limit exceeded"),
+        (b"[]", "the request body must be a JSON object, got an array of 0"),
+        (b"null", "the request body must be a JSON object, got null"),
+        (b'"hi"', 'the request body must be a JSON object, got "hi"'),
+        (b"{}", "model is required"),
+    ],
+)
+def test_refuses_what_is_no_request(live: LiveServer, route: str, body: bytes, message: str) -> None:
+    response = live.post(PATH[route], body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_refuses_numbers_that_are_none(live: LiveServer, number: bytes) -> None:
+    response = live.post(PATH["text"], b'{"model": "rill", "prompt": "a", "temperature": ' + number + b"}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "temperature"
+    assert "temperature must be a finite number" in response.json()["error"]["message"]
+
+
+def test_a_content_type_that_is_not_json_is_tolerated(live: LiveServer) -> None:
+    response = live.request(
+        "POST", PATH["text"], content=b'{"model": "rill", "prompt": "a"}', headers={"content-type": "text/plain"}
+    )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(("route", "body"), [("chat", CHAT), ("text", TEXT)])
+def test_unknown_model(live: LiveServer, route: str, body: dict[str, Any]) -> None:
+    response = live.post(PATH[route], body | {"model": "nope"})
+    assert response.status_code == 404
+    assert response.json()["error"] == {
+        "message": "model 'nope' not found; available: rill",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+def test_a_prompt_longer_than_the_context_says_both_numbers(live: LiveServer) -> None:
+    response = live.post(PATH["text"], TEXT | {"prompt": [5] * 1500})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    assert "1500 tokens" in response.json()["error"]["message"]
+    assert "1024 tokens" in response.json()["error"]["message"]
+
+
+def test_a_conversation_longer_than_the_context_names_the_messages(live: LiveServer) -> None:
+    response = live.post(PATH["chat"], CHAT | {"messages": [{"role": "user", "content": "word " * 2000}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert "1024 tokens" in response.json()["error"]["message"]
+
+
+def test_what_can_never_fit_the_cache_is_refused_with_its_limit() -> None:
+    with live_server(num_blocks=4) as small:
+        response = small.post(PATH["text"], TEXT | {"max_tokens": 500})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "max_tokens"
+    assert "the whole cache has 4" in response.json()["error"]["message"]
+
+
+def test_too_many_queued_requests_get_429_with_retry_after() -> None:
+    limits = EngineConfig(model_path="none", max_num_seqs=1, max_queued_requests=1)
+    with live_server(engine_config=limits) as busy:
+        response = busy.post(PATH["text"], TEXT | {"prompt": ["a"] * 8, "max_tokens": 50})
+    assert response.status_code == 429
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_body_over_the_limit_is_refused(strict_live: LiveServer) -> None:
+    response = strict_live.post(PATH["text"], TEXT | {"prompt": "a" * 5000})
+    assert response.status_code == 413
+    assert "--http-max-input-size" in response.json()["error"]["message"]
+
+
+def test_while_the_model_loads(loading_live: LiveServer) -> None:
+    response = loading_live.post(PATH["chat"], CHAT)
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "the model is loading"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+class TestUnknownFields:
+    def test_are_named_in_a_header(self, live: LiveServer) -> None:
+        messages = [{"role": "user", "content": "hi", "name": "Ada"}]
+        response = live.post(PATH["chat"], CHAT | {"messages": messages, "foo": 1, "métier\r\n": 2})
+        assert response.status_code == 200
+        assert response.headers["x-sluice-warning"] == (r"ignored unknown fields: foo, m\xe9tier\r\n, messages[0].name")
+
+    def test_are_named_in_a_stream_s_header(self, live: LiveServer) -> None:
+        response = live.post(PATH["chat"], CHAT | {"stream": True, "foo": 1})
+        assert response.headers["x-sluice-warning"] == "ignored unknown fields: foo"
+
+    def test_are_counted_where_there_are_many(self, live: LiveServer) -> None:
+        response = live.post(PATH["text"], TEXT | {f"f{number}": 1 for number in range(12)})
+        assert response.headers["x-sluice-warning"].endswith("f8, f9 and 2 more")
+
+    def test_that_are_null_were_not_given(self, live: LiveServer) -> None:
+        response = live.post(PATH["chat"], CHAT | {"foo": None, "n": None, "tools": None, "logprobs": None})
+        assert response.status_code == 200
+        assert "x-sluice-warning" not in response.headers
+
+    def test_are_refused_by_a_strict_server(self, strict_live: LiveServer) -> None:
+        response = strict_live.post(PATH["text"], TEXT | {"foo": 1})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "foo"
+        assert response.json()["error"]["message"].startswith("unknown field foo")
+
+    def test_known_fields_pass_a_strict_server(self, strict_live: LiveServer) -> None:
+        known = {"user": "ada", "n": 1, "echo": False, "logit_bias": {}, "best_of": 1, "top_k": -1}
+        assert strict_live.post(PATH["text"], TEXT | known).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/nope", 404)])
+def test_routes_that_are_not_there_answer_in_openai_s_shape(
+    live: LiveServer, method: str, path: str, status: int
+) -> None:
+    response = live.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_an_unexpected_failure_says_nothing_of_our_inside(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("secret of the house")
+
+    monkeypatch.setattr(live.service, "model", fail)
+    response = live.post(PATH["chat"], CHAT, headers={"x-request-id": "find-me"})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "find-me" in response.json()["error"]["message"]
+    assert "secret" not in response.text
+    assert "secret of the house" in caplog.text

@@ -1,0 +1,162 @@
+"""Chat completions as OpenAI's own client sees them, and to the byte as HTTP carries them."""
+
+import asyncio
+from typing import Any
+
+import openai
+
+from pipelines.text.types import ChatMessage
+from tests.engine.fake_runner import echo_next
+from tests.gateway.http.live import PATIENCE_S, LiveServer
+from tests.gateway.http.sse import events_of
+
+QUESTION: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a block table?"}]
+BODY: dict[str, Any] = {"model": "rill", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+PATH = "/v1/chat/completions"
+
+
+def prompt_ids(live: LiveServer) -> list[int]:
+    return live.run(live.model.prepare(tuple(ChatMessage(**message) for message in QUESTION)))
+
+
+def test_whole(live: LiveServer, client: openai.OpenAI) -> None:
+    ids = prompt_ids(live)
+    answer = client.chat.completions.create(model="rill", messages=QUESTION, max_completion_tokens=24, temperature=0)
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", "rill")
+    [choice] = answer.choices
+    assert (choice.index, choice.finish_reason) == (0, "length")
+    assert (choice.message.role, choice.message.content) == ("assistant", live.echo(ids, 24))
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 24)
+    assert answer.usage.total_tokens == len(ids) + 24
+
+
+def test_stream(live: LiveServer, client: openai.OpenAI) -> None:
+    ids = prompt_ids(live)
+    chunks = list(
+        client.chat.completions.create(
+            model="rill",
+            messages=QUESTION,
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *body, usage = chunks
+    first, last = body[0], body[-1]
+    assert {(chunk.id, chunk.created, chunk.object) for chunk in chunks} == {
+        (first.id, first.created, "chat.completion.chunk")
+    }
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in body) == live.echo(ids, 24)
+    assert [chunk.choices[0].finish_reason for chunk in body[:-1]] == [None] * (len(body) - 1)
+    assert last.choices[0].finish_reason == "length"
+    assert len(body) > 10, "the tokens did not come one by one"
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.model_dump(include={"prompt_tokens", "completion_tokens", "total_tokens"}) == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 24,
+        "total_tokens": len(ids) + 24,
+    }
+
+
+def test_async_clients_in_a_crowd_get_what_each_gets_alone(live: LiveServer) -> None:
+    questions = [f"question number {number}" for number in range(12)]
+
+    async def ask(stock: openai.AsyncOpenAI, question: str) -> tuple[str, str]:
+        messages: Any = [{"role": "user", "content": question}]
+        settings: Any = {"model": "rill", "messages": messages, "max_tokens": 20, "temperature": 0}
+        whole = await stock.chat.completions.create(**settings)
+        stream = await stock.chat.completions.create(**settings, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return whole.choices[0].message.content or "", "".join(pieces)
+
+    async def ask_all() -> list[tuple[str, str]]:
+        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="x", timeout=PATIENCE_S) as stock:
+            return await asyncio.gather(*(ask(stock, question) for question in questions))
+
+    answers = asyncio.run(ask_all())
+    assert all(whole == streamed for whole, streamed in answers)
+    assert len({whole for whole, _ in answers}) == len(questions)
+
+
+def test_the_bytes_of_a_stream(live: LiveServer) -> None:
+    body = BODY | {"max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    response = live.post(PATH, body, headers={"x-request-id": "abc"})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    events = events_of(response.content)
+    assert events[-1] == "[DONE]"
+    head = {"id": "chatcmpl-abc", "object": "chat.completion.chunk", "model": "rill", "created": events[0]["created"]}
+
+    def chunk(delta: dict[str, str], **end: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | end
+        return head | {"choices": [choice], "usage": None}
+
+    assert events[0] == chunk({"role": "assistant", "content": ""})
+    assert all(event == chunk({"content": event["choices"][0]["delta"]["content"]}) for event in events[1:-3])
+    assert events[-3] == chunk({}, finish_reason="length", stop_reason=None)
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == 2
+
+
+def test_without_include_usage_no_chunk_speaks_of_usage(live: LiveServer) -> None:
+    response = live.post(PATH, BODY | {"stream": True})
+    assert b"usage" not in response.content
+
+
+def test_the_keys_of_a_whole_answer(live: LiveServer) -> None:
+    answer = live.post(PATH, BODY).json()
+    assert answer.keys() == {"id", "object", "created", "model", "choices", "usage"}
+    assert answer["choices"][0].keys() == {"index", "message", "logprobs", "finish_reason", "stop_reason"}
+    assert answer["choices"][0]["message"].keys() == {"role", "content", "refusal"}
+
+
+def test_a_stop_string_ends_the_text_before_it_and_is_named(live: LiveServer) -> None:
+    text = live.echo(prompt_ids(live), 24)
+    stop = text[20:24]
+    for stream in (False, True):
+        response = live.post(PATH, BODY | {"stop": [stop, "never to be seen"], "stream": stream})
+        if stream:
+            chunks = events_of(response.content)[:-1]
+            choice = chunks[-1]["choices"][0]
+            shown = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        else:
+            choice = response.json()["choices"][0]
+            shown = choice["message"]["content"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        assert shown == text[: text.index(stop)]
+
+
+def test_a_stop_token_ends_the_text_and_is_named(live: LiveServer) -> None:
+    ids = prompt_ids(live)
+    for _ in range(5):
+        ids.append(echo_next(ids, live.runner.info.vocab_size))
+    choice = live.post(PATH, BODY | {"stop_token_ids": [ids[-1]]}).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
+
+
+def test_content_parts_are_one_text(live: LiveServer) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "a block table?"}]
+    messages = [QUESTION[0], {"role": "user", "content": parts}]
+    answers = [live.post(PATH, BODY | {"messages": given}).json() for given in (QUESTION, messages)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
+def test_without_max_tokens_the_rest_of_the_context_is_used(live: LiveServer) -> None:
+    body = {name: value for name, value in BODY.items() if name != "max_tokens"}
+    usage = live.post(PATH, body | {"ignore_eos": True}).json()["usage"]
+    assert usage["total_tokens"] == live.model.max_model_len
+
+
+def test_sampling_fields_reach_the_engine(live: LiveServer) -> None:
+    def text(**fields: Any) -> str:
+        answer = live.post(PATH, BODY | {"temperature": 1.5} | fields).json()
+        return str(answer["choices"][0]["message"]["content"])
+
+    assert text(seed=1) == text(seed=1) != text(seed=2)
+    assert text(top_k=1) == text(temperature=0) == live.echo(prompt_ids(live), 24)
+    assert text(top_k=-1, seed=3) == text(top_k=0, seed=3)

@@ -1,0 +1,88 @@
+"""Completions: every form of prompt, one choice for each, run at the same time."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.http.live import LiveServer
+from tests.gateway.http.sse import events_of
+
+PATH = "/v1/completions"
+BODY: dict[str, Any] = {"model": "rill", "max_tokens": 12, "temperature": 0}
+
+
+def ids_of(live: LiveServer, text: str) -> list[int]:
+    return live.run(live.model.prepare(text))
+
+
+def streamed_texts(events: list[Any], num_choices: int) -> list[str]:
+    texts = [""] * num_choices
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+@pytest.mark.parametrize("form", ["text", "ids"])
+def test_one_prompt(live: LiveServer, client: openai.OpenAI, form: str) -> None:
+    ids = ids_of(live, "SELECT")
+    answer = client.completions.create(
+        model="rill", prompt="SELECT" if form == "text" else ids, max_tokens=12, temperature=0
+    )
+    assert (answer.object, answer.id[:5]) == ("text_completion", "cmpl-")
+    [choice] = answer.choices
+    assert (choice.index, choice.finish_reason, choice.text) == (0, "length", live.echo(ids, 12))
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 12)
+
+
+@pytest.mark.parametrize("form", ["text", "ids"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_several_prompts(live: LiveServer, form: str, stream: bool) -> None:
+    texts = [f"prompt number {number}" for number in range(5)]
+    all_ids = [ids_of(live, text) for text in texts]
+    body = BODY | {"prompt": texts if form == "text" else all_ids}
+    if stream:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, usage, done = events_of(live.post(PATH, body | options).content)
+        assert done == "[DONE]"
+        got, counts = streamed_texts(chunks, 5), usage["usage"]
+        order = [chunk["choices"][0]["index"] for chunk in chunks]
+        assert order != sorted(order), "the choices did not run at the same time"
+        ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["finish_reason"]]
+        assert ends == ["length"] * 5
+    else:
+        answer = live.post(PATH, body).json()
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4]
+        got, counts = [choice["text"] for choice in answer["choices"]], answer["usage"]
+    assert got == [live.echo(ids, 12) for ids in all_ids]
+    assert (counts["prompt_tokens"], counts["completion_tokens"]) == (sum(map(len, all_ids)), 60)
+
+
+def test_one_bad_prompt_refuses_them_all_and_leaves_nothing_behind(live: LiveServer) -> None:
+    response = live.post(PATH, BODY | {"prompt": [[5, 6], [5] * 2000, [7]]})
+    assert response.status_code == 400
+    assert "2000 tokens" in response.json()["error"]["message"]
+    live.wait_idle()
+    assert live.blocks_used_after_step() == 0
+
+
+def test_max_tokens_is_16_where_it_is_not_given(live: LiveServer) -> None:
+    answer = live.post(PATH, {"model": "rill", "prompt": "a", "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+def test_the_bytes_of_a_stream(live: LiveServer) -> None:
+    ids = ids_of(live, "a")
+    body = BODY | {"prompt": "a", "max_tokens": 3, "stream": True}
+    *chunks, end, done = events_of(live.post(PATH, body, headers={"x-request-id": "abc"}).content)
+    head = {"id": "cmpl-abc", "object": "text_completion", "model": "rill", "created": end["created"]}
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == live.echo(ids, 3)
+    for chunk in chunks:
+        text = chunk["choices"][0]["text"]
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+        assert chunk == head | {"choices": [choice]}
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    assert end == head | {"choices": [choice]}

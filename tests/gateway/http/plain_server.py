@@ -1,0 +1,37 @@
+"""A real HTTP server around any application, on a loop of its own, for blocking clients."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvloop
+from starlette.types import ASGIApp
+
+from gateway.http.servers import HttpServer
+from gateway.listeners import listen, url_of
+
+PATIENCE_S = 30.0
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """The URL of a server for `app`, which may use the loop of its requests as it likes."""
+    listener = listen("127.0.0.1", 0, "--http-port")
+    url = url_of(listener)
+    server = HttpServer(app, listener)
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(_start(server)))
+    try:
+        yield url
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(PATIENCE_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE_S)
+        loop.close()
+
+
+async def _start(server: HttpServer) -> None:
+    server.start()

@@ -1,0 +1,162 @@
+"""Event streams through a real server: what a client sees of errors, and what a generator sees of clients."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Route
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.http.errors import install_error_handlers, openai_error_body
+from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.sse import EventStreamResponse
+from tests.gateway.http.plain_server import PATIENCE_S, serving
+
+Frames = Callable[[], AsyncGenerator[bytes, None]]
+
+
+def encode_error(error: SluiceError) -> bytes:
+    return b"data: " + openai_error_body(error) + b"\n\n"
+
+
+def app(frames: Frames) -> Starlette:
+    async def stream(request: Request) -> EventStreamResponse:
+        return EventStreamResponse(frames(), encode_error, {"x-extra": "1"})
+
+    def ignore(path: str, status: int) -> None:
+        pass
+
+    made = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RequestIdMiddleware, count_response=ignore)])
+    install_error_handlers(made)
+    return made
+
+
+async def two_frames() -> AsyncGenerator[bytes, None]:
+    yield b"data: 1\n\n"
+    yield b"data: 2\n\n"
+
+
+async def no_frames() -> AsyncGenerator[bytes, None]:
+    for frame in list[bytes]():
+        yield frame
+
+
+async def fails_first() -> AsyncGenerator[bytes, None]:
+    raise SluiceError(ErrorCode.OVERLOADED, "queue is full", retry_after_s=2)
+    yield b""
+
+
+async def fails_later() -> AsyncGenerator[bytes, None]:
+    yield b"data: 1\n\n"
+    raise SluiceError(ErrorCode.UNAVAILABLE, "the engine died")
+
+
+async def breaks_later() -> AsyncGenerator[bytes, None]:
+    yield b"data: 1\n\n"
+    raise ZeroDivisionError("a bug at /srv/secret.py")
+
+
+def test_a_clean_stream() -> None:
+    with serving(app(two_frames)) as url:
+        response = httpx.get(url, headers={"x-request-id": "mine"})
+    assert response.status_code == 200
+    assert response.text == "data: 1\n\ndata: 2\n\n"
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert (response.headers["x-extra"], response.headers["x-request-id"]) == ("1", "mine")
+
+
+def test_a_stream_without_events_is_empty() -> None:
+    with serving(app(no_frames)) as url:
+        response = httpx.get(url)
+    assert (response.status_code, response.text) == (200, "")
+
+
+def test_an_error_before_the_first_event_is_an_http_error() -> None:
+    with serving(app(fails_first)) as url:
+        response = httpx.get(url)
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "2"
+    assert response.json()["error"]["message"] == "queue is full"
+
+
+def test_a_later_error_is_the_last_event() -> None:
+    with serving(app(fails_later)) as url:
+        response = httpx.get(url)
+    assert response.status_code == 200
+    first, last, end = response.text.split("\n\n")
+    assert (first, end) == ("data: 1", "")
+    assert '"message":"the engine died"' in last
+
+
+def test_a_bug_shows_its_request_id_and_nothing_else() -> None:
+    with serving(app(breaks_later)) as url:
+        response = httpx.get(url, headers={"x-request-id": "r-7"})
+    assert "secret" not in response.text
+    assert "request id r-7" in response.text
+
+
+class Watched:
+    """A stream that waits for ever after `num_frames` frames, and tells when it was closed."""
+
+    def __init__(self, num_frames: int) -> None:
+        self.waiting = threading.Event()
+        self.closed = threading.Event()
+        self._num_frames = num_frames
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for _ in range(self._num_frames):
+                yield b"data: x\n\n"
+            self.waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+def connect(url: str) -> socket.socket:
+    """A client that has asked and reads nothing."""
+    address = urlsplit(url)
+    client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
+    client.sendall(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+    return client
+
+
+@pytest.mark.parametrize("num_frames", [0, 1])
+def test_a_client_that_leaves_closes_the_stream_queued_or_not(num_frames: int) -> None:
+    watched = Watched(num_frames)
+    with serving(app(watched.frames)) as url, connect(url) as client:
+        assert watched.waiting.wait(PATIENCE_S)
+        assert not watched.closed.is_set()
+        client.close()
+        assert watched.closed.wait(PATIENCE_S)
+
+
+def test_a_client_that_reads_nothing_holds_the_stream_back_and_may_still_leave() -> None:
+    is_blocked, closed = threading.Event(), threading.Event()
+
+    async def flood() -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        # Once a write waits for the client, the next frame is not asked for and the timer fires.
+        timer = loop.call_later(60, is_blocked.set)
+        try:
+            while True:
+                timer.cancel()
+                timer = loop.call_later(0.2, is_blocked.set)
+                yield b"x" * 65536
+                await asyncio.sleep(0)  # as every real stream waits for something
+        finally:
+            closed.set()
+
+    with serving(app(flood)) as url, connect(url) as client:
+        assert is_blocked.wait(PATIENCE_S)
+        assert not closed.is_set()
+        client.close()
+        assert closed.wait(PATIENCE_S)

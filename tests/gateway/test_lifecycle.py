@@ -1,0 +1,253 @@
+"""`sluice serve` as a process: how it starts, what its ports answer, and how it ends."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from gateway.listeners import listen
+from tests.gateway.conftest import PATIENCE_S, ServerProcess, StartServer, serve_command
+
+SOON_S = 8.0
+"""Much less than the shutdown's own deadlines, so that an end within it shows that nothing waited for them."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+
+
+@contextmanager
+def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The events of a completion, as the text after `data: `; the first one has arrived when this returns."""
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = response.iter_lines()
+        events = (line.removeprefix("data: ") for line in lines if line)
+        next(events)
+        yield events
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    address = urlsplit(server.base_url)
+    return socket.create_connection((address.hostname, address.port), PATIENCE_S)
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = httpx.get(server.metrics_url).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+def assert_gone(process: psutil.Process) -> None:
+    _, alive = psutil.wait_procs([process], PATIENCE_S)
+    assert not alive
+
+
+# -- while it serves
+
+
+def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> None:
+    assert server.listening_line == f"Listening on {server.base_url} (metrics {server.metrics_url})\n"
+    assert server.ready_line.startswith("Sluice 0.1.0 serving tiny (llama, ")
+    assert f"OpenAI {server.base_url}/v1 - v2 {server.base_url}/v2 - metrics {server.metrics_url}" in server.ready_line
+
+
+def test_health_and_models(server: ServerProcess) -> None:
+    with server.client() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v2/health/ready").status_code == 200
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+        assert client.get("/openapi.json").json()["info"]["title"] == "Sluice"
+
+
+def test_unknown_routes_and_methods_answer_in_the_protocol_s_shape(server: ServerProcess) -> None:
+    with server.client() as client:
+        unknown, method = client.get("/v1/nope"), client.delete("/v1/completions")
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["message"] == "no route for /v1/nope"
+        assert (method.status_code, method.headers["allow"]) == (405, "POST")
+        assert method.json()["error"]["code"] == "method_not_allowed"
+        v2 = client.get("/v2/nope")
+        assert (v2.status_code, v2.json()) == (404, {"error": "no route for /v2/nope"})
+
+
+def test_metrics_show_the_work(server: ServerProcess) -> None:
+    names = ("sluice_requests_total", "sluice_generation_tokens_total", "sluice_engine_generation_tokens_total")
+    before = [metric(server, name) for name in names]
+    with server.client() as client, open_stream(client, 20) as events:
+        assert list(events)[-1] == "[DONE]"
+    assert [metric(server, name) for name in names[:2]] == [before[0] + 1, before[1] + 20]
+    assert metric(server, names[2]) >= before[2] + 20
+    assert metric(server, "sluice_kv_blocks_free") > 0
+    assert metric(server, "sluice_ready") == metric(server, "sluice_live") == 1
+    assert metric(server, "sluice_http_responses_total") > 0
+
+
+def test_the_metrics_port_serves_nothing_else(server: ServerProcess) -> None:
+    assert httpx.post(server.metrics_url).status_code == 405
+    assert httpx.get(server.metrics_url.replace("/metrics", "/v1/models")).status_code == 404
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    assert httpx.get(server.metrics_url, headers=accept).text.endswith("# EOF\n")
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess) -> None:
+    with server.client() as client, open_stream(client, 30_000):
+        until(lambda: metric(server, "sluice_sequences_running") == 1)
+        assert metric(server, "sluice_kv_blocks_reserved") > 900
+    until(lambda: metric(server, "sluice_sequences_running") == 0)
+    assert metric(server, "sluice_kv_blocks_reserved") == metric(server, "sluice_kv_blocks_used") == 0
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\xff" * 500, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 200_000, b"\r\n"])
+def test_garbage_on_any_port_harms_nobody(server: ServerProcess, garbage: bytes) -> None:
+    for url in (server.base_url, server.metrics_url):
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+            client.sendall(garbage)
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/health", headers={"x-request-id": "two words"}).headers["x-request-id"] != "two words"
+    assert httpx.get(server.metrics_url + "?name[]=%ff").status_code == 200
+    assert "Traceback" not in server.log
+
+
+# -- how it ends
+
+
+def test_sigterm_lets_streams_finish_and_nothing_else_delays_it(start_server: StartServer) -> None:
+    server = start_server()
+    engine = server.engine()
+    with server.client() as client, open_stream(client, 3000) as events, connect(server) as idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert idle.recv(1)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)  # in the same moment: supervisors tell a process and its group
+        with idle.makefile("rb") as answer:
+            assert answer.read().endswith(b'{"status":"ok"}'), "the idle connection is closed"
+        with pytest.raises(ConnectionRefusedError):
+            connect(server)
+        rest = list(events)
+    assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+    assert rest[-1] == "[DONE]"
+    assert server.process.wait(SOON_S) == 0
+    assert_gone(engine)
+
+
+def test_streams_that_take_too_long_end_with_an_error_event(start_server: StartServer) -> None:
+    server = start_server("--exit-timeout-secs=0", "--max-num-seqs=1")
+    engine = server.engine()
+    with server.client() as client, server.client() as other, open_stream(client, 30_000) as events:
+        waiting = connect(server)
+        body = b'{"model": "tiny", "prompt": "x", "stream": true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        waiting.sendall(head % len(body) + body)
+        until(lambda: metric(server, "sluice_sequences_waiting") == 1)
+        server.process.send_signal(signal.SIGINT)
+        last = json.loads(list(events)[-1])
+        answer = waiting.makefile("rb").read()
+        waiting.close()
+        other.close()
+    assert last["error"]["message"] == "the server is shutting down"
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the server is shutting down" in answer
+    assert server.process.wait(SOON_S) == 0
+    assert_gone(engine)
+    assert "Traceback" not in server.log
+
+
+def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
+    server = start_server()
+    engine = server.engine()
+    with server.client() as client, open_stream(client, 30_000):
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "shutting down" in server.log)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(SOON_S) == 128 + signal.SIGTERM
+    assert_gone(engine)
+
+
+def test_when_the_engine_dies_streams_fail_and_probes_say_so(start_server: StartServer) -> None:
+    server = start_server()
+    with server.client() as client, open_stream(client, 30_000) as events:
+        server.engine().kill()
+        last = json.loads(list(events)[-1])
+        assert "the engine process ended unexpectedly" in last["error"]["message"]
+        health = client.get("/health")
+        assert health.status_code == 503
+        assert "the engine process ended unexpectedly" in health.json()["reason"]
+        assert client.get("/v2/health/live").status_code != 200
+        refused = client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+        assert refused.status_code == 503
+        assert metric(server, "sluice_live") == 0
+        until(lambda: "every request is refused: the engine failed" in server.log)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(SOON_S) == 0
+
+
+def test_a_signal_while_loading_ends_cleanly(start_server: StartServer) -> None:
+    server = start_server("--host=0.0.0.0", is_ready=False)
+    children = psutil.Process(server.pid).children()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(SOON_S) == 0
+    for child in children:
+        assert_gone(child)
+    assert "Traceback" not in server.log
+    assert "listening on 0.0.0.0 without an API key" in server.log
+
+
+# -- how it starts
+
+
+def test_with_a_key_everything_but_health_is_guarded_from_the_first_moment(start_server: StartServer) -> None:
+    server = start_server("--api-key=sesame", "--host=0.0.0.0", is_ready=False)
+    with server.client() as client:
+        assert client.get("/health").status_code in (200, 503)
+        assert client.get("/v2/health/live").status_code == 200
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v2").status_code == 401
+        assert httpx.get(server.metrics_url).status_code == 401
+        key = {"authorization": "Bearer sesame"}
+        assert client.get("/v1/models", headers=key).status_code in (200, 503)
+        assert httpx.get(server.metrics_url, headers=key).status_code == 200
+    assert "sesame" not in server.log
+    assert "without an API key" not in server.log
+
+
+def test_a_taken_port_ends_the_start_at_once(checkpoint: Path) -> None:
+    with listen("127.0.0.1", 0, "--http-port") as taken:
+        port = taken.getsockname()[1]
+        command = serve_command(str(checkpoint), f"--http-port={port}", "--metrics-port=0")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    said = f"port {port} on 127.0.0.1 is taken; choose another with --http-port (0 takes a free one)"
+    assert done.stderr == f"sluice serve: error: {said}\n"
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mamba"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    command = serve_command(str(folder), "--http-port=0", "--metrics-port=0")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("sluice serve: error: ")
+    assert "mamba" in last.lower()

@@ -1,0 +1,251 @@
+"""The service over a real engine, whose runner has no model but can be held still and broken."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from engine.client import InProcessEngineClient
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.runners.base import FloatArray, StepBatch
+from engine.types import FinishReason
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.llm import LlmModel
+from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from tests.engine.fake_runner import EchoRunner
+
+TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
+PATIENCE_S = 20.0
+HEARTBEAT_TIMEOUT_S = 5.0
+FIRST_STEPS = 10
+"""Enough for a first event, whatever part of a character the first tokens are."""
+
+
+class HeldRunner(EchoRunner):
+    """Runs as many steps as `allow` has let it."""
+
+    def __init__(self) -> None:
+        super().__init__(max_model_len=8192, num_blocks=512)
+        self._steps = threading.Semaphore(0)
+
+    def allow(self, num_steps: int) -> None:
+        self._steps.release(num_steps)
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        assert self._steps.acquire(timeout=PATIENCE_S), "the test forgot the runner"
+        return super().run(batch)
+
+
+@dataclass
+class Rig:
+    service: InferenceService
+    engine: InProcessEngineClient
+    runner: HeldRunner
+    model: LlmModel
+
+    def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
+        sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling)
+        return self.service.generate(self.model, request, "test")
+
+    async def collect(self, max_tokens: int = 5) -> list[TextEvent]:
+        return [event async for event in self.stream(max_tokens)]
+
+    def count(self, outcome: str) -> float:
+        labels = {"model": "rill", "protocol": "test", "outcome": outcome}
+        return sample(self.service.metrics.registry, "sluice_requests_total", labels)
+
+
+def sample(registry: CollectorRegistry, name: str, labels: dict[str, str]) -> float:
+    return registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def rig(**limits: int) -> AsyncIterator[Rig]:
+    """A service that is still loading."""
+    runner = HeldRunner()
+    engine = InProcessEngineClient(msgspec.structs.replace(EngineConfig(model_path=""), **limits), runner)
+    await engine.start()
+    service = InferenceService(engine, GatewayMetrics(), HEARTBEAT_TIMEOUT_S)
+    try:
+        yield Rig(service, engine, runner, LlmModel.load("rill", TOKENIZER, engine))
+    finally:
+        runner.allow(1_000_000)
+        await engine.stop()
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run an async test, with a deadline."""
+
+    def run() -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await test()
+
+        asyncio.run(limited())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@on_loop
+async def test_ready_only_after_the_model_has_generated() -> None:
+    async with rig() as it:
+        assert it.service.is_live() and not it.service.is_ready()
+        assert it.service.readiness().reason == "the model is loading"
+        with pytest.raises(SluiceError, match="the model is loading") as caught:
+            it.service.model("rill")
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        warming = asyncio.create_task(it.service.warm_up(it.model))
+        await asyncio.sleep(0)
+        assert not warming.done()
+        it.runner.allow(1)
+        await warming
+        it.service.begin_serving(it.model)
+        assert it.service.is_ready()
+        assert it.service.models() == [it.service.model("rill")] == [it.model]
+
+
+@on_loop
+async def test_unknown_models_are_not_found_and_the_known_ones_named() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        with pytest.raises(SluiceError, match="model 'gpt' not found; available: rill") as caught:
+            it.service.model("gpt")
+        assert (caught.value.code, caught.value.param) == (ErrorCode.NOT_FOUND, "model")
+
+
+@on_loop
+async def test_streams_and_counts() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(100)
+        events = await it.collect(max_tokens=8)
+        assert events[-1].finish_reason is FinishReason.LENGTH
+        assert sum(event.num_tokens for event in events) == events[-1].completion_tokens == 8
+        registry, label = it.service.metrics.registry, {"model": "rill"}
+        assert it.count("ok") == 1
+        assert sample(registry, "sluice_generation_tokens_total", label) == 8
+        assert sample(registry, "sluice_prompt_tokens_total", label) == events[-1].prompt_tokens > 0
+        assert sample(registry, "sluice_time_to_first_token_seconds_count", label) == 1
+        assert sample(registry, "sluice_inter_token_latency_seconds_count", label) == len(events) - 1
+        assert sample(registry, "sluice_request_duration_seconds_count", label) == 1
+
+
+@on_loop
+async def test_refusals_come_before_the_first_event() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        with pytest.raises(SluiceError) as caught:
+            await anext(it.stream(prompt="word " * 9000))
+        assert caught.value.code is ErrorCode.INVALID
+        assert it.count("invalid") == 1
+        assert it.service.num_open == 0
+
+
+@on_loop
+async def test_a_full_queue_refuses() -> None:
+    async with rig(max_num_seqs=1, max_queued_requests=0) as it:
+        it.service.begin_serving(it.model)
+        async with aclosing(it.stream(50)) as first:
+            it.runner.allow(FIRST_STEPS)
+            await anext(first)
+            second = asyncio.create_task(it.collect())
+            await asyncio.sleep(0)  # it is on its way to the engine
+            it.runner.allow(1)
+            with pytest.raises(SluiceError) as caught:
+                await second
+        assert caught.value.code is ErrorCode.OVERLOADED
+        assert it.count("overloaded") == 1
+
+
+@on_loop
+async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(FIRST_STEPS)
+        async with aclosing(it.stream(5000)) as stream:
+            await anext(stream)
+            assert it.service.num_open == 1
+        assert it.service.num_open == 0
+        assert it.count("cancelled") == 1
+        it.runner.allow(100)
+        assert len(await it.collect(1)) == 1  # the engine obeys in order: the cancel came before this
+        assert it.engine.stats.num_running == 0
+
+
+@on_loop
+async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(FIRST_STEPS)
+        stream = it.stream(50)
+        await anext(stream)
+        it.service.begin_drain()
+        assert it.service.readiness().reason == "the server is shutting down"
+        assert it.service.is_live()
+        for refused in (it.collect(), asyncio.to_thread(it.service.model, "rill")):
+            with pytest.raises(SluiceError, match="the server is shutting down") as caught:
+                await refused
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert not await it.service.wait_idle(0.01)
+        it.runner.allow(100)
+        rest = [event async for event in stream]
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+        assert await it.service.wait_idle(PATIENCE_S)
+
+
+@on_loop
+async def test_aborting_ends_streams_with_the_error_queued_ones_too() -> None:
+    async with rig(max_num_seqs=1) as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(FIRST_STEPS)
+        running = it.stream(5000)
+        await anext(running)
+        queued = asyncio.create_task(it.collect())
+        await asyncio.sleep(0)
+        it.service.begin_drain()
+        it.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "time is up"))
+        it.runner.allow(100)
+        with pytest.raises(SluiceError, match="time is up"):
+            await anext(running)
+        with pytest.raises(SluiceError, match="time is up"):
+            await queued
+        assert await it.service.wait_idle(PATIENCE_S)
+        assert it.count("unavailable") == 2
+
+
+@on_loop
+async def test_a_silent_engine_is_not_live() -> None:
+    async with rig() as it:
+        it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
+        assert it.service.is_live(), "while loading silence is expected"
+        it.service.begin_serving(it.model)
+        assert it.service.liveness().reason == "the engine has been silent for 5.0 s"
+        assert not it.service.is_ready()
+
+
+@on_loop
+async def test_a_dead_engine_fails_its_streams_and_the_probes() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(FIRST_STEPS)
+        stream = it.stream(5000)
+        await anext(stream)
+        it.runner.allow(1_000_000)
+        await it.engine.stop()
+        with pytest.raises(SluiceError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert not it.service.is_live() and not it.service.is_ready()
+        with pytest.raises(SluiceError, match="the engine failed"):
+            it.service.model("rill")
