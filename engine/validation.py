@@ -2,7 +2,7 @@
 
 import math
 
-from engine.blocks import worst_case_blocks
+from engine.blocks import blocks_for, worst_case_blocks
 from engine.errors import SluiceError, invalid
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 
@@ -65,15 +65,21 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
             f"this model's context is {info.max_model_len} tokens, so max_tokens may be at most "
             f"{info.max_model_len - num_prompt}",
         )
+    _check_fits_cache(num_prompt, max_tokens, info)
+    _check_token_ids(request, info.vocab_size)
+
+
+def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
+    cache = f"the whole KV cache has {info.num_blocks} blocks of {info.block_size} tokens"
+    if blocks_for(num_prompt, info.block_size) > info.num_blocks:
+        raise invalid("prompt", f"the prompt has {num_prompt} tokens, but {cache}; shorten the prompt")
     needed = worst_case_blocks(num_prompt, max_tokens, info.block_size)
     if needed > info.num_blocks:
         raise invalid(
             "max_tokens",
-            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which needs up to {needed} KV cache "
-            f"blocks of {info.block_size} tokens, but the whole cache has {info.num_blocks} "
-            f"({info.num_blocks * info.block_size} tokens); lower max_tokens",
+            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which needs up to {needed} blocks, "
+            f"but {cache}; lower max_tokens",
         )
-    _check_token_ids(request, info.vocab_size)
 
 
 def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:

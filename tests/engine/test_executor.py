@@ -175,11 +175,10 @@ def test_what_never_fits_the_cache_is_refused_and_blocks_nobody() -> None:
     bench = Bench(EchoRunner(num_blocks=4, block_size=4, max_model_len=64))
     bench.submit(1, [1] * 10, max_tokens=8)
     bench.submit(2, [1] * 10, max_tokens=7)
+    bench.submit(3, [1] * 17, max_tokens=1)
     bench.finish()
-    assert bench.failures[0].stream_id == 1
-    assert (
-        "needs up to 5 KV cache blocks of 4 tokens, but the whole cache has 4 (16 tokens)" in bench.failures[0].message
-    )
+    assert [(failure.stream_id, failure.param) for failure in bench.failures] == [(1, "max_tokens"), (3, "prompt")]
+    assert "needs up to 5 blocks, but the whole KV cache has 4 blocks of 4 tokens" in bench.failures[0].message
     assert len(bench.tokens[2]) == 7
 
 
