@@ -199,7 +199,7 @@ def test_what_can_never_fit_the_cache_is_refused_with_its_limit() -> None:
         response = small.post(PATH["text"], TEXT | {"max_tokens": 500})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "max_tokens"
-    assert "the whole cache has 4" in response.json()["error"]["message"]
+    assert "the whole KV cache has 4 blocks" in response.json()["error"]["message"]
 
 
 def test_too_many_queued_requests_get_429_with_retry_after() -> None:
