@@ -1,0 +1,1 @@
+"""How rill, the bundled model, is made: corpus, pairs, training, export, evaluation."""
