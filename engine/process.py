@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -120,12 +122,18 @@ def _run(runner: Runner, config: EngineConfig, transport: Transport, load_second
     executor.run()
 
 
-def _end_with_parent(parent: int) -> None:
-    """Never outlive the gateway: an engine without one would keep its memory and its cores for nobody."""
+def _end_with_parent(parent: int, socket_file: Path) -> None:
+    """Never outlive the gateway: an engine without one would keep its memory and its cores for nobody.
+
+    The socket and its folder, which the gateway would have removed, go too.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_CHECK_S)
+        with suppress(OSError):
+            socket_file.unlink(missing_ok=True)
+            socket_file.parent.rmdir()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -137,7 +145,7 @@ def main(argv: list[str]) -> int:
     # The gateway decides when the engine ends; a terminal's Ctrl-C reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with_parent(int(parent))
+    _end_with_parent(int(parent), Path(endpoint.removeprefix("ipc://")))
     transport = Transport(endpoint)
     try:
         transport.await_client()
