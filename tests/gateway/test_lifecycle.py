@@ -181,6 +181,18 @@ def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
     assert_gone(engine)
 
 
+def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServer) -> None:
+    server = start_server()
+    engine = server.engine()
+    endpoint = next(part for part in engine.cmdline() if part.startswith("ipc://"))
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    assert folder.exists()
+    server.process.kill()
+    server.process.wait(SOON_S)
+    until(lambda: not folder.exists())
+    assert_gone(engine)
+
+
 def test_when_the_engine_dies_streams_fail_and_probes_say_so(start_server: StartServer) -> None:
     server = start_server()
     with server.client() as client, open_stream(client, 30_000) as events:

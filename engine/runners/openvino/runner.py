@@ -109,8 +109,16 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     compiled = core.compile_model(build_model(model_config, weights), _DEVICE, _properties(config, dtype))
     runner = OpenVinoRunner(compiled, weights, info)
     runner.warm_up()
-    logger.info("loaded %s in %.2f s: %s", directory, time.monotonic() - started, info)
+    logger.info("loaded %s in %.2f s: %s", directory, time.monotonic() - started, _summary(info))
     return runner
+
+
+def _summary(info: RunnerInfo) -> str:
+    num_tokens = info.num_blocks * info.block_size
+    return (
+        f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens; KV cache {info.num_blocks} blocks of "
+        f"{info.block_size}: {num_tokens} tokens, {num_tokens / info.max_model_len:.1f} full-length requests"
+    )
 
 
 def _choose_dtype(dtype: str, core: ov.Core) -> str:
