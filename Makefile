@@ -41,17 +41,18 @@ clean: ## remove what make made
 	rm -rf $(VENV) build dist
 
 # A stamp is written when its install is complete, so an interrupted one is simply done again.
-$(VENV)/bin/python:
+$(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Sluice needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
 
-$(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.serve: pyproject.toml | $(VENV)/.made
 	@echo "Installing Sluice into $(VENV) (about 500 MB, once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	@echo "Installing Sluice and its test tools into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.serve

@@ -1,0 +1,56 @@
+"""The bundled model keeps what its card and the project promise of its files."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from models.training.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation
+
+RILL = Path(__file__).parents[2] / "models" / "rill"
+
+
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(RILL / "1", local_files_only=True)
+
+
+def test_the_weights_are_bf16_of_the_promised_size() -> None:
+    file = RILL / "1" / "model.safetensors"
+    with safe_open(file, "np") as weights:
+        slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - it is no mapping
+    assert {piece.get_dtype() for piece in slices} == {"BF16"}
+    assert 8e6 <= sum(math.prod(piece.get_shape()) for piece in slices) <= 15e6
+    assert file.stat().st_size <= 30e6
+
+
+def test_the_context_is_at_least_1024_and_decoding_is_greedy() -> None:
+    assert json.loads((RILL / "1" / "config.json").read_text())["max_position_embeddings"] >= 1024
+    assert json.loads((RILL / "1" / "generation_config.json").read_text())["do_sample"] is False
+
+
+def test_special_tokens_have_the_ids_that_training_gave_them() -> None:
+    assert tokenizer().convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
+
+
+def test_the_chat_template_writes_what_training_saw() -> None:
+    conversation = Conversation((("What does len do?", "It counts."), ("And sum?", "It adds.")), system="Be brief.")
+    whole = "".join(text for text, _ in conversation.segments())
+    rendered = tokenizer().apply_chat_template(conversation.messages(), tokenize=False, add_generation_prompt=True)
+    assert rendered == whole.removesuffix("It adds.<|end|>")
+    assert (RILL / "1" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
+def test_text_survives_the_tokenizer() -> None:
+    text = "def f(x): return 'naïve 漢字 🙂' # 12345\n\tSELECT * FROM t;"
+    one = tokenizer()
+    assert one.decode(one.encode(text, add_special_tokens=False)) == text
+
+
+def test_the_card_names_data_licences_figures_and_limits() -> None:
+    card = (RILL / "README.md").read_text()
+    for heading in ("## Data", "## Training", "## Evaluation", "## Sample answers", "## Limits", "## Licence"):
+        assert heading in card
+    assert card.count("\n--> ") == 10
