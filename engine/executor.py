@@ -5,6 +5,7 @@ One thread owns everything here: queue, sequences, block tables and free list. O
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from time import perf_counter
 from typing import Protocol
 
@@ -225,16 +226,8 @@ class InflightExecutor:
 
 def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0) -> EngineInfo:
     """What clients need to know of the engine that serves `runner`."""
-    model = runner.info
     return EngineInfo(
-        runtime=model.runtime,
-        model_type=model.model_type,
-        dtype=model.dtype,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        max_model_len=model.max_model_len,
-        block_size=model.block_size,
-        num_blocks=model.num_blocks,
+        **asdict(runner.info),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         load_seconds=load_seconds,

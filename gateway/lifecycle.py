@@ -180,7 +180,7 @@ class Server:
                 raise SluiceError(ErrorCode.INTERNAL, "an HTTP server ended unexpectedly")
             reason = service.readiness().reason
             if reason and not said:
-                log.critical("not ready, and every request is refused: %s", reason)
+                log.critical("not ready: %s", reason)
             elif said and not reason:
                 log.warning("ready again")
             said = reason

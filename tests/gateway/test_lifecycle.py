@@ -206,7 +206,7 @@ def test_when_the_engine_dies_streams_fail_and_probes_say_so(start_server: Start
         refused = client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
         assert refused.status_code == 503
         assert metric(server, "sluice_live") == 0
-        until(lambda: "every request is refused: the engine failed" in server.log)
+        until(lambda: "not ready: the engine failed" in server.log)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(SOON_S) == 0
 
