@@ -11,10 +11,12 @@ import msgspec
 import psutil
 import pytest
 
-from engine.client import EngineClient, InProcessEngineClient, ProcessEngineClient
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
+from engine.process_client import ProcessEngineClient
 from engine.stream import GenerationStream
+from engine.thread_client import InProcessEngineClient
 from engine.types import FinishReason, GenerateRequest, SamplingParams
 from tests.engine.fake_runner import EchoRunner, echo_next
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.client import EngineClient, InProcessEngineClient
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.thread_client import InProcessEngineClient
 from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, SamplingParams, TokenEvent
 from pipelines.backends.llm import LlmModel
 from pipelines.text.defaults import SamplingDefaults
