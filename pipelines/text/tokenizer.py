@@ -17,6 +17,9 @@ from pipelines.text.types import ChatMessage
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """The roles that a message may have, and under which name the chat template sees them."""
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Any of them is one. Without, transformers makes an empty tokenizer of config.json alone."""
+
 INLINE_CHARS = 4000
 """Up to here (under a millisecond) text is tokenized at once; longer text goes to a worker thread."""
 
@@ -52,6 +55,9 @@ class Tokenizer:
         if not path.is_dir():
             # transformers would take it for the name of a model to download.
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            files = ", ".join(TOKENIZER_FILES)
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
             tokenizer = _transformers_loader()(path, local_files_only=True, trust_remote_code=False)
             if not tokenizer.is_fast:

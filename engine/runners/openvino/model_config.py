@@ -59,14 +59,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
 
 
+def read_model_type(directory: Path) -> str:
+    """The family that a checkpoint belongs to, which decides what else must stand in its config.json.
+
+    Raises SluiceError: NOT_FOUND without a config.json, INVALID where it names none.
+    """
+    path = directory / "config.json"
+    model_type = _read_json(path).get("model_type")
+    if not isinstance(model_type, str):
+        raise invalid("model_path", f"{path} has no model_type; it must name the model's architecture")
+    return model_type
+
+
 def read_model_config(directory: Path) -> ModelConfig:
     """Read a checkpoint's configuration.
 
     Raises SluiceError: NOT_FOUND without a config.json, INVALID where a field is missing or
     malformed, UNIMPLEMENTED for what the graph builder cannot express.
     """
-    raw = _read_json(directory / "config.json")
-    file = _convert(raw, _ConfigFile, "config.json")
+    path = directory / "config.json"
+    raw = _read_json(path)
+    file = _convert(raw, _ConfigFile, path)
     _check_supported(file)
     num_kv_heads = file.num_key_value_heads or file.num_attention_heads
     head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
@@ -116,7 +129,7 @@ def _eos_token_ids(directory: Path, file: _ConfigFile) -> tuple[int, ...]:
     eos = file.eos_token_id
     path = directory / "generation_config.json"
     if path.exists():
-        generation = _convert(_read_json(path), _GenerationFile, path.name)
+        generation = _convert(_read_json(path), _GenerationFile, path)
         eos = generation.eos_token_id if generation.eos_token_id is not None else eos
     if eos is None:
         return ()
@@ -132,11 +145,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
-def _convert(raw: dict[str, Any], kind: type[T], name: str) -> T:
+def _convert(raw: dict[str, Any], kind: type[T], path: Path) -> T:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise invalid("model_path", f"{name}: {error}") from error
+        raise invalid("model_path", f"{path}: {error}") from error
 
 
 def _unsupported(message: str) -> SluiceError:

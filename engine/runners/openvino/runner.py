@@ -11,11 +11,12 @@ import openvino as ov
 from engine.config import EngineConfig
 from engine.errors import invalid
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
+from engine.runners.openvino.architectures import architecture
 from engine.runners.openvino.attention import BLOCK_SIZE
 from engine.runners.openvino.cache import KvCache, block_bytes, choose_num_blocks
 from engine.runners.openvino.checkpoint import Checkpoint
 from engine.runners.openvino.graph import MAX_CONTEXT_LEN, STEP_INPUTS, build_model
-from engine.runners.openvino.model_config import ModelConfig, read_model_config
+from engine.runners.openvino.model_config import ModelConfig, read_model_config, read_model_type
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     """
     started = time.monotonic()
     directory = Path(config.model_path)
+    architecture(read_model_type(directory))  # an unknown family is said to be that, whatever else it lacks
     model_config = read_model_config(directory)
     core = ov.Core()
     dtype = _choose_dtype(config.dtype, core)

@@ -136,6 +136,18 @@ def test_unsupported_model(checkpoint: EditableCheckpoint, fields: dict[str, Any
     assert expected in error.message
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"model_type": "gpt2", "n_embd": 768}', "model_type 'gpt2' is not supported; supported: llama, qwen3"),
+        ('{"hidden_size": 64}', "config.json has no model_type"),
+    ],
+)
+def test_the_family_is_looked_at_first(tmp_path: Path, config: str, expected: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert expected in refusal(tmp_path).message
+
+
 def test_truncated_weights(checkpoint: EditableCheckpoint) -> None:
     path = checkpoint.path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])

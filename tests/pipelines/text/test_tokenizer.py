@@ -149,3 +149,9 @@ def test_a_directory_without_a_usable_tokenizer_is_refused(
 def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match="not a directory"):
         Tokenizer.load(tmp_path / "missing")
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(SluiceError, match=r"has no tokenizer; one of these is needed: tokenizer\.json"):
+        Tokenizer.load(tmp_path)
