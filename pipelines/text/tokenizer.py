@@ -1,6 +1,7 @@
 """Text and conversations to token ids, just as transformers makes them."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Any of them is one. Without, transformers makes an empty tokenizer of config.json alone."""
+
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 INLINE_CHARS = 4000
 """Up to here (under a millisecond) text is tokenized at once; longer text goes to a worker thread."""
@@ -59,7 +62,7 @@ class Tokenizer:
             files = ", ".join(TOKENIZER_FILES)
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
-            tokenizer = _transformers_loader()(path, local_files_only=True, trust_remote_code=False)
+            tokenizer = _transformers_loader(path)(path, local_files_only=True, trust_remote_code=False)
             if not tokenizer.is_fast:
                 raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; a tokenizer.json is needed")
             return cls(tokenizer)
@@ -128,16 +131,31 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     return [{"role": ROLES[message.role], "content": message.content} for message in messages]
 
 
-def _transformers_loader() -> Callable[..., Any]:
-    """transformers' loader of tokenizers. Imported when needed, as that alone takes over half a second."""
+def _transformers_loader(path: Path) -> Callable[..., Any]:
+    """transformers' loader of the tokenizer in `path`. Imported when needed, as that alone takes over half a second.
+
+    AutoTokenizer imports torch too where it is installed (2 s and 200 MB), so it is asked only for a
+    tokenizer whose class it has to find.
+    """
     log = logging.getLogger("transformers")
     log.addFilter(_is_not_about_torch)
     try:
-        from transformers import AutoTokenizer
+        if _is_generic(path):
+            from transformers import PreTrainedTokenizerFast as Loader
+        else:
+            from transformers import AutoTokenizer as Loader
     finally:
         log.removeFilter(_is_not_about_torch)
-    loader: Callable[..., Any] = AutoTokenizer.from_pretrained
+    loader: Callable[..., Any] = Loader.from_pretrained
     return loader
+
+
+def _is_generic(path: Path) -> bool:
+    """Whether the tokenizer is all in its tokenizer.json, of no model's own class."""
+    config = path / "tokenizer_config.json"
+    if not ((path / "tokenizer.json").is_file() and config.is_file()):
+        return False
+    return json.loads(config.read_text()).get("tokenizer_class") in _GENERIC_CLASSES
 
 
 def _is_not_about_torch(record: logging.LogRecord) -> bool:

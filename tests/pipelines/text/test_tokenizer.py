@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
 from pipelines.text.types import ChatMessage
 from tests.pipelines.text.vocabularies import byte_level
 
+ROOT = Path(__file__).parents[3]
 TEXTS = ["What does str.partition do?", "  two  spaces\n", "naïve 😀 漢字", "a <|end|> typed by the user", ""]
 
 
@@ -132,6 +134,16 @@ def test_loading_is_silent(rill_path: Path) -> None:
     script = "import sys, pathlib, pipelines.text.tokenizer as t; t.Tokenizer.load(pathlib.Path(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", script, rill_path], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed, so nothing could import it")
+def test_an_installed_torch_is_left_alone() -> None:
+    script = (
+        "import sys, pathlib, pipelines.text.tokenizer as t; t.Tokenizer.load(pathlib.Path(sys.argv[1]));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script, ROOT / "models" / "rill" / "1"], check=True)
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}"])
