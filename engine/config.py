@@ -2,6 +2,8 @@
 
 import msgspec
 
+from engine.errors import invalid
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits use vLLM's names. None means: chosen at load from the model and the machine."""
@@ -23,3 +25,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most requests waiting to be admitted; one more is refused at once."""
     num_threads: int | None = None
     """Threads of the runtime. Default: one a core."""
+
+    def __post_init__(self) -> None:
+        """Raises SluiceError INVALID where decode alone could not fit into a step."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise invalid(
+                "max_num_batched_tokens",
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
+                f"sequence gets its token in each step, got {self.max_num_batched_tokens}",
+            )

@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID CONFIG_JSON`.
+"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_JSON`.
 
 It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between
 steps, so there is no second thread that would fight it for Python's lock.
@@ -140,8 +140,8 @@ def _end_with_parent(parent: int, socket_file: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    endpoint, parent, config_json = argv
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
+    endpoint, parent, log_level, config_json = argv
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
     # The gateway decides when the engine ends; a terminal's Ctrl-C reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

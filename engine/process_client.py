@@ -21,6 +21,8 @@ from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFram
 log = logging.getLogger(__name__)
 
 EXIT_WAIT_S = 5.0
+LAST_WORDS_S = 1.0
+"""How long a message of a process that has ended may take to be read."""
 
 
 class ProcessEngineClient(EngineClient):
@@ -46,7 +48,8 @@ class ProcessEngineClient(EngineClient):
 
     async def start(self) -> None:
         endpoint = f"ipc://{self._folder / 'engine'}"
-        arguments = (endpoint, str(os.getpid()), msgspec.json.encode(self.config).decode())
+        level = logging.getLevelName(logging.root.level)
+        arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(self.config).decode())
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine.process", *arguments, stdin=asyncio.subprocess.DEVNULL
         )
@@ -55,6 +58,8 @@ class ProcessEngineClient(EngineClient):
         exited = asyncio.ensure_future(self._process.wait())
         report = asyncio.ensure_future(self._receive())
         await asyncio.wait((exited, report), return_when=asyncio.FIRST_COMPLETED)
+        if exited.done():  # its last words may still be on their way
+            await asyncio.wait((report,), timeout=LAST_WORDS_S)
         if not report.done():
             report.cancel()
             await self.stop()

@@ -65,6 +65,11 @@ def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> No
     assert f"OpenAI {server.base_url}/v1 - v2 {server.base_url}/v2 - metrics {server.metrics_url}" in server.ready_line
 
 
+def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:
+    assert "[engine] loaded" in server.log
+    assert start_server("--log-level=warning").log == ""
+
+
 def test_health_and_models(server: ServerProcess) -> None:
     with server.client() as client:
         assert client.get("/health").json() == {"status": "ok"}

@@ -91,7 +91,9 @@ def test_bf16_is_close_to_f32(runner: Runner, name: str) -> None:
     try:
         narrow = load_runner(EngineConfig(model_path=str(checkpoint_path(name)), dtype="bf16", num_blocks=16))
     except SluiceError as error:
-        pytest.skip(error.message)
+        if error.param != "dtype":
+            raise
+        pytest.skip(error.message)  # this CPU has no bf16
     token_ids = np.random.default_rng(0).integers(0, runner.info.vocab_size, 500).tolist()
     rows = list(range(500))
     expected, actual = prefill(runner, token_ids, rows), prefill(narrow, token_ids, rows)
