@@ -1,8 +1,26 @@
 """How an engine is set up: one frozen value, read once and passed in."""
 
+from enum import StrEnum
+
 import msgspec
 
 from engine.errors import invalid
+
+
+class SchedulerPolicy(StrEnum):
+    """Who may hold KV blocks; TensorRT-LLM's names and meaning."""
+
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    MAX_UTILIZATION = "max_utilization"
+    STATIC_BATCH = "static_batch"
+
+
+class Speculation(StrEnum):
+    """Where draft tokens come from."""
+
+    OFF = "off"
+    NGRAM = "ngram"
+    DRAFT_MODEL = "draft_model"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,14 +33,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt + output of one sequence, in tokens. Default: what the model was made for."""
     num_blocks: int | None = None
     """KV cache blocks. Raising it costs memory and lets more sequences run at once."""
-    kv_cache_memory_bytes: int = 256 << 20
+    kv_cache_memory_bytes: int | None = None
     """KV cache size where `num_blocks` is not given."""
+    kv_cache_memory_fraction: float | None = None
+    """KV cache size as a share of the memory that is free once the model is loaded, where neither is given."""
+    kv_cache_dtype: str = "auto"
+    """Type of the cached keys and values: auto (as `dtype`), bf16, f32 or u8. u8 halves memory and costs agreement."""
+    quantization: str = "none"
+    """Compression of the weights at load: none, int8, int4."""
     max_num_seqs: int = 64
     """Most sequences in one step. Raising it lengthens each step."""
     max_num_batched_tokens: int = 512
     """Most tokens in one step: decode first, then prefill chunks. Raising it speeds prefill, roughens decode."""
     max_queued_requests: int = 512
     """Most requests waiting to be admitted; one more is refused at once."""
+    max_queued_tokens: int | None = None
+    """Most prompt tokens waiting to be admitted; beyond them a request is refused at once. Default: no bound."""
+    scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
+    enable_prefix_caching: bool = True
+    """Keep the blocks of finished requests for others that begin with the same tokens."""
+    tenant_weights: dict[str, float] = {}
+    """Share of each tenant in the served tokens; 1 for those not named."""
+    speculation: Speculation = Speculation.OFF
+    num_speculative_tokens: int = 4
+    """Most draft tokens a sequence gets in one step. Raising it pays only where most are accepted."""
+    draft_model_path: str | None = None
+    """Checkpoint of the draft model; it must have the same vocabulary."""
     num_threads: int | None = None
     """Threads of the runtime. Default: one a core."""
 

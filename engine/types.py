@@ -20,12 +20,35 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class GrammarKind(StrEnum):
+    """The languages that a constraint on the output may be written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What the whole output must match.
+
+    `text` is a JSON schema, a regular expression, a JSON array of strings (choice) or a grammar in GBNF or
+    Lark; it is empty for JSON_OBJECT.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are chosen. `engine.validation.check_sampling` says what is allowed.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch those filters off. The
+    temperature 0 is greedy; top_k 0, top_p 1, typical_p 1 and min_p 0 switch those filters off. The
     repetition penalty counts prompt and output (as transformers does), presence and frequency
-    count the output only (as OpenAI does).
+    count the output only (as OpenAI does). `logprobs` and `prompt_logprobs` ask for the token's own
+    log probability and those of so many of the likeliest; they are the model's, before penalties,
+    temperature and filters. `bad_words` are token sequences that must not come.
     """
 
     max_tokens: int = 16
@@ -34,20 +57,61 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue. `request_id` is for logs and need not be unique."""
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt to continue. `request_id` is for logs and need not be unique.
+
+    `resume_token_ids` is output that was generated and sent already, by an engine that is gone: generation
+    goes on after it, and it counts towards `max_tokens`.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    priority: int = 0
+    """Lower runs earlier."""
+    tenant: str = ""
+    """Whom served tokens are charged to: tenants of one priority share the engine by their weights."""
+    cache_salt: str = ""
+    """KV blocks are shared only between requests of the same salt."""
+    timeout_s: float | None = None
+    """From submit to the last token; a request that takes longer ends in a DEADLINE error."""
+    queue_timeout_s: float | None = None
+    """From submit to the start; one that waits longer ends in a DEADLINE error."""
+    resume_token_ids: list[int] = []
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of one token, and the likeliest alternatives as (token id, log probability), best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class EventDetail(msgspec.Struct, frozen=True, array_like=True):
+    """What few events carry. `num_cached_tokens` and `prompt_logprobs` come with a request's first event.
+
+    `logprobs` has an entry for each of the event's tokens. `prompt_logprobs` has one for each prompt
+    token; the first is None, since nothing precedes it.
+    """
+
+    num_cached_tokens: int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +124,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     stream_id: int
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    detail: EventDetail | None = None
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +150,25 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     overhead_seconds_total: float
     prompt_tokens_total: int
     generation_tokens_total: int
+    num_blocks_cached: int = 0
+    """Free blocks that still hold a prefix which a request could reuse."""
+    num_tokens_waiting: int = 0
+    """Prompt tokens of the requests that wait."""
+    cached_tokens_total: int = 0
+    """Prompt tokens that were found in the cache instead of computed."""
+    preemptions_total: int = 0
+    recomputed_tokens_total: int = 0
+    """Tokens computed again after a preemption; both stay 0 under guaranteed_no_evict."""
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    """Draft tokens that speculation proposed, and those of them that the model agreed with."""
+    timeouts_total: int = 0
+    predicted_wait_s: float = 0.0
+    """How long a request submitted now is thought to wait."""
+    waits_total: int = 0
+    wait_seconds_total: float = 0.0
+    wait_error_seconds_total: float = 0.0
+    """Requests that were admitted, the time they waited, and by how much the prediction at submit was off."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,3 +185,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     load_seconds: float
+    kv_cache_dtype: str = ""
+    quantization: str = "none"
+    scheduler_policy: str = "guaranteed_no_evict"

@@ -80,7 +80,7 @@ class SchedulingOptions:
         "N",
         "KV cache blocks, instead of --kv-cache-memory. A request is admitted only when all it could ever need is free",
     )
-    kv_cache_memory_bytes: int = option(
+    kv_cache_memory_bytes: int | None = option(
         "--kv-cache-memory",
         _DEFAULTS.kv_cache_memory_bytes,
         size(1 << 20),

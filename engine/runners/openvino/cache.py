@@ -29,11 +29,12 @@ def choose_num_blocks(engine: EngineConfig, size_bytes: int) -> int:
         if engine.num_blocks < 1:
             raise invalid("num_blocks", f"num_blocks must be at least 1, got {engine.num_blocks}")
         return engine.num_blocks
-    num_blocks = engine.kv_cache_memory_bytes // size_bytes
+    memory_bytes = 256 << 20 if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
+    num_blocks = memory_bytes // size_bytes
     if num_blocks < 1:
         raise invalid(
             "kv_cache_memory_bytes",
-            f"kv_cache_memory_bytes is {engine.kv_cache_memory_bytes}, "
+            f"kv_cache_memory_bytes is {memory_bytes}, "
             f"less than one block of {BLOCK_SIZE} tokens of this model takes ({size_bytes} bytes)",
         )
     return num_blocks
