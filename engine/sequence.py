@@ -1,52 +1,124 @@
 """One generation's mutable state. Only the executor changes it."""
 
+import math
+
 import numpy as np
 
-from engine.blocks import worst_case_blocks
+from engine.blocks import blocks_for, worst_case_blocks
+from engine.prefix import BlockHash, HashChain
 from engine.runners.base import IntArray
+from engine.sampling.constraint import Constraint
 from engine.sampling.state import SamplingState
-from engine.types import FinishReason, GenerateRequest
+from engine.types import EngineInfo, FinishReason, GenerateRequest, TokenLogprob
 
 NO_SLOT = -1
 
 
 class Sequence:
-    """A request on its way through the engine: waiting, then prefill, then decode, then gone."""
+    """A request on its way through the engine: waiting, then prefill, then decode, then gone.
+
+    Its context are prompt and output. A paused sequence has nothing computed any more; its whole context is
+    prefilled again.
+    """
 
     __slots__ = (
+        "_block_size",
+        "_chain",
+        "_context",
+        "deadline",
+        "drafts",
+        "fresh_logprobs",
+        "fresh_token_ids",
+        "has_sampling",
+        "is_announced",
+        "last_token_id",
         "max_tokens",
+        "num_cached_tokens",
         "num_computed",
+        "num_held_blocks",
+        "num_indexed_blocks",
+        "num_lost",
         "num_output",
         "num_prompt",
-        "prompt_token_ids",
-        "request_id",
+        "num_tokens",
+        "predicted_wait_s",
+        "priority",
+        "prompt_logprobs",
+        "request",
         "sampling",
         "slot",
+        "start_deadline",
         "stop_token_ids",
         "stream_id",
-        "token_ids",
+        "submitted_at",
+        "tenant",
+        "was_paused",
         "worst_case_blocks",
     )
 
-    def __init__(
-        self, stream_id: int, request: GenerateRequest, eos_token_ids: tuple[int, ...], vocab_size: int, block_size: int
-    ) -> None:
+    def __init__(self, stream_id: int, request: GenerateRequest, info: EngineInfo, now: float) -> None:
+        """`now` is the engine's clock, in seconds, at which the request came."""
         params = request.sampling
         self.stream_id = stream_id
-        self.request_id = request.request_id
-        self.prompt_token_ids: IntArray = np.array(request.prompt_token_ids, np.int32)
+        self.request = request
+        self.tenant = request.tenant
+        self.priority = request.priority
+        self.submitted_at = now
+        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
+        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
+        self.predicted_wait_s = 0.0
+        context = request.prompt_token_ids + request.resume_token_ids
+        self._context: IntArray = np.array(context, np.int32)
+        self._block_size = info.block_size
+        self._chain = HashChain(request.cache_salt, info.block_size)
         self.num_prompt = len(request.prompt_token_ids)
+        self.num_output = len(request.resume_token_ids)
+        self.num_tokens = len(context)
+        """Of the context."""
+        self.last_token_id = context[-1]
         self.max_tokens = params.max_tokens
-        self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, block_size)
-        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
+        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.stop_token_ids = frozenset(ends)
-        self.sampling = SamplingState(params, request.prompt_token_ids, self.stop_token_ids, vocab_size)
         self.slot = NO_SLOT
+        self.num_held_blocks = 0
+        self.num_indexed_blocks = 0
+        """Full blocks at the beginning that were offered to the prefix index."""
         self.num_computed = 0
         """Tokens whose K and V are in the blocks."""
-        self.num_output = 0
-        self.token_ids: list[int] = []
-        """Output so far."""
+        self.num_lost = 0
+        """Tokens that were computed when it was paused."""
+        self.was_paused = False
+        self.num_cached_tokens = 0
+        """Prompt tokens that it found in the cache when it first started."""
+        self.drafts: list[int] = []
+        """What its next tokens may be; a step checks them all at once."""
+        self.fresh_token_ids: list[int] = []
+        self.fresh_logprobs: list[TokenLogprob] = []
+        """What it got since the last event."""
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.is_announced = False
+        """Whether its first event is out."""
+        self.has_sampling = False
+        self.sampling: SamplingState
+
+    def open_sampling(self, vocab_size: int, constraint: Constraint | None) -> None:
+        """Make what sampling remembers; `constraint` is what the output must keep to."""
+        request = self.request
+        self.has_sampling = True
+        self.sampling = SamplingState(
+            request.sampling,
+            request.prompt_token_ids,
+            self.stop_token_ids,
+            vocab_size,
+            request.resume_token_ids,
+            constraint,
+        )
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens of the context still to run before the next one is sampled: 1 while it decodes."""
+        return self.num_tokens - self.num_computed
 
     @property
     def num_prompt_left(self) -> int:
@@ -54,18 +126,52 @@ class Sequence:
         return max(self.num_prompt - self.num_computed, 0)
 
     @property
+    def num_drafts(self) -> int:
+        return len(self.drafts)
+
+    @property
+    def num_next_blocks(self) -> int:
+        """Blocks beyond those held that it needs to sample its next token, drafts included."""
+        return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_held_blocks
+
+    @property
     def max_tokens_left(self) -> int:
-        """Tokens, of prompt and output, that this sequence may still run through the model."""
-        return self.num_prompt_left + self.max_tokens - self.num_output
+        """Tokens, of context and output, that this sequence may still run through the model."""
+        return self.num_tokens_left + self.max_tokens - self.num_output
 
-    def next_prompt(self, num_tokens: int) -> IntArray:
-        """The piece of the prompt to prefill next."""
-        return self.prompt_token_ids[self.num_computed : self.num_computed + num_tokens]
+    @property
+    def max_drafts(self) -> int:
+        """Most draft tokens that make sense: the last output token is never fed back."""
+        return self.max_tokens - self.num_output - 1
 
-    def append(self, token_id: int) -> FinishReason | None:
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether rows of the prompt are wanted, which only computing it brings. After a resume they are known."""
+        return self.request.sampling.prompt_logprobs is not None and not self.request.resume_token_ids
+
+    @property
+    def token_ids(self) -> IntArray:
+        """The context, [num_tokens]."""
+        return self._context[: self.num_tokens]
+
+    def block_hashes(self, num_blocks: int) -> list[BlockHash]:
+        """Names of the first `num_blocks` blocks, which must be full."""
+        return self._chain.of(self._context, num_blocks)
+
+    def next_tokens(self, num_tokens: int) -> IntArray:
+        """The piece of the context to run next."""
+        return self._context[self.num_computed : self.num_computed + num_tokens]
+
+    def append(self, token_id: int, logprob: TokenLogprob | None = None) -> FinishReason | None:
         """Take the sampled token; returns why the sequence ends with it, if it does."""
-        self.token_ids.append(token_id)
+        if self.num_tokens == len(self._context):
+            self._context = np.concatenate([self._context, np.zeros(max(self.num_tokens, 64), np.int32)])
+        self._context[self.num_tokens] = self.last_token_id = token_id
+        self.num_tokens += 1
         self.num_output += 1
+        self.fresh_token_ids.append(token_id)
+        if logprob is not None:
+            self.fresh_logprobs.append(logprob)
         self.sampling.observe(token_id)
         if token_id in self.stop_token_ids:
             return FinishReason.STOP

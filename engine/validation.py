@@ -1,12 +1,17 @@
 """What a request may ask for. The client checks before it sends, the engine before it queues: one rule, one place."""
 
 import math
+from collections.abc import Collection
 
 from engine.blocks import blocks_for, worst_case_blocks
 from engine.errors import SluiceError, invalid
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+MAX_LABEL = 256
+"""Characters of a tenant's name and of a cache salt: both are kept for as long as something is known by them."""
+_PRIORITIES = (-(2**31), 2**31 - 1)
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -14,6 +19,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }
+_SHARES = ("top_p", "typical_p")
+_MAX_BIAS = 100.0
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -22,8 +29,9 @@ def check_sampling(params: SamplingParams) -> None:
         value = getattr(params, name)
         if not low <= value <= high:
             raise _out_of_range(name, value, f"between {low:g} and {high:g}")
-    if not 0.0 < params.top_p <= 1.0:
-        raise _out_of_range("top_p", params.top_p, "greater than 0 and at most 1")
+    for name in _SHARES:
+        if not 0.0 < getattr(params, name) <= 1.0:
+            raise _out_of_range(name, getattr(params, name), "greater than 0 and at most 1")
     if not 0.0 < params.repetition_penalty < math.inf:
         raise _out_of_range("repetition_penalty", params.repetition_penalty, "greater than 0")
     if params.top_k < 0:
@@ -31,6 +39,7 @@ def check_sampling(params: SamplingParams) -> None:
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise _out_of_range("seed", params.seed, f"between 0 and {MAX_SEED}")
     _check_counts(params)
+    _check_words(params)
 
 
 def _check_counts(params: SamplingParams) -> None:
@@ -40,6 +49,26 @@ def _check_counts(params: SamplingParams) -> None:
         raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
     if params.stop_token_ids and min(params.stop_token_ids) < 0:
         raise _out_of_range("stop_token_ids", min(params.stop_token_ids), "0 or more")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            raise _out_of_range(name, value, f"between 0 and {MAX_LOGPROBS}")
+
+
+def _check_words(params: SamplingParams) -> None:
+    """What the parameters say of single tokens; that these exist is for `check_request`, which knows the vocabulary."""
+    for token_id, bias in params.logit_bias.items():
+        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            allowed = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g}"
+            raise invalid("logit_bias", f"logit_bias of token {token_id} must be {allowed}, got {bias}")
+    if not all(params.bad_words):
+        raise invalid("bad_words", "bad_words must be sequences of at least 1 token, got an empty one")
+    if params.grammar is not None and params.ignore_eos:
+        raise invalid(
+            "ignore_eos",
+            "ignore_eos must be false where the output has to match a grammar, got true; "
+            "such an output ends with the end of sequence",
+        )
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> SluiceError:
@@ -49,6 +78,7 @@ def _out_of_range(name: str, value: float, allowed: str) -> SluiceError:
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     """Raise INVALID for a request that the engine could never finish, with the numbers that say why."""
     check_sampling(request.sampling)
+    _check_envelope(request)
     num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
     if num_prompt == 0:
         raise invalid("prompt", "prompt must have at least 1 token, got 0")
@@ -82,8 +112,37 @@ def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> Non
         )
 
 
+def _check_envelope(request: GenerateRequest) -> None:
+    """What a request says about its treatment."""
+    for name in ("timeout_s", "queue_timeout_s"):
+        value = getattr(request, name)
+        if value is not None and not 0.0 < value < math.inf:
+            raise _out_of_range(name, value, "greater than 0 seconds")
+    low, high = _PRIORITIES
+    if not low <= request.priority <= high:
+        raise _out_of_range("priority", request.priority, f"between {low} and {high}")
+    for name in ("tenant", "cache_salt"):
+        length = len(getattr(request, name))
+        if length > MAX_LABEL:
+            raise invalid(name, f"{name} must have at most {MAX_LABEL} characters, got {length}")
+    num_resumed, max_tokens = len(request.resume_token_ids), request.sampling.max_tokens
+    if num_resumed >= max_tokens:
+        raise invalid(
+            "resume_token_ids",
+            f"resume_token_ids must be fewer than max_tokens ({max_tokens}), which counts them too, got {num_resumed}",
+        )
+
+
 def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
-    ids = request.prompt_token_ids
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
-        raise invalid("prompt", f"token ids of the prompt must be between 0 and {vocab_size - 1}, got {wrong}")
+    params = request.sampling
+    _check_known("prompt", "token ids of the prompt", request.prompt_token_ids, vocab_size)
+    _check_known("resume_token_ids", "resume_token_ids", request.resume_token_ids, vocab_size)
+    _check_known("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)
+    for word in params.bad_words:
+        _check_known("bad_words", "token ids of bad_words", word, vocab_size)
+
+
+def _check_known(param: str, name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise invalid(param, f"{name} must be between 0 and {vocab_size - 1}, got {wrong}")

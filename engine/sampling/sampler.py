@@ -1,57 +1,97 @@
 """One token for each sequence of a step."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray
-from engine.sampling.filters import filter_weights
-from engine.sampling.penalties import edit_logits
+from engine.sampling.draw import draw
+from engine.sampling.draws import draws_of
+from engine.sampling.edits import edit_logits
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.softmax import Rows, likeliest
 from engine.sampling.state import SamplingState
+from engine.types import TokenLogprob
 
-_CHUNK = 128
-"""Tokens summed up together when a number is looked up in the cumulative sum."""
+NO_TOKEN = -1
 
-
-def sample(logits: FloatArray, states: list[SamplingState]) -> NDArray[np.intp]:
-    """Choose token ids [num_rows] from `logits` [num_rows, vocab_size], which may be overwritten."""
-    for row, state in enumerate(states):
-        if state.edits_logits:
-            edit_logits(logits[row], state)
-    token_ids: NDArray[np.intp] = logits.argmax(axis=1)
-    drawn = [row for row, state in enumerate(states) if state.generator is not None]
-    if drawn:
-        token_ids[drawn] = _draw(logits[drawn], [states[row] for row in drawn])
-    return token_ids
+_States = Sequence[SamplingState]
+_Ids = NDArray[np.intp]
 
 
-def _draw(logits: FloatArray, states: list[SamplingState]) -> NDArray[np.intp]:
-    """Draw from the softmax at each row's temperature, after the filters."""
-    vocab_size = logits.shape[1]
-    weights = np.zeros((len(states), -(-vocab_size // _CHUNK) * _CHUNK), np.float32)
-    scaled = weights[:, :vocab_size]
-    temperatures = np.array([state.params.temperature for state in states], np.float32)
-    np.subtract(logits, logits.max(axis=1, keepdims=True), out=scaled)
-    np.divide(scaled, temperatures[:, None], out=scaled)
-    np.exp(scaled, out=scaled)
-    filter_weights(scaled, [state.params for state in states])
-    uniform = np.array([state.generator.random() for state in states if state.generator is not None])
-    return _invert(weights, uniform)
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What was chosen; entry i is that of state i."""
+
+    token_ids: NDArray[np.intp]
+    """NO_TOKEN for those that failed."""
+    logprobs: list[TokenLogprob | None] | None
+    """None for a state that asks for none or failed; None altogether where nobody asks."""
+    failed: dict[int, SluiceError] = field(default_factory=dict)
+    """The states that got no token, and why. It touches no others."""
 
 
-def _invert(weights: FloatArray, uniform: NDArray[np.float64]) -> NDArray[np.intp]:
-    """For each row the index where the cumulative sum of `weights` passes the share `uniform` (in [0, 1)) of it.
+def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Samples:
+    """Choose a token for each state from its row of `logits` [any, vocab_size], which may be overwritten.
 
-    First the chunk is found, then the place in it, so that the whole row is only summed, not accumulated.
+    `rows[i]` is the row of `states[i]`; without `rows` that is i. States may share a row.
     """
-    rows = np.arange(len(weights))
-    chunks = weights.reshape(len(weights), -1, _CHUNK)
-    chunk_ends = np.cumsum(chunks.sum(axis=2), axis=1, dtype=np.float64)
-    targets = uniform * chunk_ends[:, -1]
-    # A strict comparison never ends on a weight of 0: there the sum is what it was before.
-    chunk = (chunk_ends > targets[:, None]).argmax(axis=1)
-    before = np.where(chunk > 0, chunk_ends[rows, chunk - 1], 0.0)
-    ends = np.cumsum(chunks[rows, chunk], axis=1, dtype=np.float64)
-    # The two sums of a chunk may differ in the last bit; the last place that still adds something ends it.
-    targets = np.minimum(targets - before, np.nextafter(ends[:, -1], 0.0))
-    found: NDArray[np.intp] = chunk * _CHUNK + (ends > targets[:, None]).argmax(axis=1)
-    return found
+    rows = np.arange(len(states)) if rows is None else rows
+    reported = np.array([i for i, state in enumerate(states) if state.params.logprobs is not None], np.intp)
+    edited = [i for i, state in enumerate(states) if state.edits_logits]
+    model, model_rows = logits, rows[reported]
+    unmet: dict[int, SluiceError] = {}
+    if edited:
+        if len(reported):
+            model, model_rows = logits[model_rows], np.arange(len(reported))
+        logits, rows = _unshared(logits, rows)
+        unmet = edit_logits(logits, rows[edited], [states[i] for i in edited])
+    token_ids, failed = _choose(logits, rows, states)
+    failed |= {edited[index]: error for index, error in unmet.items()}
+    if not len(reported):
+        return Samples(token_ids, None, failed)
+    return Samples(token_ids, _report(model, model_rows, reported, states, token_ids), failed)
+
+
+def _unshared(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
+    """The same logits with a row for each entry of `rows`, so that one state's edits are not another's."""
+    if len(set(rows.tolist())) == len(rows):
+        return logits, rows
+    return logits[rows], np.arange(len(rows))
+
+
+def _choose(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, dict[int, SluiceError]]:
+    token_ids = likeliest(logits, rows)
+    peaks = logits[rows, token_ids]
+    is_sound = np.isfinite(peaks)
+    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_sound).tolist()}
+    token_ids[~is_sound] = NO_TOKEN
+    drawn = [i for i, state in enumerate(states) if state.is_random and is_sound[i]]
+    if drawn:
+        token_ids[drawn] = draw(logits, draws_of([states[i] for i in drawn], rows[drawn], peaks[drawn]))
+    return token_ids, failed
+
+
+def _failure(state: SamplingState, peak: float) -> SluiceError:
+    if peak == -np.inf and state.edits_logits:
+        banning = "bad_words, logit_bias, min_tokens and the grammar together"
+        return SluiceError(ErrorCode.INVALID, f"no token may come next: {banning} forbid all of them; loosen one")
+    return SluiceError(ErrorCode.INTERNAL, "the model returned logits that are not finite numbers")
+
+
+def _report(
+    model: FloatArray, rows: Rows, reported: _Ids, states: _States, token_ids: _Ids
+) -> list[TokenLogprob | None]:
+    """Log probabilities of the tokens chosen; `rows` of `model` are the unedited logits of the states `reported`."""
+    has_token = token_ids[reported] != NO_TOKEN
+    wanted = reported[has_token]
+    num_top = [states[i].params.logprobs or 0 for i in wanted]
+    entries: list[TokenLogprob | None] = [None] * len(states)
+    for i, entry in zip(
+        wanted.tolist(), token_logprobs(model, rows[has_token], token_ids[wanted], num_top), strict=True
+    ):
+        entries[i] = entry
+    return entries

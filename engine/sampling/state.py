@@ -1,76 +1,99 @@
-"""What sampling remembers of one sequence: its parameters, its tokens seen, its random numbers."""
+"""What sampling remembers of one sequence: its parameters, its tokens seen, its place in the random numbers."""
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.sampling.bad_words import BadWords
+from engine.sampling.constraint import Constraint
+from engine.sampling.counts import TokenCounts
 from engine.types import SamplingParams
 
+NO_TOP_K = 2**31
+"""top_k where it is off: more than any vocabulary has."""
 
-class TokenCounts:
-    """Distinct token ids and how often each came, in arrays that grow: a penalty then touches only the
-    tokens seen, however large the vocabulary is."""
-
-    def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        self._ids = np.zeros(64, np.int32)
-        self._counts = np.zeros(64, np.float32)
-        self._positions: dict[int, int] = {}
-        for token_id in token_ids:
-            self.add(token_id)
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return self._ids[: len(self._positions)]
-
-    @property
-    def counts(self) -> NDArray[np.float32]:
-        return self._counts[: len(self._positions)]
-
-    def add(self, token_id: int) -> None:
-        position = self._positions.get(token_id)
-        if position is None:
-            position = len(self._positions)
-            if position == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._positions[token_id] = position
-            self._ids[position] = token_id
-        self._counts[position] += 1
+_LEAST_TEMPERATURE = 1e-30
+"""Below it 1 / temperature would leave float32; what is drawn is the likeliest token long before."""
 
 
 class SamplingState:
     """One sequence's side of sampling.
 
-    `seen` holds prompt and output (for the repetition penalty), `output` the output alone (for presence and
-    frequency); each is None where no penalty needs it. `generator` is the sequence's own, so that a seed
-    gives the same numbers alone and in any crowd.
+    `output_token_ids` is output from before (a resumed sequence): the state is as if all of it had been observed,
+    `constraint` included. `seen` counts prompt and output (for the repetition penalty), `output` the output alone
+    (for presence and frequency); each is None where no penalty needs it.
     """
 
-    __slots__ = ("banned", "generator", "num_output", "output", "params", "seen")
+    __slots__ = (
+        "_always_edits",
+        "_bad_words",
+        "_ends",
+        "_never",
+        "bias_ids",
+        "bias_values",
+        "constraint",
+        "filters",
+        "num_output",
+        "output",
+        "params",
+        "seed",
+        "seen",
+    )
 
     def __init__(
-        self, params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: frozenset[int], vocab_size: int
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        stop_token_ids: frozenset[int],
+        vocab_size: int,
+        output_token_ids: Iterable[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
         self.num_output = 0
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seen = TokenCounts(prompt_token_ids) if params.repetition_penalty != 1.0 else None
         has_output_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self.output = TokenCounts() if has_output_penalty else None
-        self.generator = np.random.default_rng(params.seed) if params.temperature > 0 else None
-        is_held_open = params.min_tokens > 0
-        ids = sorted(token_id for token_id in stop_token_ids if token_id < vocab_size) if is_held_open else []
-        self.banned = np.array(ids, np.int32)
-        """Ids that must not come before `min_tokens` did."""
+        self.bias_ids = np.array([*params.logit_bias], np.int32)
+        self.bias_values = np.array([*params.logit_bias.values()], np.float32)
+        self._ends = np.array(sorted(token_id for token_id in stop_token_ids if token_id < vocab_size), np.int32)
+        self._never = np.array([word[0] for word in params.bad_words if len(word) == 1], np.int32)
+        longer = [word for word in params.bad_words if len(word) > 1]
+        self._bad_words = BadWords(longer, prompt_token_ids) if longer else None
+        counts = self.seen is not None or self.output is not None
+        self._always_edits = counts or constraint is not None or len(self.bias_ids) + len(self._never) > 0
+        self.filters = _filters(params)
+        """temperature, top_k, top_p, min_p, typical_p: one row of the arrays that `draw` works on."""
+        for token_id in output_token_ids:
+            self.observe(token_id)
+
+    @property
+    def is_random(self) -> bool:
+        return self.params.temperature > 0
+
+    @property
+    def is_held_open(self) -> bool:
+        """Whether it is too early to stop."""
+        return self.num_output < self.params.min_tokens and len(self._ends) > 0
 
     @property
     def edits_logits(self) -> bool:
         """Whether this sequence's logits are changed before a token is chosen."""
-        return self.seen is not None or self.output is not None or self.is_held_open
+        return self._always_edits or self.is_held_open or len(self.banned) > 0
 
     @property
-    def is_held_open(self) -> bool:
-        return self.num_output < self.params.min_tokens and len(self.banned) > 0
+    def banned(self) -> NDArray[np.int32]:
+        """Tokens that must not come next; constraints aside."""
+        banned = self._never
+        if self.is_held_open:
+            banned = np.concatenate([banned, self._ends])
+        if self._bad_words is not None:
+            banned = np.concatenate([banned, self._bad_words.banned])
+        return banned
 
     def observe(self, token_id: int) -> None:
         """Take note of the token that was chosen."""
@@ -79,3 +102,12 @@ class SamplingState:
             self.seen.add(token_id)
         if self.output is not None:
             self.output.add(token_id)
+        if self._bad_words is not None:
+            self._bad_words.observe(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+
+
+def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]:
+    temperature = max(params.temperature, _LEAST_TEMPERATURE)
+    return temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p

@@ -44,11 +44,16 @@ class EchoRunner:
         self.num_runs += 1
         block_size = self.info.block_size
         tokens = [self._store_and_read(batch, i, block_size) for i in range(len(batch.past_lens))]
-        ends = (batch.subsequence_begins[1:] - 1).tolist()
         logits = np.zeros((len(batch.sampled_rows), self.info.vocab_size), np.float32)
         for row, token_row in enumerate(batch.sampled_rows.tolist()):
-            logits[row, echo_next(tokens[ends.index(token_row)], self.info.vocab_size)] = 1.0
+            i = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            num_seen = len(tokens[i]) - (int(batch.subsequence_begins[i + 1]) - 1 - token_row)
+            logits[row, echo_next(tokens[i][:num_seen], self.info.vocab_size)] = 1.0
         return logits
+
+    def first_token(self, batch: StepBatch, i: int) -> int:
+        """The token that sequence i of a batch that was run begins with."""
+        return int(self._cache[batch.block_indices[batch.block_indices_begins[i]], 0])
 
     def _store_and_read(self, batch: StepBatch, i: int, block_size: int) -> list[int]:
         """Write the new tokens of sequence i to its blocks and read the whole sequence back."""

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import BlockPool, BlockTables, blocks_for, worst_case_blocks
+from engine.prefix import BlockHash
 
 
 @pytest.mark.parametrize(
@@ -38,17 +39,64 @@ def test_a_shared_block_is_free_after_its_last_owner() -> None:
     assert pool.num_used == 0
     with pytest.raises(AssertionError, match="released twice"):
         pool.release(blocks)
-    with pytest.raises(AssertionError, match="is free"):
+    with pytest.raises(AssertionError, match="holds nothing"):
         pool.share(blocks)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 8)), max_size=60))
+def name(number: int) -> BlockHash:
+    return BlockHash(bytes([number]))
+
+
+def test_an_indexed_block_is_found_after_its_owner_is_gone_until_it_is_needed() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.index(blocks[0], name(1))
+    pool.index(blocks[1], name(2))
+    pool.release(blocks)
+    assert (pool.num_free, pool.num_cached) == (3, 2)
+    assert pool.find([name(1), name(2), name(3)]) == blocks
+    pool.allocate(1)
+    assert pool.find([name(1), name(2)]) == blocks, "the block that holds nothing goes first"
+    pool.allocate(1)
+    assert pool.find([name(1), name(2)]) == blocks[:1], "then the end of the prefix"
+    pool.share(blocks[:1])
+    with pytest.raises(AssertionError, match="1 blocks planned, 0 free"):
+        pool.allocate(1)
+
+
+def test_the_least_recently_used_prefix_is_reclaimed_first() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for number, block in enumerate(blocks):
+        pool.index(block, name(number))
+    for block in blocks:
+        pool.release([block])
+    pool.share(blocks[:1])
+    pool.release(blocks[:1])
+    assert pool.allocate(2) == blocks[1:]
+    assert pool.find([name(0)]) == blocks[:1]
+
+
+def test_of_two_equal_blocks_the_first_stays_the_one_that_is_found() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.index(first, name(1))
+    pool.index(second, name(1))
+    assert pool.find([name(1)]) == [first]
+    pool.release([second])
+    assert pool.num_cached == 0, "the second is just free"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release", "index"]), st.integers(0, 8)), max_size=60))
 def test_pool_adds_up_whatever_is_done(actions: list[tuple[str, int]]) -> None:
     pool = BlockPool(8)
     owners: list[list[int]] = []
     for action, number in actions:
         if action == "allocate" and number <= pool.num_free:
             owners.append(pool.allocate(number))
+        elif action == "index" and any(owners):
+            held = next(filter(None, owners))
+            pool.index(held[number % len(held)], name(number))
         elif action == "share" and owners:
             blocks = owners[number % len(owners)]
             pool.share(blocks)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from engine.errors import ErrorCode
 from engine.executor import InflightExecutor
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit
 from engine.runners.base import FloatArray, StepBatch
-from engine.types import FinishReason, GenerateRequest, RequestFailed, SamplingParams
+from engine.types import EventDetail, FinishReason, GenerateRequest, RequestFailed, SamplingParams
 from tests.engine.fake_runner import EchoRunner, echo_next
 
 
@@ -30,28 +31,36 @@ class Script:
 class Bench:
     """An executor with its script and everything that it said."""
 
-    def __init__(self, runner: EchoRunner | None = None, **limits: int) -> None:
+    def __init__(
+        self, runner: EchoRunner | None = None, draft_runner: EchoRunner | None = None, **limits: object
+    ) -> None:
         self.script = Script()
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.reasons: dict[int, list[FinishReason]] = defaultdict(list)
         self.failures: list[RequestFailed] = []
+        self.details: dict[int, EventDetail] = {}
+        self.now = 0.0
         self.runner = runner or EchoRunner(num_blocks=24, block_size=4, max_model_len=64)
         config = msgspec.convert(
             {"model_path": "", "max_num_seqs": 6, "max_num_batched_tokens": 16, **limits}, EngineConfig
         )
-        self.executor = InflightExecutor(self.runner, config, self.script, self.hear)
+        self.executor = InflightExecutor(self.runner, config, self.script, self.hear, lambda: self.now, draft_runner)
 
     def hear(self, frame: StepFrame) -> None:
         for event in frame.events:
             assert not self.reasons[event.stream_id], "nothing comes after the end"
             self.tokens[event.stream_id] += event.token_ids
+            if event.detail is not None:
+                self.details.setdefault(event.stream_id, event.detail)
             if event.finish_reason is not None:
                 self.reasons[event.stream_id].append(event.finish_reason)
         self.failures += frame.failures
 
     def submit(self, stream_id: int, prompt: list[int], **fields: object) -> None:
+        """`fields` of the request and of its sampling."""
+        of_request = {name: fields.pop(name) for name in GenerateRequest.__struct_fields__ if name in fields}
         params = SamplingParams(**{"temperature": 0.0, **fields})  # type: ignore[arg-type]
-        request = GenerateRequest(request_id=str(stream_id), prompt_token_ids=prompt, sampling=params)
+        request = GenerateRequest(request_id=str(stream_id), prompt_token_ids=prompt, sampling=params, **of_request)  # type: ignore[arg-type]
         self.script.pending.append(Submit(stream_id, request))
 
     def step(self) -> None:
@@ -74,14 +83,24 @@ def echo(prompt: list[int], count: int, vocab_size: int = 4096) -> list[int]:
     return tokens[len(prompt) :]
 
 
-prompts = st.lists(st.integers(0, 4095), min_size=1, max_size=40)
+# Few first tokens and few kinds, so that many share prefixes.
+prompts = st.builds(
+    lambda kind, length, end: [kind] * length + end,
+    st.integers(0, 2),
+    st.integers(0, 30),
+    st.lists(st.integers(0, 4095), min_size=1, max_size=10),
+)
 requests = st.lists(st.tuples(prompts, st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
-@given(requests)
-def test_everyone_gets_the_right_tokens_and_ends_once(arrivals: list[tuple[list[int], int, int]]) -> None:
-    bench = Bench()
+POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=50)
+@given(arrivals=requests)
+def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: list[tuple[list[int], int, int]]) -> None:
+    bench = Bench(scheduler_policy=policy)
     for turn in range(31):
         for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
             if arrival == turn:
@@ -94,12 +113,13 @@ def test_everyone_gets_the_right_tokens_and_ends_once(arrivals: list[tuple[list[
     assert bench.executor.stats().num_blocks_free == 24
 
 
-@settings(deadline=None)
-@given(requests, st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=25))
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=50)
+@given(arrivals=requests, cancels=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=25))
 def test_cancel_at_any_point_frees_everything(
-    arrivals: list[tuple[list[int], int, int]], cancels: list[tuple[int, int]]
+    policy: str, arrivals: list[tuple[list[int], int, int]], cancels: list[tuple[int, int]]
 ) -> None:
-    bench = Bench()
+    bench = Bench(scheduler_policy=policy)
     for turn in range(41):
         for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
             if arrival == turn:
@@ -249,4 +269,219 @@ def test_counters_count_what_ran() -> None:
     bench.finish()
     stats = bench.executor.stats()
     assert (stats.prompt_tokens_total, stats.generation_tokens_total, stats.steps_total) == (20, 5, 6)
-    assert stats.overhead_seconds_total > 0
+    assert stats.overhead_seconds_total == stats.runner_seconds_total == 0, "the clock stands still"
+
+
+# -- prefix reuse
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    bench = Bench()
+    prompt = list(range(1, 19))
+    bench.submit(1, prompt, max_tokens=4)
+    bench.finish()
+    assert bench.details[1].num_cached_tokens == 0
+    computed = bench.executor.stats().prompt_tokens_total
+    bench.submit(2, prompt, max_tokens=4)
+    bench.finish()
+    assert bench.tokens[2] == bench.tokens[1] == echo(prompt, 4)
+    assert bench.details[2].num_cached_tokens == 16, "four full blocks of 4; the last token is always computed"
+    stats = bench.executor.stats()
+    assert (stats.prompt_tokens_total - computed, stats.cached_tokens_total) == (2, 16)
+
+
+def test_output_is_reused_in_the_next_turn() -> None:
+    bench = Bench()
+    bench.submit(1, [1, 2, 3], max_tokens=10)
+    bench.finish()
+    conversation = [1, 2, 3, *bench.tokens[1], 9]
+    bench.submit(2, conversation, max_tokens=3)
+    bench.finish()
+    assert bench.details[2].num_cached_tokens == 12
+    assert bench.tokens[2] == echo(conversation, 3)
+
+
+@pytest.mark.parametrize(("salts", "cached"), [(("a", "a"), 16), (("a", "b"), 0), (("a", ""), 0)])
+def test_a_salt_keeps_the_cache_to_itself(salts: tuple[str, str], cached: int) -> None:
+    bench = Bench()
+    for stream_id, salt in enumerate(salts):
+        bench.submit(stream_id, [7] * 18, max_tokens=2, cache_salt=salt)
+        bench.finish()
+    assert bench.details[1].num_cached_tokens == cached
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    bench = Bench(enable_prefix_caching=False)
+    for stream_id in range(2):
+        bench.submit(stream_id, [7] * 18, max_tokens=2)
+        bench.finish()
+    assert bench.details[1].num_cached_tokens == 0
+    assert bench.executor.stats().num_blocks_cached == 0
+
+
+def test_answers_to_one_prompt_share_its_blocks() -> None:
+    bench = Bench(max_num_batched_tokens=32)
+    prompt = list(range(1, 26))
+    for stream_id in range(6):
+        bench.submit(stream_id, prompt, max_tokens=8)
+    for _ in range(3):
+        bench.step()
+    stats = bench.executor.stats()
+    assert stats.num_running == 6
+    assert stats.num_blocks_used == 6 + 6, "six full blocks of prompt for all, and one each of their own"
+    assert stats.prompt_tokens_total == 25 + 5, "one computed it, five only their last token"
+    bench.finish()
+    assert all(bench.tokens[stream_id] == echo(prompt, 8) for stream_id in range(6))
+
+
+def test_shared_blocks_are_reserved_once() -> None:
+    prompt = list(range(1, 34))
+    alone = Bench(EchoRunner(num_blocks=12, block_size=4, max_model_len=64), max_num_batched_tokens=64)
+    for stream_id in range(2):  # 10 blocks each in the worst case, 8 of them the same
+        alone.submit(stream_id, prompt, max_tokens=8)
+    alone.step()
+    alone.step()
+    assert alone.executor.stats().num_running == 2
+    alone.finish()
+    assert all(alone.tokens[stream_id] == echo(prompt, 8) for stream_id in range(2))
+
+
+# -- policies
+
+
+def crowd(policy: str) -> Bench:
+    """Twelve requests that all want far more blocks than there are."""
+    bench = Bench(scheduler_policy=policy, max_num_batched_tokens=64)
+    for stream_id in range(12):
+        bench.submit(stream_id, [stream_id, *range(9)], max_tokens=30)
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i, *range(9)], 30) for i in range(12))
+    return bench
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "static_batch"])
+def test_whoever_started_is_never_paused(policy: str) -> None:
+    stats = crowd(policy).executor.stats()
+    assert (stats.preemptions_total, stats.recomputed_tokens_total) == (0, 0)
+
+
+def test_max_utilization_pauses_recomputes_and_gives_the_same_tokens() -> None:
+    stats = crowd("max_utilization").executor.stats()
+    assert stats.preemptions_total > 0
+    assert stats.recomputed_tokens_total > 0
+
+
+def test_a_static_batch_is_not_joined() -> None:
+    bench = Bench(scheduler_policy="static_batch")
+    bench.submit(1, [1, 2], max_tokens=5)
+    bench.step()
+    bench.submit(2, [3], max_tokens=5)
+    while not bench.reasons[1]:
+        bench.step()
+        assert not bench.tokens[2]
+    bench.finish()
+    assert bench.tokens[2] == echo([3], 5)
+
+
+# -- deadlines, failures, resumption
+
+
+def test_a_request_goes_on_where_another_engine_stopped() -> None:
+    expected = echo([5, 6, 7], 12)
+    bench = Bench()
+    bench.submit(1, [5, 6, 7], max_tokens=12, resume_token_ids=expected[:5])
+    bench.finish()
+    assert bench.tokens[1] == expected[5:]
+    assert bench.reasons[1] == [FinishReason.LENGTH]
+
+
+def test_who_waits_too_long_is_told_so_on_time() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.submit(1, [1], max_tokens=40)
+    bench.submit(2, [2], max_tokens=2, queue_timeout_s=5.0)
+    bench.step()
+    bench.now = 4.9
+    bench.step()
+    assert not bench.failures
+    bench.now = 5.0
+    bench.step()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(2, ErrorCode.DEADLINE)]
+    assert "longer than its 5 s" in bench.failures[0].message
+    bench.finish()
+    assert len(bench.tokens[1]) == 40
+    assert bench.executor.stats().timeouts_total == 1
+
+
+def test_a_deadline_ends_a_running_request_and_frees_its_blocks() -> None:
+    bench = Bench()
+    bench.submit(1, [1], max_tokens=40, timeout_s=3.0, queue_timeout_s=1.0)
+    bench.step()
+    bench.now = 2.0
+    bench.step()
+    assert len(bench.tokens[1]) == 2, "it started in time, so the limit on waiting is met"
+    bench.now = 3.0
+    bench.step()
+    assert [failure.code for failure in bench.failures] == [ErrorCode.DEADLINE]
+    assert bench.executor.stats().num_blocks_used == 0
+
+
+class SpoiltRunner(EchoRunner):
+    """Answers sequences whose first token is 666 with what is no number."""
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        logits = super().run(batch)
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            if self.first_token(batch, sequence) == 666:
+                logits[row] = np.nan
+        return logits
+
+
+def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
+    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench.submit(1, [666, 1, 2], max_tokens=5)
+    bench.submit(2, [1, 2], max_tokens=5)
+    bench.finish()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
+    assert bench.tokens[2] == echo([1, 2], 5)
+
+
+def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
+    bench = Bench(max_num_batched_tokens=7)
+    prompt = list(range(1, 19))
+    for stream_id in range(2):
+        bench.submit(stream_id, prompt, max_tokens=2, prompt_logprobs=1, logprobs=0)
+        bench.finish()
+        found = bench.details[stream_id].prompt_logprobs
+        assert found is not None
+        assert found[0] is None
+        assert [entry.token_id for entry in found[1:] if entry is not None] == prompt[1:]
+        best = [entry.top[0][0] for entry in found[1:] if entry is not None]
+        assert best == [echo_next(prompt[: i + 1], 4096) for i in range(17)]
+    assert bench.details[1].num_cached_tokens == 0, "only computing a prompt tells how likely it is"
+
+
+def test_a_lower_priority_number_goes_first() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.submit(1, [1], max_tokens=3)
+    bench.step()
+    bench.submit(2, [2], max_tokens=3)
+    bench.submit(3, [3], max_tokens=3, priority=-1)
+    while not bench.tokens[3]:
+        bench.step()
+    assert not bench.tokens[2]
+
+
+def test_a_prompt_cancelled_while_it_is_computed_leaves_nothing_in_the_index() -> None:
+    bench = Bench()
+    bench.submit(1, [7] * 18, max_tokens=2)
+    original = bench.runner.run
+
+    def run_and_cancel(batch: StepBatch) -> FloatArray:
+        bench.script.pending.append(Cancel(1))
+        return original(batch)
+
+    bench.runner.run = run_and_cancel  # type: ignore[method-assign]
+    bench.step()
+    stats = bench.executor.stats()
+    assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 0)

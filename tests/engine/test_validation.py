@@ -3,8 +3,8 @@ import math
 import pytest
 
 from engine.errors import ErrorCode, SluiceError
-from engine.types import SamplingParams
-from engine.validation import check_sampling
+from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from engine.validation import check_request, check_sampling
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,11 @@ from engine.validation import check_sampling
         ("min_tokens", 17, "between 0 and max_tokens (16)"),
         ("seed", -1, "between 0 and 18446744073709551615"),
         ("stop_token_ids", (3, -2), "0 or more"),
+        ("typical_p", 0.0, "greater than 0 and at most 1"),
+        ("typical_p", 1.1, "greater than 0 and at most 1"),
+        ("logprobs", -1, "between 0 and 20"),
+        ("logprobs", 21, "between 0 and 20"),
+        ("prompt_logprobs", 21, "between 0 and 20"),
     ],
 )
 def test_out_of_range_names_field_value_and_range(field: str, value: object, allowed: str) -> None:
@@ -41,3 +46,99 @@ def test_out_of_range_names_field_value_and_range(field: str, value: object, all
 def test_the_edges_are_allowed() -> None:
     check_sampling(SamplingParams(temperature=0, top_p=1, top_k=0, min_p=1, seed=2**64 - 1, max_tokens=1, min_tokens=1))
     check_sampling(SamplingParams(temperature=2, top_p=0.01, presence_penalty=-2, frequency_penalty=2))
+
+
+INFO = EngineInfo(
+    runtime="null",
+    model_type="null",
+    dtype="f32",
+    vocab_size=100,
+    eos_token_ids=(0,),
+    max_model_len=64,
+    block_size=8,
+    num_blocks=8,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    load_seconds=0.0,
+)
+
+
+def request(sampling: dict[str, object] | None = None, **fields: object) -> GenerateRequest:
+    params = SamplingParams(**(sampling or {}))  # type: ignore[arg-type]
+    given = {"request_id": "r", "prompt_token_ids": [1, 2], "sampling": params, **fields}
+    return GenerateRequest(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "message"),
+    [
+        (
+            request({"logit_bias": {100: 1.0}}),
+            "logit_bias",
+            "token ids of logit_bias must be between 0 and 99, got 100",
+        ),
+        (
+            request({"logit_bias": {5: 101.0}}),
+            "logit_bias",
+            "logit_bias of token 5 must be between -100 and 100, got 101.0",
+        ),
+        (
+            request({"logit_bias": {5: math.nan}}),
+            "logit_bias",
+            "logit_bias of token 5 must be between -100 and 100, got nan",
+        ),
+        (
+            request({"bad_words": ((3,), ())}),
+            "bad_words",
+            "bad_words must be sequences of at least 1 token, got an empty one",
+        ),
+        (request({"bad_words": ((3, -1),)}), "bad_words", "token ids of bad_words must be between 0 and 99, got -1"),
+        (request(resume_token_ids=[100]), "resume_token_ids", "resume_token_ids must be between 0 and 99, got 100"),
+        (
+            request({"max_tokens": 2}, resume_token_ids=[5, 6]),
+            "resume_token_ids",
+            "resume_token_ids must be fewer than max_tokens (2), which counts them too, got 2",
+        ),
+        (request(prompt_token_ids=[3, 100]), "prompt", "token ids of the prompt must be between 0 and 99, got 100"),
+        (request(timeout_s=0.0), "timeout_s", "timeout_s must be greater than 0 seconds, got 0.0"),
+        (
+            request(queue_timeout_s=math.nan),
+            "queue_timeout_s",
+            "queue_timeout_s must be greater than 0 seconds, got nan",
+        ),
+        (request(priority=2**31), "priority", "priority must be between -2147483648 and 2147483647, got 2147483648"),
+        (request(tenant="t" * 257), "tenant", "tenant must have at most 256 characters, got 257"),
+        (request(cache_salt="s" * 300), "cache_salt", "cache_salt must have at most 256 characters, got 300"),
+        (
+            request({"grammar": Grammar(GrammarKind.JSON_OBJECT), "ignore_eos": True}),
+            "ignore_eos",
+            "ignore_eos must be false where the output has to match a grammar, got true; "
+            "such an output ends with the end of sequence",
+        ),
+    ],
+)
+def test_a_request_out_of_range_is_told_what_is_allowed(wrong: GenerateRequest, param: str, message: str) -> None:
+    with pytest.raises(SluiceError) as caught:
+        check_request(wrong, INFO)
+    assert (caught.value.code, caught.value.param, caught.value.message) == (ErrorCode.INVALID, param, message)
+
+
+def test_the_edges_of_a_request_are_allowed() -> None:
+    sampling = {
+        "max_tokens": 3,
+        "logit_bias": {0: -100.0, 99: 100.0},
+        "bad_words": ((99,), (0, 1)),
+        "grammar": Grammar(GrammarKind.JSON_OBJECT),
+    }
+    check_request(
+        request(
+            sampling,
+            resume_token_ids=[0, 99],
+            priority=-(2**31),
+            tenant="t" * 256,
+            cache_salt="s" * 256,
+            timeout_s=0.001,
+            queue_timeout_s=3600.0,
+        ),
+        INFO,
+    )

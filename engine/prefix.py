@@ -1,0 +1,36 @@
+"""Names for prefixes: a chained hash for every full block, so that equal prefixes are found by their last block."""
+
+from hashlib import blake2b
+from typing import NewType
+
+from engine.runners.base import IntArray
+
+BlockHash = NewType("BlockHash", bytes)
+"""Of a block's tokens, everything before them, and the request's cache salt."""
+
+_DIGEST_BYTES = 16
+"""128 bits of a cryptographic hash: tenants cannot make up a prefix that collides with another's."""
+
+
+class HashChain:
+    """The block hashes of one sequence, made when they are first asked for."""
+
+    __slots__ = ("_block_size", "_hashes", "_root")
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self._block_size = block_size
+        self._root = _digest(b"", salt.encode())
+        self._hashes: list[BlockHash] = []
+
+    def of(self, token_ids: IntArray, num_blocks: int) -> list[BlockHash]:
+        """Hashes of the first `num_blocks` blocks of `token_ids`, which must cover them and only ever grow."""
+        hashes, size = self._hashes, self._block_size
+        while len(hashes) < num_blocks:
+            begin = len(hashes) * size
+            parent = hashes[-1] if hashes else self._root
+            hashes.append(_digest(parent, token_ids[begin : begin + size].tobytes()))
+        return hashes[:num_blocks]
+
+
+def _digest(parent: bytes, content: bytes) -> BlockHash:
+    return BlockHash(blake2b(content, key=parent, digest_size=_DIGEST_BYTES).digest())

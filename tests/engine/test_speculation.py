@@ -1,0 +1,184 @@
+"""Drafts change the speed and nothing else."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.runners.base import FloatArray, StepBatch
+from engine.sequence import Sequence
+from engine.speculation.gate import FIRST_PAUSE, Gate, TokenPrices
+from engine.speculation.ngram import Lookup
+from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from tests.engine.fake_runner import EchoRunner
+from tests.engine.test_executor import Bench, echo, requests
+
+CHEAP, DEAR = TokenPrices(1.0, 0.01), TokenPrices(1.0, 0.99)
+
+
+class CopyRunner(EchoRunner):
+    """Repeats the context from its beginning, with a stumble now and then: text that prompt lookup is good at."""
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        logits = super().run(batch)
+        logits[:] = 0
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            i = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            position = int(batch.past_lens[i]) + token_row - int(batch.subsequence_begins[i]) + 1
+            table = batch.block_indices[batch.block_indices_begins[i] : batch.block_indices_begins[i + 1]]
+            source = position % 8
+            token = int(self._cache[table[source // self.info.block_size], source % self.info.block_size])
+            logits[row, token if position % 11 else 5] = 1.0
+        return logits
+
+
+def copy_runner() -> CopyRunner:
+    return CopyRunner(num_blocks=64, block_size=4, max_model_len=128)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.3}])
+def test_the_tokens_are_those_without_drafts(sampling: dict[str, object]) -> None:
+    plain, drafted = (Bench(copy_runner(), speculation=kind, max_num_batched_tokens=64) for kind in ("off", "ngram"))
+    for bench in (plain, drafted):
+        for stream_id in range(4):
+            bench.submit(stream_id, [10 + stream_id, *range(100, 107)], max_tokens=60, **sampling)
+        bench.finish()
+    assert drafted.tokens == plain.tokens
+    stats = drafted.executor.stats()
+    if not sampling:
+        assert 0 < stats.accepted_tokens_total < stats.draft_tokens_total, "some right, some wrong"
+        assert stats.steps_total < 0.7 * plain.executor.stats().steps_total
+
+
+class WrongNowAndThen(EchoRunner):
+    """A draft model that says what EchoRunner says, but for every seventh step."""
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        logits = super().run(batch)
+        return np.roll(logits, 1, axis=1) if self.num_runs % 7 == 0 else logits
+
+
+def draft_bench(num_blocks: int = 24, **limits: object) -> Bench:
+    runners = (EchoRunner, WrongNowAndThen)
+    model, draft = (kind(num_blocks=num_blocks, block_size=4, max_model_len=64) for kind in runners)
+    return Bench(model, draft, speculation="draft_model", **limits)
+
+
+def test_a_draft_model_shares_the_block_tables_and_saves_steps() -> None:
+    bench = draft_bench(num_blocks=64, max_num_batched_tokens=64)
+    for stream_id in range(3):
+        bench.submit(stream_id, [stream_id, 5, 6, 7], max_tokens=40)
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i, 5, 6, 7], 40) for i in range(3))
+    stats = bench.executor.stats()
+    assert 0 < stats.accepted_tokens_total < stats.draft_tokens_total
+    assert stats.steps_total < 30
+
+
+def test_a_draft_model_catches_up_with_a_long_context_in_pieces() -> None:
+    bench = draft_bench(max_num_batched_tokens=8)
+    prompt = list(range(30))
+    bench.submit(1, prompt, max_tokens=30)
+    bench.finish()
+    assert bench.tokens[1] == echo(prompt, 30)
+    assert bench.executor.stats().accepted_tokens_total > 0
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@settings(deadline=None, max_examples=30)
+@given(arrivals=requests)
+def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: list[tuple[list[int], int, int]]) -> None:
+    bench = draft_bench(scheduler_policy=policy)
+    for turn in range(31):
+        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
+            if arrival == turn:
+                bench.submit(stream_id, prompt, max_tokens=max_tokens)
+        bench.step()
+    bench.finish()
+    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
+        assert bench.tokens[stream_id] == echo(prompt, max_tokens)
+    assert bench.executor.stats().num_blocks_free == 24
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+@settings(deadline=None, max_examples=40)
+@given(arrivals=requests, stop=st.integers(0, 3))
+def test_every_promise_holds_with_drafts(policy: str, arrivals: list[tuple[list[int], int, int]], stop: int) -> None:
+    bench = Bench(scheduler_policy=policy, speculation="ngram")
+    for turn in range(31):
+        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
+            if arrival == turn:
+                bench.submit(stream_id, prompt, max_tokens=max_tokens)
+        bench.step()
+    bench.finish()
+    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
+        assert bench.tokens[stream_id] == echo(prompt, max_tokens)
+    assert bench.executor.stats().num_blocks_free == 24
+
+
+def test_a_stop_token_among_the_drafts_ends_the_sequence_there() -> None:
+    bench = Bench(copy_runner(), speculation="ngram")
+    bench.submit(1, list(range(100, 108)), max_tokens=60, stop_token_ids=(105,))
+    bench.finish()
+    assert bench.tokens[1][-1] == 105
+    assert 105 not in bench.tokens[1][:-1]
+
+
+def sequence_of(token_ids: list[int]) -> Sequence:
+    runner = EchoRunner()
+    info = EngineInfo(
+        **{field: getattr(runner.info, field) for field in runner.info.__slots__},
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        load_seconds=0.0,
+    )
+    params = SamplingParams(max_tokens=100, temperature=0.0)
+    sequence = Sequence(1, GenerateRequest(request_id="", prompt_token_ids=token_ids, sampling=params), info, 0.0)
+    sequence.open_sampling(info.vocab_size, None)
+    return sequence
+
+
+def test_lookup_finds_what_followed_the_longest_and_latest_run() -> None:
+    assert Lookup().continuation(sequence_of([1, 2, 3, 4, 9, 1, 2, 3, 4]), 3) == [9, 1, 2]
+    assert Lookup().continuation(sequence_of([7, 3, 4, 5, 1, 2, 3, 4, 8, 3, 4, 6, 1, 2, 3, 4]), 2) == [8, 3]
+    assert Lookup().continuation(sequence_of([3, 4, 5, 3, 4, 6, 3, 4]), 2) == [6, 3], "the latest"
+    assert Lookup().continuation(sequence_of([1, 2, 3]), 2) == []
+    assert Lookup().continuation(sequence_of([1]), 2) == []
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=20))
+def test_lookup_learns_as_it_goes(prompt: list[int], output: list[int]) -> None:
+    sequence, lookup = sequence_of(prompt), Lookup()
+    for token_id in output:
+        lookup.continuation(sequence, 4)
+        sequence.append(token_id)
+    assert lookup.continuation(sequence, 4) == Lookup().continuation(sequence_of(prompt + output), 4)
+
+
+def test_the_gate_checks_as_many_as_pay() -> None:
+    gate = Gate()
+    assert gate.num_drafts(4, CHEAP) == 3, "the fourth has a chance of 0.13 only"
+    assert gate.num_drafts(4, TokenPrices(1.0, 0.3)) == 2, "0.6 and 0.36, but not 0.216"
+    assert gate.num_drafts(0, CHEAP) == 0
+
+
+def test_the_gate_closes_on_refusals_and_tries_ever_more_rarely() -> None:
+    gate = Gate()
+    tried_at = []
+    for step in range(400):
+        if gate.num_drafts(4, DEAR):
+            tried_at.append(step)
+            gate.observe(1, 0)
+    gaps = np.diff(tried_at).tolist()
+    assert gaps[0] == FIRST_PAUSE + 1
+    assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
+
+
+def test_the_gate_opens_again_when_drafts_are_accepted() -> None:
+    gate = Gate(rate=0.01)
+    prices = TokenPrices(1.0, 0.2)
+    for _ in range(3):
+        gate.observe(1, 1)
+    assert gate.num_drafts(4, prices) > 0
