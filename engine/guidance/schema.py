@@ -1,0 +1,170 @@
+"""What a JSON schema must be before it is compiled, and where in it an error lies."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import msgspec
+
+from engine.errors import SluiceError, invalid
+
+MAX_PATTERN_CHARS = 4096
+MAX_ALL_PATTERNS_CHARS = 32768
+"""Compiling a regular expression takes time and memory that grow with the square of its length."""
+
+MAX_PATTERN_PAIRS = 2048
+"""Every two patterns of an object are checked against each other, at up to a millisecond."""
+
+_SEARCH_S = 0.5
+"""Spent at most on finding where in a schema an error lies."""
+
+_NO_SCHEMA = "schema must be an object or boolean"  # llguidance's words
+
+_MAPS = ("$defs", "definitions", "properties", "patternProperties")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+
+Probe = Callable[[str], str]
+"""Compiles a schema's text; returns the error, empty where there is none."""
+
+
+def parse_schema(text: str) -> dict[str, Any]:
+    """The schema as a value. Raises SluiceError INVALID where it is no JSON object."""
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise invalid("grammar", f"the JSON schema must be an object, got {text[:40]}")
+    return schema
+
+
+def check_schema(schema: dict[str, Any]) -> None:
+    """Raises SluiceError INVALID, with the place, for what compiles but then takes for ever or never ends."""
+    if "x-guidance" in schema:
+        raise _at("#", "x-guidance is not taken from a schema; remove it")
+    nodes = dict(_walk(schema))
+    _check_patterns(nodes)
+    _check_endless(nodes)
+
+
+def locate(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str, str]:
+    """JSON pointer of the innermost subschema at fault, and its own error.
+
+    That is one which has the same error when compiled by itself, or which makes its parent unsatisfiable.
+    """
+    shared: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
+    deadline = time.monotonic() + _SEARCH_S
+    pointer, node, inner = "#", schema, True
+    while inner:
+        inner = False
+        for child_pointer, child in _children(pointer, node):
+            if time.monotonic() > deadline:
+                break
+            found = _error_of(child, shared, probe)
+            if found and (found == error or _is_blamed(child_pointer, error)):
+                pointer, node, error, inner = child_pointer, child, found, True
+                break
+    return pointer, error
+
+
+def _error_of(node: Any, shared: dict[str, Any], probe: Probe) -> str:
+    if isinstance(node, dict):
+        return probe(msgspec.json.encode({**shared, **node}).decode())
+    return "" if isinstance(node, bool) else _NO_SCHEMA
+
+
+def _is_blamed(pointer: str, error: str) -> bool:
+    match = re.fullmatch(r"Unsatisfiable schema: required property '(.*)' is unsatisfiable(?s:.*)", error)
+    return match is not None and pointer.endswith(f"/properties/{_escape(match[1])}")
+
+
+def _at(pointer: str, reason: str) -> SluiceError:
+    return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reason}")
+
+
+def _children(pointer: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas directly inside a schema, with their JSON pointers."""
+    if not isinstance(node, dict):
+        return
+    for key in _MAPS:
+        if isinstance(inner := node.get(key), dict):
+            yield from ((f"{pointer}/{key}/{_escape(name)}", child) for name, child in inner.items())
+    for key in _LISTS:
+        if isinstance(inner := node.get(key), list):
+            yield from ((f"{pointer}/{key}/{index}", child) for index, child in enumerate(inner))
+    for key in _SINGLE:
+        if isinstance(inner := node.get(key), dict):
+            yield f"{pointer}/{key}", inner
+
+
+def _walk(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema object in the schema, itself first. Not recursive: depth is the client's choice."""
+    pending: list[tuple[str, Any]] = [("#", schema)]
+    while pending:
+        pointer, node = pending.pop()
+        if isinstance(node, dict):
+            yield pointer, node
+            pending.extend(_children(pointer, node))
+
+
+def _check_patterns(nodes: dict[str, dict[str, Any]]) -> None:
+    num_pairs = num_chars = 0
+    for pointer, node in nodes.items():
+        keys = node.get("patternProperties")
+        keys = list(keys) if isinstance(keys, dict) else []
+        patterns = [*keys, pattern] if isinstance(pattern := node.get("pattern"), str) else keys
+        num_pairs += len(keys) ** 2 // 2
+        num_chars += sum(map(len, patterns))
+        if any(len(pattern) > MAX_PATTERN_CHARS for pattern in patterns) or num_chars > MAX_ALL_PATTERNS_CHARS:
+            limits = f"one may have {MAX_PATTERN_CHARS} characters, all together {MAX_ALL_PATTERNS_CHARS}"
+            raise _at(pointer, f"patterns are too long: {limits}")
+        if num_pairs > MAX_PATTERN_PAIRS:
+            raise _at(f"{pointer}/patternProperties", "there are too many patterns; merge some into one")
+
+
+def _check_endless(nodes: dict[str, dict[str, Any]]) -> None:
+    """A schema whose every value holds another value of the same schema has no value that ends."""
+    graph = {pointer: list(_musts(pointer, node)) for pointer, node in nodes.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pointer = min(error.args[1], key=lambda found: (found.count("/"), found))
+        raise _at(pointer, "no finite value can match, for it always holds another of itself") from None
+
+
+def _musts(pointer: str, node: dict[str, Any]) -> Iterator[str]:
+    """Pointers of the schemas that a value of this one always has to match, itself or in part."""
+    if "const" in node or "enum" in node:
+        return
+    if isinstance(reference := node.get("$ref"), str) and reference.startswith("#"):
+        yield reference
+    for key in ("allOf", "anyOf", "oneOf"):
+        options = node.get(key)
+        if isinstance(options, list) and (key == "allOf" or len(options) == 1):
+            yield from (f"{pointer}/{key}/{index}" for index in range(len(options)))
+    if node.get("type") == "object":
+        yield from _required_members(pointer, node)
+    if node.get("type") == "array":
+        yield from _required_items(pointer, node)
+
+
+def _required_members(pointer: str, node: dict[str, Any]) -> Iterator[str]:
+    properties, required = node.get("properties"), node.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        names = (name for name in required if isinstance(name, str) and name in properties)
+        yield from (f"{pointer}/properties/{_escape(name)}" for name in names)
+
+
+def _required_items(pointer: str, node: dict[str, Any]) -> Iterator[str]:
+    num_items, first = node.get("minItems", 0), node.get("prefixItems", [])
+    if isinstance(num_items, int) and isinstance(first, list):
+        yield from (f"{pointer}/prefixItems/{index}" for index in range(min(num_items, len(first))))
+        if num_items > len(first) and isinstance(node.get("items"), dict):
+            yield f"{pointer}/items"
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

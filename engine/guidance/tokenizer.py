@@ -1,0 +1,109 @@
+"""llguidance's view of a checkpoint's tokenizer: the bytes of every token."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import SluiceError, invalid
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_METASPACE = "▁"
+
+_CONVERT_TIMEOUT_S = 120
+_CONVERT = """
+import sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
+sys.stdout.write(tokenizer.backend_tokenizer.to_str())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer for llguidance, whose masks have `tokenizer.vocab_size` bits, and what the model makes of it.
+
+    Rows of logits have `vocab_size` entries; those from `num_usable` on are padding.
+    """
+
+    tokenizer: "LLTokenizer"
+    vocab_size: int
+    num_usable: int
+
+
+def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+    """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens.
+
+    `vocab_size` is the model's, which may be more or less than the tokenizer's. Raises SluiceError INVALID where
+    the model cannot be guided: it has no end of sequence, or a tokenizer whose tokens have no fixed bytes.
+    """
+    from llguidance import LLTokenizer  # 40 ms and 8 MB that only guided requests need
+
+    try:
+        text = _read(model_path)
+        original: dict[str, Any] = json.loads(text)
+        document, num_tokens = _with_all_ids(_with_known_decoder(original))
+        text = text if document is original else json.dumps(document)
+        num_usable = min(vocab_size, num_tokens)
+        eos = [token_id for token_id in eos_token_ids if token_id < num_usable]
+        if not eos:
+            raise _unusable("it has no end-of-sequence token, without which the output could not end")
+        size = max(vocab_size, num_tokens)
+        return Vocabulary(LLTokenizer(text, n_vocab=size, eos_token=eos), vocab_size, num_usable)
+    except SluiceError:
+        raise
+    except BaseException as error:  # a Rust panic is no Exception
+        raise _unusable(f"its tokenizer cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _unusable(reason: str) -> SluiceError:
+    return invalid("grammar", f"guided decoding cannot be used with this model: {reason}")
+
+
+def _read(model_path: Path) -> str:
+    """tokenizer.json, made by transformers where the checkpoint has only its older forms."""
+    file = model_path / "tokenizer.json"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    # transformers would cost this process 100 MB and half a second in which no other thread runs.
+    command = (sys.executable, "-X", "utf8", "-c", _CONVERT, str(model_path))
+    run = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_CONVERT_TIMEOUT_S, check=False)
+    if run.returncode != 0:
+        raise ValueError((run.stderr.strip().splitlines() or ["transformers cannot load it"])[-1])
+    return run.stdout
+
+
+def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
+    """A lone Metaspace decoder as the steps that llguidance knows, which give the same bytes."""
+    decoder = document.get("decoder") or {}
+    if decoder.get("type") != "Metaspace":
+        return document
+    replace = {"type": "Replace", "pattern": {"String": decoder.get("replacement", _METASPACE)}, "content": " "}
+    return {**document, "decoder": {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}]}}
+
+
+def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The tokenizer with a special token for every unused id below its last, and how many ids that makes.
+
+    llguidance counts tokens where it should look at the last id.
+    """
+    model, added = document["model"], list(document.get("added_tokens") or [])
+    vocab = model["vocab"]
+    if not isinstance(vocab, dict):  # Unigram: a list, which has no gaps
+        ids = set(range(len(vocab))) | {token["id"] for token in added}
+        return document, max(ids) + 1
+    used = {*vocab.values(), *(token["id"] for token in added)}
+    gaps = {f"<|unused {token_id}|>": token_id for token_id in range(max(used) + 1) if token_id not in used}
+    if not gaps:
+        return document, max(used) + 1
+    added += [_special(token_id, name) for name, token_id in gaps.items()]
+    return {**document, "added_tokens": added, "model": {**model, "vocab": {**vocab, **gaps}}}, max(used) + 1
+
+
+def _special(token_id: int, content: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, "special": True, **flags}

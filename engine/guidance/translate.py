@@ -1,0 +1,167 @@
+"""A client's grammar in llguidance's words, and llguidance's complaints about it in the client's."""
+
+import bisect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.errors import SluiceError, invalid
+from engine.guidance.gbnf import LarkGrammar, is_gbnf, to_lark
+from engine.guidance.messages import position, readable, regex_fault
+from engine.guidance.schema import Probe, check_schema, locate, parse_schema
+from engine.types import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_BYTES = {
+    GrammarKind.JSON_SCHEMA: 256 << 10,
+    GrammarKind.JSON_OBJECT: 0,
+    GrammarKind.REGEX: 8 << 10,
+    GrammarKind.CHOICE: 256 << 10,
+    GrammarKind.EBNF: 64 << 10,
+}
+"""Longest text of a grammar in UTF-8. The compiler's stack and time grow with it."""
+
+_FUEL = 500_000
+_REGEX_FUEL = 20_000
+"""Size of all expressions of a grammar, about two a character. Sets of strings are cheap; in what else a regular
+expression can say time and memory grow with its square (a thousand optional letters: 10 MB)."""
+
+_JSON_STYLE: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space, and only after a comma or colon: what most models write by themselves, and small ones that may
+write white space where they like often do nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """`text` is for llguidance, and `fuel` what compiling it may cost.
+
+    `explain` makes of llguidance's error one for the client, with a probe that compiles parts.
+    """
+
+    text: str
+    explain: Callable[[str, Probe], SluiceError]
+    fuel: int = _FUEL
+
+
+def translate(grammar: Grammar) -> Translation:
+    """Raises SluiceError INVALID for what is wrong with the text itself."""
+    try:
+        size, limit = len(grammar.text.encode()), MAX_BYTES[grammar.kind]
+    except UnicodeEncodeError:
+        raise invalid("grammar", "the grammar is not valid Unicode text: it has half a surrogate pair") from None
+    if size > limit:
+        message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
+        raise invalid("grammar", message)
+    return _TRANSLATORS[grammar.kind](grammar.text)
+
+
+def _json_schema(text: str) -> Translation:
+    schema = parse_schema(text)
+    compiled = _schema_grammar(text)
+    check_schema(schema)
+
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        pointer, error = locate(schema, raw, lambda part: probe(_schema_grammar(part)))
+        return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {readable(error)}")
+
+    return Translation(compiled, explain)
+
+
+def _schema_grammar(text: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+    except ValueError as error:
+        raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
+
+
+def _json_object(text: str) -> Translation:
+    return _json_schema('{"type":"object"}')
+
+
+def _regex(text: str) -> Translation:
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        fault = regex_fault(raw)
+        where = f" at character {_original_offset(text, fault[0]) + 1}" if fault else ""
+        reason = fault[1] if fault else readable(raw)
+        return invalid("grammar", f"the regular expression cannot be used{where}: {reason}")
+
+    return Translation(_lark_grammar(f"start: /{_in_lark(text)}/"), explain, _REGEX_FUEL)
+
+
+def _in_lark(text: str) -> str:
+    """A regular expression as it stands between slashes; its \\d are the digits of ASCII, not of all scripts."""
+    from llguidance import regex_to_lark
+
+    return regex_to_lark(text, use_ascii="d")
+
+
+def _original_offset(text: str, offset: int) -> int:
+    """The place in a regular expression that `_in_lark` has moved to `offset`."""
+    return bisect.bisect_left(range(len(text)), offset, key=lambda length: len(_in_lark(text[:length])))
+
+
+def _choice(text: str) -> Translation:
+    try:
+        choices = msgspec.json.decode(text, type=list[str])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid("grammar", f"choice must be a JSON array of strings: {error}") from None
+    if not choices:
+        raise invalid("grammar", "choice must have at least one string, got an empty array")
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return Translation(_lark_grammar(f"start: CHOICE\nCHOICE: {words}\n"), _explain_choice)
+
+
+def _explain_choice(raw: str, probe: Probe) -> SluiceError:
+    return invalid("grammar", f"the choice cannot be used: {readable(raw)}")
+
+
+def _ebnf(text: str) -> Translation:
+    if is_gbnf(text):
+        return _gbnf(to_lark(text))
+    for match in re.finditer(r"%json\s*", text):
+        check_schema(_inline_schema(text, match.end()))
+
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        place = position(raw)
+        where = f"line {place[0]}, column {place[1]}: " if place else ""
+        return invalid("grammar", f"the Lark grammar cannot be used: {where}{readable(raw)}")
+
+    return Translation(_lark_grammar(text), explain, _REGEX_FUEL)
+
+
+def _gbnf(grammar: LarkGrammar) -> Translation:
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        place = position(raw)
+        where = f"in rule {grammar.rule_names[place[0] - 1]}: " if place else ""
+        return invalid("grammar", f"the GBNF grammar cannot be used: {where}{readable(raw)}")
+
+    return Translation(_lark_grammar(grammar.text), explain, _REGEX_FUEL)
+
+
+def _inline_schema(text: str, start: int) -> dict[str, Any]:
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise invalid("grammar", f"the Lark grammar cannot be used: %json is not followed by JSON: {error}") from None
+    return schema if isinstance(schema, dict) else {}
+
+
+def _lark_grammar(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+_TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
+    GrammarKind.JSON_SCHEMA: _json_schema,
+    GrammarKind.JSON_OBJECT: _json_object,
+    GrammarKind.REGEX: _regex,
+    GrammarKind.CHOICE: _choice,
+    GrammarKind.EBNF: _ebnf,
+}

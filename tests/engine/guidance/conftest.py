@@ -1,0 +1,15 @@
+"""Grammars compiled over rill's own tokenizer."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.guidance import GrammarCompiler
+from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(RILL, VOCAB_SIZE, (EOS,))
+    yield compiler
+    compiler.close()
