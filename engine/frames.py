@@ -12,6 +12,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
     stream_id: int
     request: GenerateRequest
+    was_accepted: bool = False
+    """By an engine that is gone: then this one has no say in it, however full its queue is."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from engine.errors import ErrorCode, SluiceError
 from engine.executor import InflightExecutor, engine_info
 from engine.frames import Command, LoadFailed, Ready, Report, StepFrame, Submit
 from engine.runners.base import Runner
-from engine.runners.loader import load_runner
+from engine.runners.loader import load_draft_runner, load_runner
 from engine.types import RequestFailed, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,12 @@ class Transport:
         self._context.term()
 
 
-def serve(config: EngineConfig, transport: Transport) -> int:
+def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConfig], Runner]) -> int:
     """Load, report, run until told to stop. Returns the exit code."""
     started = time.perf_counter()
     try:
-        runner = load_runner(config)
+        runner = load(config)
+        draft_runner = load_draft_runner(config, runner.info)
     except SluiceError as error:
         transport.send_all(LoadFailed(error.code, error.message))
         return 1
@@ -110,14 +112,18 @@ def serve(config: EngineConfig, transport: Transport) -> int:
         transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
         return 1
     try:
-        _run(runner, config, transport, time.perf_counter() - started)
+        _run(runner, draft_runner, config, transport, time.perf_counter() - started)
     finally:
         runner.close()
+        if draft_runner is not None:
+            draft_runner.close()
     return 0
 
 
-def _run(runner: Runner, config: EngineConfig, transport: Transport, load_seconds: float) -> None:
-    executor = InflightExecutor(runner, config, transport, transport.emit)
+def _run(
+    runner: Runner, draft_runner: Runner | None, config: EngineConfig, transport: Transport, load_seconds: float
+) -> None:
+    executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
     transport.send_all(Ready(engine_info(runner, config, load_seconds)))
     executor.run()
 
@@ -139,7 +145,8 @@ def _end_with_parent(parent: int, socket_file: Path) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:
+    """Serve the runner that `load` makes, until told to stop or left alone. Returns the exit code."""
     endpoint, parent, log_level, config_json = argv
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
     # The gateway decides when the engine ends; a terminal's Ctrl-C reaches both.
@@ -149,7 +156,7 @@ def main(argv: list[str]) -> int:
     transport = Transport(endpoint)
     try:
         transport.await_client()
-        return serve(msgspec.json.decode(config_json, type=EngineConfig), transport)
+        return serve(msgspec.json.decode(config_json, type=EngineConfig), transport, load)
     finally:
         transport.close()
 

@@ -1,141 +1,176 @@
-"""The client of an engine in a process of its own."""
+"""The client of an engine in a process of its own, which it replaces when it crashes or hangs."""
 
 import asyncio
 import logging
-import os
-import shutil
-import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Iterable
+from contextlib import suppress
 from time import perf_counter
 
 import msgspec
-import zmq
 import zmq.asyncio
 
+from engine.child import EngineChild
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
-from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.frames import Command, Report, StepFrame
+from engine.supervision import STABLE_S, Patience
+from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
 
-EXIT_WAIT_S = 5.0
-LAST_WORDS_S = 1.0
-"""How long a message of a process that has ended may take to be read."""
+WATCH_S = 0.1
+"""How often the engine's heartbeat is looked at."""
+MIN_LOAD_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_FACTOR = 5.0
+"""A new engine that takes so many times longer to load than the first did is not going to."""
 
 
 class ProcessEngineClient(EngineClient):
-    """The executor in a process of its own, over ZeroMQ on a socket file that only this user can reach."""
+    """The executor in a process of its own: `python -m module`, `engine.process` or one that speaks like it.
 
-    def __init__(self, config: EngineConfig) -> None:
+    An engine that crashes, or says nothing for `heartbeat_timeout_s`, is killed and replaced, and its requests go on in
+    the next one. After several in a row that did nothing for anybody it is given up, and `failure` says why.
+    """
+
+    can_restart = True
+
+    def __init__(
+        self, config: EngineConfig, *, heartbeat_timeout_s: float = 10.0, module: str = "engine.process"
+    ) -> None:
         super().__init__(config)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Report)
-        self._folder = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._module = module
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._is_stopping = False
+        self._child = EngineChild(self._context)
+        self._load_timeout_s: float | None = None
+        self._ready_at = 0.0
+        self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        """The engine's process; None before `start`."""
+        return self._child.pid
 
     async def start(self) -> None:
-        endpoint = f"ipc://{self._folder / 'engine'}"
-        level = logging.getLevelName(logging.root.level)
-        arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(self.config).decode())
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine.process", *arguments, stdin=asyncio.subprocess.DEVNULL
-        )
-        self._socket.connect(endpoint)
-        await self._socket.send(b"")
-        exited = asyncio.ensure_future(self._process.wait())
-        report = asyncio.ensure_future(self._receive())
-        await asyncio.wait((exited, report), return_when=asyncio.FIRST_COMPLETED)
-        if exited.done():  # its last words may still be on their way
-            await asyncio.wait((report,), timeout=LAST_WORDS_S)
-        if not report.done():
-            report.cancel()
-            await self.stop()
-            raise SluiceError(
-                ErrorCode.UNAVAILABLE, f"the engine process ended with code {exited.result()} while loading"
-            )
-        await self._take_first(report.result())
-        self._reader = asyncio.create_task(self._read(), name="engine-reader")
-        self._watcher = asyncio.create_task(self._watch(exited), name="engine-watcher")
-
-    async def _take_first(self, report: Report) -> None:
-        match report:
-            case Ready():
-                self._info = report.info
-                self._last_report = perf_counter()
-            case LoadFailed():
-                await self.stop()
-                raise SluiceError(report.code, report.message)
-            case StepFrame():
-                raise AssertionError("a step before the engine was ready")
-
-    async def _receive(self) -> Report:
-        report: Report = self._decoder.decode(await self._socket.recv())
-        return report
-
-    async def _read(self) -> None:
+        started = perf_counter()
         try:
-            while True:
-                report = await self._receive()
-                if isinstance(report, StepFrame):
-                    self._on_frame(report)
-        except asyncio.CancelledError:
+            self._info = await self._child.load(self._module, self.config)
+        except SluiceError:
+            await self.stop()
             raise
-        except Exception as error:
-            log.exception("reading from the engine failed")
-            self._die(f"the engine cannot be understood: {error}")
-
-    async def _watch(self, exited: "asyncio.Future[int]") -> None:
-        code = await exited
-        if not self._is_stopping:
-            log.critical("the engine process ended unexpectedly with code %d", code)
-            self._die(f"the engine process ended unexpectedly with code {code}")
-
-    def _send(self, command: Command) -> None:
-        # Without a bound (high-water mark 0) a send never waits, so its future is done at once.
-        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        self._ready_at = self._last_report = perf_counter()
+        self._load_timeout_s = max(MIN_LOAD_TIMEOUT_S, LOAD_TIMEOUT_FACTOR * (self._ready_at - started))
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def stop(self) -> None:
-        self._is_stopping = True
-        if self.failure is None and self._reader is not None:
-            self._send(Shutdown())
         self._die("the engine was stopped")
-        await self._end_process()
-        for task in (self._reader, self._watcher):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*filter(None, (self._reader, self._watcher)), return_exceptions=True)
-        self._socket.close()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+        await self._child.close()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """End the engine's process now, for a gateway that is about to exit itself; `stop` is the way otherwise."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._child.kill()
 
-    async def _end_process(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        if self._reader is None:  # still loading: it reads no commands yet
-            process.kill()
+    def _send(self, command: Command) -> None:
+        self._child.send(command)
+
+    # -- supervision
+
+    async def _supervise(self) -> None:
+        """Serve with one engine after the other, until one cannot be had any more."""
+        patience = Patience()
         try:
-            await asyncio.wait_for(process.wait(), EXIT_WAIT_S)
+            while not patience.is_over:
+                reason = await self._serve()
+                noticed = perf_counter()
+                await self._bury(patience)
+                log.error("%s; starting another, %d requests wait for it", reason, len(self._streams))
+                await self._replace(reason, noticed, patience)
+        except Exception as error:
+            log.exception("supervising the engine failed")
+            self._child.kill()
+            self._die(f"supervising the engine failed: {error}")
+
+    async def _serve(self) -> str:
+        """Pass on what the engine says until it is lost; returns how."""
+        reader = asyncio.create_task(self._read(), name="engine-reader")
+        watcher = asyncio.create_task(self._until_silent(), name="engine-watcher")
+        exited = self._child.exited
+        try:
+            await asyncio.wait((reader, watcher, exited), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                reason = f"the engine process ended unexpectedly with code {exited.result()}"
+            elif reader.done():
+                reason = f"the engine cannot be understood: {reader.exception()}"
+            else:
+                reason = f"the engine has been silent for {self.heartbeat_age_s():.1f} s"
+        finally:
+            for task in (reader, watcher):
+                task.cancel()
+            await asyncio.wait((reader, watcher))
+        return reason
+
+    async def _read(self) -> None:
+        while True:
+            self._take((await self._child.receive(),))
+
+    def _take(self, reports: Iterable[Report]) -> None:
+        for report in reports:
+            if isinstance(report, StepFrame):
+                self._on_frame(report)
+
+    async def _until_silent(self) -> None:
+        """Returns when the engine has said nothing for too long."""
+        while self.heartbeat_age_s() < self._heartbeat_timeout_s:
+            before = perf_counter()
+            await asyncio.sleep(WATCH_S)
+            # Time in which this process did not run either, or did not come to listen, is no silence of the engine's.
+            now = perf_counter()
+            self._last_report = min(self._last_report + max(now - before - 2 * WATCH_S, 0.0), now)
+
+    async def _bury(self, patience: Patience) -> None:
+        """End the lost engine, hear what it had to say, and judge."""
+        self._begin_loss()
+        self._child.kill()
+        with suppress(msgspec.MsgspecError):  # perhaps it is for talking nonsense that it is lost
+            self._take(await self._child.last_reports())
+        has_worked = self.stats.generation_tokens_total > self._stats_before.generation_tokens_total
+        is_stable = perf_counter() - self._ready_at >= STABLE_S
+        has_culprit = self._lose()
+        if has_worked or is_stable:
+            patience.served()
+        else:
+            patience.failed(has_culprit=has_culprit)
+
+    async def _replace(self, reason: str, noticed: float, patience: Patience) -> None:
+        """Start another engine, or give up."""
+        while not patience.is_over:
+            await asyncio.sleep(patience.delay_s())
+            try:
+                self._info = await self._load_another()
+            except SluiceError as error:
+                reason = f"it could not be started anew: {error.message}"
+                log.error(reason)
+                patience.failed()
+                continue
+            self._ready_at = perf_counter()
+            self._regain(self._ready_at - noticed)
+            log.warning("the engine is back after %.2f s", self.last_recovery_s)
+            return
+        log.critical("the engine is given up: %s", reason)
+        self._die(f"the engine failed too often; the last time, {reason}")
+
+    async def _load_another(self) -> EngineInfo:
+        """A new engine. Raises SluiceError where it did not load."""
+        await self._child.close()
+        self._child = EngineChild(self._context)
+        try:
+            async with asyncio.timeout(self._load_timeout_s):
+                return await self._child.load(self._module, self.config)
         except TimeoutError:
-            log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
-            process.kill()
-            await process.wait()
+            message = f"it did not load within {self._load_timeout_s:g} s"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message) from None

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.executor import InflightExecutor
 from engine.frames import Command, Shutdown, StepFrame
 from engine.runners.base import Runner
-from engine.runners.loader import load_runner
+from engine.runners.loader import load_draft_runner, load_runner
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,11 @@ class _ThreadCommands:
 
 
 class InProcessEngineClient(EngineClient):
-    """The executor on a thread of this process: for tests and the smallest set-ups."""
+    """The executor on a thread of this process: for tests and the smallest set-ups.
+
+    A step that raises fails its requests and no more. What ends the loop itself ends the engine: a thread cannot be
+    killed, nor what it leaves behind be trusted, so it is not replaced, and `failure` says why.
+    """
 
     def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:
         super().__init__(config)
@@ -50,11 +54,12 @@ class InProcessEngineClient(EngineClient):
         runner = self._runner
         if runner is None:
             runner = await asyncio.to_thread(load_runner, self.config)
+        draft_runner = await asyncio.to_thread(load_draft_runner, self.config, runner.info)
 
         def emit(frame: StepFrame) -> None:
             self._call(loop, self._on_frame, frame)
 
-        self.executor = InflightExecutor(runner, self.config, self._commands, emit)
+        self.executor = InflightExecutor(runner, self.config, self._commands, emit, draft_runner=draft_runner)
         self._info = self.executor.info
         self._thread = threading.Thread(target=self._run, args=(self.executor, runner, loop), name="engine")
         self._thread.start()

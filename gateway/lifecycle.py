@@ -77,7 +77,9 @@ class Server:
         self._listeners = listeners
         self._started = started
         self._name = config.model.served_model_name or model_name(checkpoint)
-        self._engine = ProcessEngineClient(config.engine(str(checkpoint)))
+        self._engine = ProcessEngineClient(
+            config.engine(str(checkpoint)), heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s
+        )
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
@@ -170,20 +172,20 @@ class Server:
         )
 
     async def _watch(self, service: "InferenceService") -> None:
-        """Tell the log when readiness changes. A dead engine stays dead: requests get 503 until a restart."""
-        said = ""
+        """Tell the log when readiness changes. An engine given up stays so: requests get 503 until a restart."""
+        was_ready, was_live = True, True
         tasks = [server.task for server in self._servers]
         while True:
             ended, _ = await asyncio.wait(tasks, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
                 raise SluiceError(ErrorCode.INTERNAL, "an HTTP server ended unexpectedly")
-            reason = service.readiness().reason
-            if reason and not said:
-                log.critical("not ready: %s", reason)
-            elif said and not reason:
+            readiness, is_live = service.readiness(), service.is_live()
+            if not readiness.is_ok and (was_ready or is_live != was_live):
+                log.log(logging.WARNING if is_live else logging.CRITICAL, "not ready: %s", readiness.reason)
+            elif readiness.is_ok and not was_ready:
                 log.warning("ready again")
-            said = reason
+            was_ready, was_live = readiness.is_ok, is_live
 
     # -- end
 

@@ -45,9 +45,9 @@ class InferenceService:
     """Serves the models of one engine. Lives on the event loop's thread.
 
     While loading it is live and not ready; `begin_serving` makes it ready. Once draining it refuses
-    what is new, and what is open goes on until it ends or `abort_all` ends it. When the engine dies it
-    is neither live nor ready, and every request is refused as unavailable: whoever watches the probes
-    restarts the server.
+    what is new, and what is open goes on until it ends or `abort_all` ends it. While a lost engine is
+    replaced it is live and not ready: requests are taken and wait. When the engine is given up it is neither,
+    and every request is refused as unavailable: whoever watches the probes restarts the server.
     """
 
     def __init__(self, engine: "EngineClient", metrics: GatewayMetrics, heartbeat_timeout_s: float) -> None:
@@ -78,23 +78,29 @@ class InferenceService:
     # --- how it is ---
 
     def liveness(self) -> Health:
-        """Whether the engine still moves. One that is loading is not expected to."""
+        """Whether the engine moves, or will: one that loads is not expected to, and one that hangs is replaced."""
         if self._engine.failure is not None:
             return Health(f"the engine failed: {self._engine.failure}")
-        if self._phase is Phase.LOADING:
+        if self._phase is Phase.LOADING or self._engine.can_restart:
             return Health()
-        age_s = self._engine.heartbeat_age_s()
-        if age_s >= self._heartbeat_timeout_s:
-            return Health(f"the engine has been silent for {age_s:.1f} s")
-        return Health()
+        return self._silence()
 
     def readiness(self) -> Health:
-        """Whether a new request would be served."""
+        """Whether a new request would be served now."""
         if self._phase is Phase.LOADING:
             return Health("the model is loading")
         if self._phase is Phase.DRAINING:
             return Health("the server is shutting down")
-        return self.liveness()
+        if self._engine.is_restarting:
+            return Health("the engine is restarting")
+        liveness = self.liveness()
+        return self._silence() if liveness.is_ok else liveness
+
+    def _silence(self) -> Health:
+        age_s = self._engine.heartbeat_age_s()
+        if age_s < self._heartbeat_timeout_s:
+            return Health()
+        return Health(f"the engine has been silent for {age_s:.1f} s")
 
     def is_live(self) -> bool:
         return self.liveness().is_ok

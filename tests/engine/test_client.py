@@ -129,20 +129,6 @@ async def test_nothing_can_be_asked_before_the_start() -> None:
         _ = in_process().info
 
 
-async def test_a_killed_engine_fails_its_streams_and_later_requests() -> None:
-    async with started(in_own_process()) as client:
-        assert isinstance(client, ProcessEngineClient)
-        assert client.pid is not None
-        stream = client.submit(request([1, 2], max_tokens=200, ignore_eos=True))
-        await anext(stream)
-        os.kill(client.pid, signal.SIGKILL)
-        with pytest.raises(SluiceError, match="ended unexpectedly with code -9"):
-            await collect(stream)
-        with pytest.raises(SluiceError, match="ended unexpectedly") as caught:
-            client.submit(request([1], max_tokens=1))
-        assert caught.value.code is ErrorCode.UNAVAILABLE
-
-
 async def test_a_silent_engine_shows_in_the_heartbeat() -> None:
     async with started(in_own_process()) as client:
         assert isinstance(client, ProcessEngineClient)
@@ -171,6 +157,6 @@ async def test_stop_leaves_no_process_and_no_socket_file() -> None:
         pid = client.pid
         assert pid is not None
         assert psutil.pid_exists(pid)
-        folder = client._folder
+        folder = client._child.folder
     assert not psutil.pid_exists(pid)
     assert not folder.exists()

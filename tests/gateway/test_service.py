@@ -234,6 +234,29 @@ async def test_a_silent_engine_is_not_live() -> None:
 
 
 @on_loop
+async def test_while_the_engine_restarts_the_server_lives_and_is_not_ready() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.runner.allow(100)
+        it.engine.is_restarting = True
+        assert it.service.is_live()
+        assert it.service.readiness().reason == "the engine is restarting"
+        assert it.service.model("rill") is it.model, "new requests are taken, and wait"
+        it.engine.is_restarting = False
+        assert it.service.is_ready()
+
+
+@on_loop
+async def test_a_silent_engine_that_can_be_replaced_is_not_ready_and_no_reason_to_restart_the_server() -> None:
+    async with rig() as it:
+        it.service.begin_serving(it.model)
+        it.engine.can_restart = True
+        it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
+        assert it.service.is_live()
+        assert it.service.readiness().reason == "the engine has been silent for 5.0 s"
+
+
+@on_loop
 async def test_a_dead_engine_fails_its_streams_and_the_probes() -> None:
     async with rig() as it:
         it.service.begin_serving(it.model)

@@ -1,0 +1,128 @@
+"""One engine process, from its start to its end, and the socket to it."""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.types import EngineInfo
+
+log = logging.getLogger(__name__)
+
+EXIT_WAIT_S = 5.0
+LAST_WORDS_S = 1.0
+"""How long a message of a process that has ended may take to be read."""
+DRAIN_MS = 20
+"""How long the socket of a process that has ended must be silent until all it said is read."""
+
+
+class EngineChild:
+    """Speaks ZeroMQ over a socket file that only this user can reach. Made once, `load`ed once, `close`d once."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Report)
+        self.folder = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._exit: asyncio.Future[int] | None = None
+        self._is_loaded = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exited(self) -> "asyncio.Future[int]":
+        """The process' exit code, when it has ended; negative for the signal that ended it."""
+        assert self._exit is not None
+        return self._exit
+
+    async def load(self, module: str, config: EngineConfig) -> EngineInfo:
+        """Start `python -m module` and wait until its model is loaded. Raises SluiceError where it cannot."""
+        endpoint = f"ipc://{self.folder / 'engine'}"
+        level = logging.getLevelName(logging.root.level)
+        arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(config).decode())
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.DEVNULL
+        )
+        self._exit = asyncio.ensure_future(self._process.wait())
+        self._socket.connect(endpoint)
+        await self._socket.send(b"")
+        match await self._first_report():
+            case Ready(info):
+                self._is_loaded = True
+                return info
+            case LoadFailed(code, message):
+                raise SluiceError(code, message)
+            case StepFrame():
+                raise AssertionError("a step before the engine was ready")
+
+    async def _first_report(self) -> Report:
+        report = asyncio.ensure_future(self.receive())
+        try:
+            await asyncio.wait((self.exited, report), return_when=asyncio.FIRST_COMPLETED)
+            if not report.done():  # its last words may still be on their way
+                await asyncio.wait((report,), timeout=LAST_WORDS_S)
+            if not report.done():
+                code = self.exited.result()
+                raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine process ended with code {code} while loading")
+            return report.result()
+        finally:
+            report.cancel()
+
+    async def receive(self) -> Report:
+        report: Report = self._decoder.decode(await self._socket.recv())
+        return report
+
+    def send(self, command: Command) -> None:
+        # Without a bound (high-water mark 0) a send never waits, so its future is done at once.
+        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    def kill(self) -> None:
+        """End the process now; `close` is still to be called, unless this process is about to end itself."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def last_reports(self) -> list[Report]:
+        """What a killed process had sent and nobody has read."""
+        await self._wait_exit()
+        reports = []
+        while await self._socket.poll(DRAIN_MS):
+            reports.append(await self.receive())
+        return reports
+
+    async def close(self) -> None:
+        """End the process, gently where it can hear, and give everything back. Idempotent."""
+        if self._process is not None and not self.exited.done():
+            if self._is_loaded:
+                self.send(Shutdown())
+            else:  # it reads no commands yet
+                self._process.kill()
+            await self._wait_exit()
+        self._socket.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _wait_exit(self) -> None:
+        """Wait for the end, and enforce it where it does not come."""
+        await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
+        if self.exited.done():
+            return
+        assert self._process is not None
+        log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
+        self._process.kill()
+        # Even a kill waits for a process that the kernel holds; it is not waited for without end.
+        await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)

@@ -1,0 +1,86 @@
+"""A crash that nobody notices: a real server, 32 streams, and `kill -9` of its engine."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.gateway.conftest import PATIENCE_S, ServerProcess, StartServer
+
+NUM_STREAMS = 32
+MAX_TOKENS = 150
+BEFORE_KILL = 5
+"""Events that every stream has brought when the engine is killed."""
+
+
+@dataclass
+class Reader:
+    """One client of a streamed completion; even numbers are greedy, odd ones sample with a seed."""
+
+    number: int
+    texts: list[str] = field(default_factory=list)
+    is_under_way: asyncio.Event = field(default_factory=asyncio.Event)
+    last_frame: str = ""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        sampling = {"temperature": 0} if self.number % 2 == 0 else {"temperature": 1.0, "seed": self.number}
+        fixed = {"model": "tiny", "max_tokens": MAX_TOKENS, "ignore_eos": True, "stream": True}
+        return {"prompt": f"Story number {self.number}:", **fixed, **sampling}
+
+    async def read(self, client: httpx.AsyncClient) -> str:
+        """The whole text."""
+        async with client.stream("POST", "/v1/completions", json=self.body) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                self._take(line)
+        assert self.last_frame == "data: [DONE]"
+        return "".join(self.texts)
+
+    def _take(self, line: str) -> None:
+        if not line:
+            return
+        self.last_frame = line
+        if line != "data: [DONE]":
+            [choice] = json.loads(line.removeprefix("data: "))["choices"]
+            self.texts.append(choice["text"])
+        if len(self.texts) > BEFORE_KILL:
+            self.is_under_way.set()
+
+
+async def read_all(client: httpx.AsyncClient, readers: list[Reader]) -> list[str]:
+    return await asyncio.gather(*(reader.read(client) for reader in readers))
+
+
+async def probe(client: httpx.AsyncClient, path: str) -> bool:
+    return (await client.get(path)).status_code == 200
+
+
+async def kill_and_watch(server: ServerProcess, client: httpx.AsyncClient) -> None:
+    """Kill the engine; readiness goes and comes back, liveness stays."""
+    engine = server.engine()
+    engine.kill()
+    while await probe(client, "/v2/health/ready"):
+        assert await probe(client, "/v2/health/live")
+    while not await probe(client, "/v2/health/ready"):
+        assert await probe(client, "/v2/health/live")
+    assert not psutil.pid_exists(engine.pid)
+
+
+async def test_32_streams_bring_the_same_text_when_their_engine_is_killed(start_server: StartServer) -> None:
+    server = await asyncio.to_thread(start_server, "--dtype=f32")
+    limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S, limits=limits) as client:
+        undisturbed = await read_all(client, [Reader(number) for number in range(NUM_STREAMS)])
+        readers = [Reader(number) for number in range(NUM_STREAMS)]
+        reading = asyncio.create_task(read_all(client, readers))
+        await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
+        assert not reading.done()
+        await kill_and_watch(server, client)
+        texts = await reading
+    assert texts == undisturbed
+    assert len({*texts}) == NUM_STREAMS
+    assert "32 requests wait for it" in server.log
