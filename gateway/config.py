@@ -9,98 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
+from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.options import ConfigError, Option, choice, integer, option, option_of, seconds, size, text_of, truth
 
 _PORTS = integer(0, 65535)
-_DEFAULTS = EngineConfig(model_path="")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """Model: what is served"""
+class RequestOptions:
+    """Requests: what holds for one that does not say"""
 
-    path: str | None = option(
-        "MODEL",
+    timeout_s: float | None = option(
+        "--request-timeout-secs",
         None,
-        text_of("the folder of a HuggingFace checkpoint"),
-        "MODEL",
-        "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json). Nothing is downloaded. "
-        "Default: rill, the small chat model that comes with Sluice",
+        seconds(0.001),
+        "SECONDS",
+        "longest time from a request's arrival to its last token; one that takes longer ends in an error (504). "
+        "Clients send x-sluice-timeout-ms. Default: no limit",
     )
-    served_model_name: str | None = option(
-        "--served-model-name",
+    queue_timeout_s: float | None = option(
+        "--queue-timeout-secs",
         None,
-        text_of("a name without control characters"),
-        "NAME",
-        "the name clients ask for. Default: the folder's name",
-    )
-    dtype: str = option(
-        "--dtype",
-        _DEFAULTS.dtype,
-        choice("auto", "bf16", "f32"),
-        "TYPE",
-        "precision of the computation: auto, bf16 or f32. auto takes bf16 where the CPU has it; f32 is exact and "
-        "about half as fast",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingOptions:
-    """Scheduling and memory: how many requests share the model, and what that costs"""
-
-    max_model_len: int | None = option(
-        "--max-model-len",
-        None,
-        integer(2),
-        "TOKENS",
-        "longest prompt and answer together. Longer ones may hold more KV blocks, so fewer requests run at once. "
-        "Default: what the model was trained for",
-    )
-    max_num_seqs: int = option(
-        "--max-num-seqs",
-        _DEFAULTS.max_num_seqs,
-        integer(1, 4096),
-        "N",
-        "most requests in one step. More raises the total tokens per second, and lengthens every step, so each "
-        "stream gets slower",
-    )
-    max_num_batched_tokens: int = option(
-        "--max-num-batched-tokens",
-        _DEFAULTS.max_num_batched_tokens,
-        integer(1),
-        "TOKENS",
-        "most tokens in one step: one for each running request, the rest for prompts, which come in chunks. More "
-        "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least --max-num-seqs",
-    )
-    num_blocks: int | None = option(
-        "--num-blocks",
-        None,
-        integer(1),
-        "N",
-        "KV cache blocks, instead of --kv-cache-memory. A request is admitted only when all it could ever need is free",
-    )
-    kv_cache_memory_bytes: int | None = option(
-        "--kv-cache-memory",
-        _DEFAULTS.kv_cache_memory_bytes,
-        size(1 << 20),
-        "SIZE",
-        "memory for the KV cache, taken at start: bytes, or 256M, 2G. More lets more or longer requests run at once",
-    )
-    max_queued_requests: int = option(
-        "--max-queue-size",
-        _DEFAULTS.max_queued_requests,
-        integer(0),
-        "REQUESTS",
-        "most requests waiting to be admitted; one more gets 429 with Retry-After. More hides overload from clients "
-        "behind long waits",
-    )
-    num_threads: int | None = option(
-        "--num-threads",
-        None,
-        integer(1, 1024),
-        "N",
-        "threads of the model's runtime. More than there are free cores makes it slower. Default: one for each core",
+        seconds(0.001),
+        "SECONDS",
+        "longest time that a request waits to be admitted; then it ends in an error (504). Clients send "
+        "x-sluice-queue-timeout-ms. Default: no limit",
     )
 
 
@@ -172,8 +106,8 @@ class ShutdownOptions:
         10.0,
         seconds(1),
         "SECONDS",
-        "liveness fails when the engine says nothing for this long. It speaks twice a second when idle and after "
-        "every step, so this must exceed the longest step",
+        "an engine that says nothing for this long is killed and replaced. It speaks twice a second when idle and "
+        "after every step, so this must exceed the longest step",
     )
 
 
@@ -196,6 +130,9 @@ class ServeConfig:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
@@ -212,19 +149,66 @@ class ServeConfig:
             )
         if self.http.port == self.metrics.port != 0:
             raise ConfigError(f"--metrics-port must differ from --http-port, got {self.metrics.port} for both")
+        self._check_cache()
+        self._check_speculation()
+        self._check_timeouts()
+
+    def _check_cache(self) -> None:
+        sizes = ("kv_cache_memory_bytes", "kv_cache_memory_fraction", "num_blocks")
+        flags = {name: declared.flag for name, _, declared in options_of(CacheOptions)}
+        given = [flags[name] for name in sizes if getattr(self.cache, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{given[0]} and {given[1]} are two sizes for one KV cache; give one of them")
+
+    def _check_speculation(self) -> None:
+        wants_model = self.speculation.speculation is Speculation.DRAFT_MODEL
+        path = self.speculation.draft_model_path
+        if wants_model and path is None:
+            raise ConfigError("--speculation draft_model needs --draft-model, the checkpoint to draft with")
+        if path is not None and not wants_model:
+            raise ConfigError("--draft-model needs --speculation draft_model; without it nothing would use that model")
+
+    def _check_timeouts(self) -> None:
+        whole, queue = self.requests.timeout_s, self.requests.queue_timeout_s
+        if whole is not None and queue is not None and queue > whole:
+            raise ConfigError(
+                f"--queue-timeout-secs must be at most --request-timeout-secs ({whole:g}), which counts the wait too, "
+                f"got {queue:g}"
+            )
 
     def engine(self, model_path: str) -> EngineConfig:
         """The engine's part of the configuration."""
-        limits = {name: getattr(self.scheduling, name) for name, _, _ in options_of(SchedulingOptions)}
-        return EngineConfig(model_path=model_path, dtype=self.model.dtype, **limits)
+        parts = (self.scheduling, self.cache, self.speculation)
+        given = {name: getattr(part, name) for part in parts for name, _, _ in options_of(type(part))}
+        fields = {name: value for name, value in given.items() if value is not None}
+        model = self.model
+        return EngineConfig(
+            model_path=model_path,
+            dtype=model.dtype,
+            quantization=model.quantization,
+            cache_path=model.cache_path,
+            **fields,
+        )
 
 
 Group = type[
-    ModelOptions | SchedulingOptions | HttpOptions | MetricsOptions | AccessOptions | ShutdownOptions | LoggingOptions
+    ModelOptions
+    | SchedulingOptions
+    | CacheOptions
+    | SpeculationOptions
+    | RequestOptions
+    | HttpOptions
+    | MetricsOptions
+    | AccessOptions
+    | ShutdownOptions
+    | LoggingOptions
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
     "scheduling": SchedulingOptions,
+    "cache": CacheOptions,
+    "speculation": SpeculationOptions,
+    "requests": RequestOptions,
     "http": HttpOptions,
     "metrics": MetricsOptions,
     "access": AccessOptions,
@@ -239,7 +223,7 @@ def options_of(group: Group) -> list[tuple[str, Any, Option]]:
 
 
 def read_config(given: Mapping[str, str | bool], environ: Mapping[str, str] | None = None) -> ServeConfig:
-    """The configuration from flags (`given`: flag to its text; True for a switch) and environment.
+    """The configuration from flags (`given`: flag to its text; a boolean for a switch) and environment.
 
     Raises ConfigError for the first option that holds what it must not.
     """

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 Parse = Callable[[str], Any]
@@ -114,6 +115,34 @@ def choice(*allowed: str) -> Parse:
         return text
 
     return parse
+
+
+def member(kind: type[StrEnum]) -> Parse:
+    """One of an enumeration's values."""
+    allowed = choice(*kind)
+    return lambda text: kind(allowed(text))
+
+
+def fraction(text: str) -> float:
+    """A share: above 0, at most 1."""
+    if not re.fullmatch(r"\d*\.?\d+", text, re.ASCII) or not 0 < float(text) <= 1:
+        raise ValueError("a number above 0 and at most 1")
+    return float(text)
+
+
+def weights(text: str) -> dict[str, float]:
+    """Names with positive numbers: a=2,b=1."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.rpartition("=")
+        if not name.strip() or name.strip() in found or not _is_weight(weight.strip()):
+            raise ValueError("names with weights above 0, such as a=2,b=1")
+        found[name.strip()] = float(weight)
+    return found
+
+
+def _is_weight(text: str) -> bool:
+    return re.fullmatch(r"\d*\.?\d+", text, re.ASCII) is not None and float(text) > 0
 
 
 def text_of(what: str) -> Parse:

@@ -49,7 +49,7 @@ def command(argv: list[str]) -> int:
 
 
 def parse_flags(argv: list[str]) -> dict[str, str | bool]:
-    """What the command line gives: flag to its text, True for a switch. Exits where it cannot be understood."""
+    """What the command line gives: flag to its text, a boolean for a switch. Exits where it cannot be understood."""
     return {flag: value for flag, value in vars(_parser().parse_args(argv)).items() if value is not None}
 
 
@@ -105,7 +105,8 @@ def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> No
     if not declared.flag.startswith("-"):
         section.add_argument(declared.flag, nargs="?", default=None, help=text)
     elif declared.metavar is None:
-        section.add_argument(declared.flag, action="store_true", default=None, dest=declared.flag, help=text)
+        switch = argparse.BooleanOptionalAction if default else "store_true"
+        section.add_argument(declared.flag, action=switch, default=None, dest=declared.flag, help=text)
     else:
         names = (declared.flag, *declared.aliases)
         section.add_argument(*names, metavar=declared.metavar, default=None, dest=declared.flag, help=text)
@@ -113,6 +114,8 @@ def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> No
 
 def _shown(default: Any) -> str:
     """A default as an operator would type it."""
+    if isinstance(default, bool):
+        return "on"
     if isinstance(default, float):
         return f"{default:g}"
     if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:

@@ -14,21 +14,56 @@ if TYPE_CHECKING:
 
 _LABELS = ("model",)
 
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("sluice_sequences_running", "Sequences that hold KV blocks and run.", lambda stats: stats.num_running),
-    ("sluice_sequences_waiting", "Requests that wait to be admitted.", lambda stats: stats.num_waiting),
-    ("sluice_kv_blocks_used", "KV blocks that hold tokens.", lambda stats: stats.num_blocks_used),
-    ("sluice_kv_blocks_free", "KV blocks that hold none.", lambda stats: stats.num_blocks_free),
+Stat = Callable[[EngineStats], float]
+
+_GAUGES: tuple[tuple[str, str, Stat], ...] = (
+    ("sluice_sequences_running", "Sequences that hold KV blocks and run.", lambda s: s.num_running),
+    ("sluice_sequences_waiting", "Requests that wait to be admitted.", lambda s: s.num_waiting),
+    ("sluice_tokens_waiting", "Prompt tokens of the requests that wait.", lambda s: s.num_tokens_waiting),
+    ("sluice_kv_blocks_used", "KV blocks that hold tokens of running sequences.", lambda s: s.num_blocks_used),
+    ("sluice_kv_blocks_free", "KV blocks that no sequence holds.", lambda s: s.num_blocks_free),
+    ("sluice_kv_blocks_cached", "Free KV blocks that hold a reusable prefix.", lambda s: s.num_blocks_cached),
     (
         "sluice_kv_blocks_reserved",
         "KV blocks that the running sequences may come to need, used ones included.",
-        lambda stats: stats.num_blocks_reserved,
+        lambda s: s.num_blocks_reserved,
+    ),
+    (
+        "sluice_predicted_wait_seconds",
+        "How long a request that came now is thought to wait.",
+        lambda s: s.predicted_wait_s,
     ),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("sluice_engine_steps", "Steps that the engine ran.", lambda stats: stats.steps_total),
+_COUNTERS: tuple[tuple[str, str, Stat], ...] = (
+    ("sluice_engine_steps", "Steps that the engine ran.", lambda s: s.steps_total),
     ("sluice_engine_prompt_tokens", "Prompt tokens that the engine computed.", lambda s: s.prompt_tokens_total),
+    ("sluice_engine_cached_tokens", "Prompt tokens found in the cache.", lambda s: s.cached_tokens_total),
     ("sluice_engine_generation_tokens", "Tokens that the engine sampled.", lambda s: s.generation_tokens_total),
+    ("sluice_engine_preemptions", "Running sequences paused for want of KV blocks.", lambda s: s.preemptions_total),
+    (
+        "sluice_engine_recomputed_tokens",
+        "Tokens computed again after a pause.",
+        lambda s: s.recomputed_tokens_total,
+    ),
+    ("sluice_engine_draft_tokens", "Draft tokens that speculation proposed.", lambda s: s.draft_tokens_total),
+    ("sluice_engine_accepted_tokens", "Draft tokens that the model agreed with.", lambda s: s.accepted_tokens_total),
+    ("sluice_engine_timeouts", "Requests that ended at a deadline.", lambda s: s.timeouts_total),
+    ("sluice_engine_waits", "Requests that were admitted.", lambda s: s.waits_total),
+    ("sluice_engine_wait_seconds", "Time that admitted requests waited.", lambda s: s.wait_seconds_total),
+    (
+        "sluice_engine_wait_error_seconds",
+        "By how much the predicted waits of admitted requests were off, either way.",
+        lambda s: s.wait_error_seconds_total,
+    ),
+)
+
+Supervised = Callable[["EngineClient"], float]
+
+_SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
+    ("sluice_engine_restarts", "Engines started in place of a lost one.", lambda e: e.num_restarts),
+    ("sluice_engine_recovery_seconds", "Time from losing engines to new ones.", lambda e: e.recovery_seconds_total),
+    ("sluice_engine_resumed_requests", "Requests that went on in a new engine.", lambda e: e.num_resumed),
+    ("sluice_engine_poisoned_requests", "Requests failed as engines crashed on them.", lambda e: e.num_poisoned),
 )
 
 
@@ -41,17 +76,22 @@ class EngineCollector(Collector):
         self._model = model
 
     def collect(self) -> Iterable[Metric]:
-        stats, label = self._engine.stats, (self._model,)
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-            gauge.add_metric(label, value(stats))
-            yield gauge
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(label, value(stats))
-            yield counter
+        engine, stats = self._engine, self._engine.stats
+        yield from (self._gauge(name, text, value(stats)) for name, text, value in _GAUGES)
+        yield from (self._counter(name, text, value(stats)) for name, text, value in _COUNTERS)
+        yield from (self._counter(name, text, value(engine)) for name, text, value in _SUPERVISION)
         yield self._seconds(stats)
         yield from self._health()
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((self._model,), value)
+        return gauge
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((self._model,), value)
+        return counter
 
     def _seconds(self, stats: EngineStats) -> Metric:
         family = CounterMetricFamily(
@@ -64,10 +104,12 @@ class EngineCollector(Collector):
         return family
 
     def _health(self) -> Iterable[Metric]:
-        age = GaugeMetricFamily(
-            "sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", labels=_LABELS
+        engine = self._engine
+        yield self._gauge(
+            "sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", engine.heartbeat_age_s()
         )
-        age.add_metric((self._model,), self._engine.heartbeat_age_s())
-        yield age
+        yield self._gauge(
+            "sluice_engine_last_recovery_seconds", "Time that the last recovery took.", engine.last_recovery_s
+        )
         yield GaugeMetricFamily("sluice_live", "1 while the engine moves.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())

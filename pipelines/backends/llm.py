@@ -9,10 +9,13 @@ from engine.client import EngineClient
 from engine.errors import SluiceError
 from engine.stream import GenerationStream
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
+from pipelines.text.echo import PromptEcho
+from pipelines.text.logprobs import LogprobTrack
 from pipelines.text.stream import TextStream
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import Prompt, SamplingOverrides, TextEvent, TextRequest
+from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, TextEvent, TextRequest
 
 
 class LlmModel:
@@ -61,7 +64,7 @@ class LlmModel:
             return await self.tokenizer.encode_text(prompt)
         if isinstance(prompt, tuple):
             return await self.tokenizer.encode_chat(prompt)
-        return prompt
+        return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Generate; the last event has the finish reason. Closing the generator cancels.
@@ -69,14 +72,18 @@ class LlmModel:
         Raises SluiceError at the first event where the request is refused, at a later one where it failed.
         """
         token_ids = await self.prepare(request.prompt)
-        sampling = self._sampling(request.sampling, len(token_ids))
-        stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids))
+        sampling = self._sampling(request, len(token_ids))
+        echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
+        track = self._track(sampling, token_ids, echo)
+        stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
         generation = self._submit(request, token_ids, sampling)
         try:
             async for token_event in generation:
                 event = stream.feed(token_event)
                 if event is None:
                     continue
+                if echo is not None:
+                    event, echo = echo.before(event), None
                 if event.finish_reason is not None:
                     generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
                     yield event
@@ -87,21 +94,42 @@ class LlmModel:
             generation.cancel()
 
     def _submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
-        sampling = self._with_tokenizer_eos(sampling)
         try:
             return self.engine.submit(
-                GenerateRequest(request_id=request.request_id, prompt_token_ids=token_ids, sampling=sampling)
+                GenerateRequest(
+                    request_id=request.request_id,
+                    prompt_token_ids=token_ids,
+                    sampling=self._with_tokenizer_eos(sampling),
+                    priority=request.priority,
+                    tenant=request.tenant,
+                    cache_salt=request.cache_salt,
+                    timeout_s=request.timeout_s,
+                    queue_timeout_s=request.queue_timeout_s,
+                )
             )
         except SluiceError as error:
-            if error.param == "prompt" and isinstance(request.prompt, tuple):
+            if error.param == "prompt" and isinstance(_source(request.prompt), tuple):
                 error.param = "messages"
             raise
 
-    def _sampling(self, sent: SamplingOverrides, prompt_tokens: int) -> SamplingParams:
-        max_tokens = sent.max_tokens
+    def _sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
+        max_tokens = request.sampling.max_tokens
         if max_tokens is None:
             max_tokens = self._most_tokens_after(prompt_tokens)
-        return self.defaults.resolve(sent, max_tokens)
+        sampling = self.defaults.resolve(request.sampling, max_tokens)
+        if not request.bad_words:
+            return sampling
+        return msgspec.structs.replace(sampling, bad_words=bad_word_ids(self.tokenizer, request.bad_words))
+
+    def _track(self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None) -> LogprobTrack | None:
+        has_output = sampling.logprobs is not None
+        if not has_output and sampling.prompt_logprobs is None:
+            return None
+        texts = self.tokenizer.token_texts
+        if echo is None:
+            return LogprobTrack(texts, token_ids, has_output=has_output)
+        starts, length = echo.starts(), len(echo.text)
+        return LogprobTrack(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
 
     def _most_tokens_after(self, prompt_tokens: int) -> int:
         """What context and KV cache leave; at least 1, so that a prompt that fills them is refused as too long."""
@@ -116,3 +144,8 @@ class LlmModel:
         if eos is None or sampling.ignore_eos or eos in self.info.eos_token_ids:
             return sampling
         return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
+
+
+def _source(prompt: Prompt) -> PlainPrompt:
+    """The prompt as the client sent it."""
+    return prompt.source if isinstance(prompt, EncodedPrompt) else prompt

@@ -17,7 +17,7 @@ import tokenizers
 # How many tokens of context decide how a token reads. One is what the known decoders look at (WordPiece and
 # BPE suffixes: the space to the neighbour); the others cover tokens that decode to nothing.
 _CONTEXT_TOKENS = 4
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -34,15 +34,15 @@ class Detokenizer(Protocol):
 
 def detokenizer_factory(backend: tokenizers.Tokenizer) -> Callable[[], Detokenizer]:
     """How to make detokenizers for this tokenizer; what they share is made once, here."""
-    kinds = _decoder_kinds(backend)
+    kinds = decoder_kinds(backend)
     if kinds == ["ByteLevel"]:
         table = TokenBytes(backend)
         return lambda: ByteLevelDetokenizer(table)
     if "ByteLevel" in kinds:
         raise ValueError(f"a ByteLevel decoder within a sequence ({', '.join(kinds)}) is not supported")
     vocabulary = backend.get_vocab()
-    shown = frozenset(vocabulary.values()) - _special_ids(backend)
-    byte_tokens = frozenset(i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+    shown = frozenset(vocabulary.values()) - special_ids(backend)
+    byte_tokens = frozenset(i for token, i in vocabulary.items() if byte_of_token(token) is not None)
     return lambda: WindowDetokenizer(backend, shown, byte_tokens)
 
 
@@ -53,7 +53,7 @@ class TokenBytes(dict[int, bytes]):
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        super().__init__(dict.fromkeys(_special_ids(backend), b""))
+        super().__init__(dict.fromkeys(special_ids(backend), b""))
         self._backend = backend
         self._alphabet = _byte_alphabet()
 
@@ -122,7 +122,7 @@ class WindowDetokenizer:
         return text
 
 
-def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+def decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
     """The types of the decoder's steps; none where the tokenizer has no decoder."""
     if backend.decoder is None:
         return []
@@ -131,7 +131,14 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
     return [step["type"] for step in steps]
 
 
-def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+def byte_of_token(token: str) -> bytes | None:
+    """The byte that a token such as `<0xE2>` stands for."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes.fromhex(match[1]) if match else None
+
+
+def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids of the tokens that no text shows."""
     return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.types import FinishReason
+from engine.types import FinishReason, Grammar
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -12,8 +12,18 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
-Prompt = str | list[int] | tuple[ChatMessage, ...]
+PlainPrompt = str | list[int] | tuple[ChatMessage, ...]
 """Text to continue, token ids to continue, or a conversation to answer."""
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True):
+    """A prompt whose token ids are known already, so that several requests for it need them worked out once."""
+
+    source: PlainPrompt
+    token_ids: list[int]
+
+
+Prompt = PlainPrompt | EncodedPrompt
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,21 +39,71 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One text to generate. Generation ends before the first of the `stop` strings."""
+    """One text to generate. Generation ends before the first of the `stop` strings, and none of `bad_words` comes.
+
+    With `echo` the text begins with the prompt's, and the log probabilities (where asked for) with those
+    of the prompt's tokens. Priority, tenant, salt and timeouts are those of `engine.types.GenerateRequest`.
+    """
 
     request_id: str
     prompt: Prompt
     sampling: SamplingOverrides = SamplingOverrides()
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    echo: bool = False
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+
+
+class TokenText(msgspec.Struct, frozen=True, gc=False):
+    """A token and what it stands for by itself. `text` has U+FFFD where `spelled` is but a part of a character."""
+
+    token_id: int
+    text: str
+    spelled: bytes
+
+
+class TextLogprob(msgspec.Struct, frozen=True):
+    """One token's log probability, and the likeliest alternatives, best first.
+
+    `start` is where the token's text begins in the text of the request, in characters. The first token
+    of a prompt has no log probability, since nothing precedes it.
+    """
+
+    token: TokenText
+    logprob: float | None
+    start: int
+    top: tuple[tuple[TokenText, float], ...] = ()
+
+
+class TextDetail(msgspec.Struct, frozen=True):
+    """What few requests ask for.
+
+    `logprobs` are those of the tokens whose text begins in the event; a token that ended the text without being
+    shown has none. `total_logprob` sums those of all tokens so far, that one included. `prompt_logprobs` come
+    with the first event.
+    """
+
+    logprobs: list[TextLogprob] | None = None
+    total_logprob: float = 0.0
+    prompt_logprobs: list[TextLogprob] | None = None
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +112,8 @@ class TextEvent(msgspec.Struct, frozen=True, gc=False):
     `text` is empty on no event but the last. `num_tokens` counts the tokens generated since the event
     before, whether or not they show in `text`. `stop_reason` is the stop string or the stop token id that
     the request named and that ended it; None for the model's own end of sequence. The two totals are up to
-    and with this event; those of the last one are the request's.
+    and with this event; those of the last one are the request's. `cached_tokens` are those of the prompt
+    that needed no computing.
     """
 
     text: str
@@ -61,3 +122,5 @@ class TextEvent(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    detail: TextDetail | None = None

@@ -1,9 +1,10 @@
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from gateway.config import GROUPS, ServeConfig, options_of, read_config, unknown_variables
 from gateway.options import ConfigError
+from gateway.serve import parse_flags
 
 DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in options_of(group)]
 
@@ -35,6 +36,29 @@ def test_switches() -> None:
         ({}, {"SLUICE_HTTP_PORT": "tcp://10.0.0.1"}, "SLUICE_HTTP_PORT must be a whole number from 0 to 65535"),
         ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, got 'fp8'"),
         ({"--max-num-batched-tokens": "32"}, {}, r"--max-num-batched-tokens must be at least --max-num-seqs \(64\)"),
+        (
+            {"--scheduler-policy": "fifo"},
+            {},
+            "--scheduler-policy must be one of guaranteed_no_evict, max_utilization, ",
+        ),
+        (
+            {"--num-blocks": "9", "--kv-cache-memory": "1G"},
+            {},
+            "--kv-cache-memory and --num-blocks are two sizes for one KV cache; give one of them",
+        ),
+        (
+            {"--kv-cache-memory-fraction": "0.5"},
+            {"SLUICE_KV_CACHE_MEMORY": "1G"},
+            "--kv-cache-memory and --kv-cache-memory-fraction are two sizes",
+        ),
+        ({"--speculation": "draft_model"}, {}, "--speculation draft_model needs --draft-model"),
+        ({"--draft-model": "/m"}, {}, "--draft-model needs --speculation draft_model"),
+        ({"--draft-model": "/m", "--speculation": "ngram"}, {}, "--draft-model needs --speculation draft_model"),
+        (
+            {"--request-timeout-secs": "5", "--queue-timeout-secs": "6"},
+            {},
+            r"--queue-timeout-secs must be at most --request-timeout-secs \(5\), which counts the wait too, got 6",
+        ),
         ({"--http-port": "8002"}, {}, "--metrics-port must differ from --http-port, got 8002 for both"),
     ],
 )
@@ -55,6 +79,47 @@ def test_the_engine_gets_its_part() -> None:
         model_path="/models/x", dtype="f32", max_queued_requests=7, kv_cache_memory_bytes=1 << 30, num_threads=3
     )
     assert engine == expected
+
+
+def test_every_engine_option_arrives() -> None:
+    given = {
+        "--quantization": "int8",
+        "--scheduler-policy": "max_utilization",
+        "--kv-cache-dtype": "u8",
+        "--kv-cache-memory-fraction": "0.5",
+        "--max-queue-tokens": "9000",
+        "--tenant-weights": "a=2, b=0.5",
+        "--speculation": "draft_model",
+        "--num-speculative-tokens": "7",
+        "--draft-model": "/models/small",
+    }
+    environ = {"SLUICE_ENABLE_PREFIX_CACHING": "off"}
+    assert read_config(given, environ).engine("/models/x") == EngineConfig(
+        model_path="/models/x",
+        quantization="int8",
+        scheduler_policy=SchedulerPolicy.MAX_UTILIZATION,
+        enable_prefix_caching=False,
+        kv_cache_dtype="u8",
+        kv_cache_memory_fraction=0.5,
+        max_queued_tokens=9000,
+        tenant_weights={"a": 2.0, "b": 0.5},
+        speculation=Speculation.DRAFT_MODEL,
+        num_speculative_tokens=7,
+        draft_model_path="/models/small",
+    )
+
+
+def test_a_switch_that_is_on_can_be_switched_off() -> None:
+    assert parse_flags(["--no-enable-prefix-caching"]) == {"--enable-prefix-caching": False}
+    assert parse_flags(["--enable-prefix-caching"]) == {"--enable-prefix-caching": True}
+    off = read_config(parse_flags(["--no-enable-prefix-caching"]), {"SLUICE_ENABLE_PREFIX_CACHING": "1"})
+    assert not off.cache.enable_prefix_caching
+    assert ServeConfig().cache.enable_prefix_caching
+
+
+def test_timeouts_are_the_gateway_s() -> None:
+    config = read_config({"--request-timeout-secs": "60"}, {"SLUICE_QUEUE_TIMEOUT_SECS": "1.5"})
+    assert (config.requests.timeout_s, config.requests.queue_timeout_s) == (60.0, 1.5)
 
 
 def test_without_options_the_engine_has_its_own_defaults() -> None:

@@ -1,6 +1,20 @@
 import pytest
 
-from gateway.options import ConfigError, Option, Parse, choice, integer, seconds, size, text_of, truth
+from engine.config import Speculation
+from gateway.options import (
+    ConfigError,
+    Option,
+    Parse,
+    choice,
+    fraction,
+    integer,
+    member,
+    seconds,
+    size,
+    text_of,
+    truth,
+    weights,
+)
 
 
 def read(parse: Parse, text: str) -> object:
@@ -22,6 +36,12 @@ def read(parse: Parse, text: str) -> object:
         (size(1), "64kb", 64 << 10),
         (choice("a", "b"), "b", "b"),
         (text_of("a name"), "rill 2", "rill 2"),
+        (member(Speculation), "ngram", Speculation.NGRAM),
+        (fraction, "0.5", 0.5),
+        (fraction, "1", 1.0),
+        (fraction, ".25", 0.25),
+        (weights, "a=2,b=1", {"a": 2.0, "b": 1.0}),
+        (weights, "team = x=0.5", {"team = x": 0.5}),
         (truth, "Yes", True),
         (truth, "0", False),
     ],
@@ -46,6 +66,14 @@ def test_reads(parse: Parse, text: str, value: object) -> None:
         (choice("a", "b"), "c", "one of a, b"),
         (text_of("a name"), " ", "a name"),
         (text_of("a name"), "a\nb", "a name"),
+        (member(Speculation), "on", "one of off, ngram, draft_model"),
+        (fraction, "0", "a number above 0 and at most 1"),
+        (fraction, "1.01", "a number above 0 and at most 1"),
+        (fraction, "half", "a number above 0 and at most 1"),
+        (weights, "a=0", "names with weights above 0, such as a=2,b=1"),
+        (weights, "a", "names with weights above 0, such as a=2,b=1"),
+        (weights, "=2", "names with weights above 0, such as a=2,b=1"),
+        (weights, "a=1,a=2", "names with weights above 0, such as a=2,b=1"),
         (truth, "maybe", "1, true, yes, on, 0, false, no or off"),
     ],
 )

@@ -1,17 +1,28 @@
 """`POST /v1/chat/completions`: its prompt and the shape of its answers."""
 
+from collections.abc import Sequence
+
 from engine.errors import invalid
 from gateway.http.frames import event_frame
-from gateway.http.openai.job import Job
+from gateway.http.openai.job import Job, job_of
+from gateway.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
 from gateway.http.openai.schemas import ChatCompletionRequest
-from pipelines.text.types import ChatMessage, TextEvent
+from pipelines.text.types import ChatMessage, TextEvent, TextLogprob
 
 
 def chat_job(request: ChatCompletionRequest) -> Job:
-    """One answer to the conversation. Raises INVALID for limits that contradict each other."""
+    """Answers to the conversation. Raises INVALID for fields that contradict each other."""
     conversation = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
-    return Job(request, [conversation], _max_tokens(request), ChatReply)
+    is_newer = request.max_completion_tokens is not None
+    return job_of(
+        request,
+        [conversation],
+        ChatReply,
+        max_tokens=_max_tokens(request),
+        logprobs=_logprobs(request),
+        param_names={"max_tokens": "max_completion_tokens"} if is_newer else {},
+    )
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
@@ -26,6 +37,15 @@ def _max_tokens(request: ChatCompletionRequest) -> int | None:
     return old if new is None else new
 
 
+def _logprobs(request: ChatCompletionRequest) -> int | None:
+    """How many alternatives to tell; None for no log probabilities."""
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise invalid("top_logprobs", f"top_logprobs needs logprobs to be true, got {request.top_logprobs} without it")
+    return None
+
+
 class ChatReply(Reply):
     """Answers with messages."""
 
@@ -35,15 +55,28 @@ class ChatReply(Reply):
     chunk_kind = "chat.completion.chunk"
 
     def opening(self) -> bytes:
+        return b"".join(self._opening(index) for index in range(self._options.n))
+
+    def _opening(self, index: int) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return event_frame(self.chunk({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}))
+        return event_frame(self.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
 
-    def piece(self, index: int, text: str) -> JsonObject:
-        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+    def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
+        return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
 
-    def last_piece(self, index: int, end: TextEvent) -> JsonObject:
-        return {"index": index, "delta": {}, "logprobs": None, **ending(end)}
+    def last_piece(self, index: int, end: TextEvent, logprobs: JsonObject | None) -> JsonObject:
+        return {"index": index, "delta": {}, "logprobs": logprobs, **ending(end)}
 
-    def choice(self, index: int, choice: Choice) -> JsonObject:
+    def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, **ending(choice.end)}
+        return {"index": index, "message": message, "logprobs": logprobs, **ending(choice.end)}
+
+    def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
+        return chat_logprobs(entries, num_top)
+
+    def fields_of(self, choices: Sequence[Choice]) -> JsonObject:
+        """vLLM has the prompt's log probabilities beside the choices here."""
+        num_top, entries = self._options.prompt_logprobs, choices[0].prompt_logprobs
+        if num_top is None or entries is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(entries, num_top)}

@@ -1,22 +1,30 @@
 """From a request's job to its HTTP answer, streamed or whole."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
+from engine.errors import SluiceError
 from gateway.http.disconnect import run_while_connected
 from gateway.http.openai.job import Job
 from gateway.http.openai.merge import IndexedEvents, merged
 from gateway.http.openai.reply import Choice, Reply, error_frame
 from gateway.http.request_id import request_id_of
+from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
-from pipelines.text.types import TextEvent
+from pipelines.text.types import EncodedPrompt, Prompt, TextEvent
+
+if TYPE_CHECKING:  # heavy to import, and the server listens before it is
+    from pipelines.backends.llm import LlmModel
 
 
-async def answer(service: InferenceService, request: Request, job: Job, headers: dict[str, str]) -> Response:
+async def answer(
+    service: InferenceService, request: Request, job: Job, scheduling: Scheduling, headers: dict[str, str]
+) -> Response:
     """Generate what `job` asks for. The request's body must have been read.
 
     Raises SluiceError for what is refused or fails before the first byte of the answer.
@@ -24,44 +32,61 @@ async def answer(service: InferenceService, request: Request, job: Job, headers:
     model = service.model(job.fields.model)
     request_id = request_id_of(request)
     reply = _reply(job, model.name, request_id)
-    text_requests = job.text_requests(request_id)
+    text_requests = job.text_requests(request_id, scheduling, await _encoded(model, job))
     events = merged([service.generate(model, one, job.reply.protocol) for one in text_requests])
     if job.fields.stream:
-        return EventStreamResponse(stream_frames(events, reply), error_frame, headers)
-    choices = await run_while_connected(request.receive, whole_choices(events, len(text_requests)))
+        return EventStreamResponse(stream_frames(events, reply, job), error_frame, headers)
+    choices = await run_while_connected(request.receive, whole_choices(events, len(text_requests), job))
     return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
 
+async def _encoded(model: "LlmModel", job: Job) -> Sequence[Prompt]:
+    """The prompts; those that are continued more than once are made tokens of here, once."""
+    if job.best_of == 1:
+        return job.prompts
+    return [EncodedPrompt(prompt, await model.prepare(prompt)) for prompt in job.prompts]
+
+
 def _reply(job: Job, model: str, request_id: str) -> Reply:
-    options = job.fields.stream_options
-    return job.reply(
-        reply_id=f"{job.reply.id_prefix}-{request_id}",
-        created=int(time.time()),
-        model=model,
-        num_choices=len(job.prompts),
-        include_usage=options is not None and bool(options.include_usage),
-    )
+    reply_id = f"{job.reply.id_prefix}-{request_id}"
+    return job.reply(reply_id=reply_id, created=int(time.time()), model=model, options=job.options)
 
 
-async def stream_frames(events: IndexedEvents, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def stream_frames(events: IndexedEvents, reply: Reply, job: Job) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a streamed answer. What comes before the first text goes out with it."""
-    ends = []
-    opening = reply.opening()
-    async with aclosing(events):
-        async for index, event in events:
-            yield opening + reply.frame(index, event)
-            opening = b""
-            if event.finish_reason is not None:
-                ends.append(event)
-    yield reply.closing(ends)
-
-
-async def whole_choices(events: IndexedEvents, num_choices: int) -> list[Choice]:
-    """Every choice, complete, in the order of the prompts."""
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
     ends: dict[int, TextEvent] = {}
-    async with aclosing(events):
-        async for index, event in events:
-            texts[index].append(event.text)
-            ends[index] = event
-    return [Choice("".join(pieces), ends[index]) for index, pieces in enumerate(texts)]
+    opening = reply.opening()
+    try:
+        async with aclosing(events):
+            async for index, event in events:
+                yield opening + reply.frame(index, event)
+                opening = b""
+                if event.finish_reason is not None:
+                    ends[index] = event
+    except SluiceError as error:
+        job.name_in_client_s_words(error)
+        raise
+    yield reply.closing([ends[index] for index in sorted(ends)])
+
+
+async def whole_choices(events: IndexedEvents, num_choices: int, job: Job) -> list[Choice]:
+    """Every choice, complete, in the order of the prompts."""
+    told: list[list[TextEvent]] = [[] for _ in range(num_choices)]
+    try:
+        async with aclosing(events):
+            async for index, event in events:
+                told[index].append(event)
+    except SluiceError as error:
+        job.name_in_client_s_words(error)
+        raise
+    return [_choice(of_one) for of_one in told]
+
+
+def _choice(events: list[TextEvent]) -> Choice:
+    details = [event.detail for event in events if event.detail is not None]
+    return Choice(
+        "".join([event.text for event in events]),
+        events[-1],
+        [entry for detail in details for entry in detail.logprobs or ()],
+        next((detail.prompt_logprobs for detail in details if detail.prompt_logprobs is not None), None),
+    )

@@ -1,52 +1,168 @@
 """What both generating routes make of their requests."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.http.openai.reply import Reply
-from gateway.http.openai.schemas import GenerationRequest
-from pipelines.text.types import Prompt, SamplingOverrides, TextRequest
+import msgspec
+
+from engine.errors import SluiceError, invalid
+from engine.types import Grammar
+from gateway.http.openai.constraints import constraint_of
+from gateway.http.openai.reply import Reply, ReplyOptions
+from gateway.http.openai.schemas import MAX_SEQUENCES, GenerationRequest
+from gateway.http.scheduling import Scheduling
+from pipelines.text.types import PlainPrompt, Prompt, SamplingOverrides, TextRequest
+
+MAX_SEED = 2**64 - 1
+_BEAM_LIMIT = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Prompts to continue under the same `fields`, and the shape of the answer.
 
-    `max_tokens` None leaves each prompt all that the context has.
+    Each prompt is continued `best_of` times. `param_names` are the client's names of the fields that the
+    engine names in its errors.
     """
 
     fields: GenerationRequest
-    prompts: Sequence[Prompt]
-    max_tokens: int | None
+    prompts: Sequence[PlainPrompt]
+    sampling: SamplingOverrides
     reply: type[Reply]
+    options: ReplyOptions
+    best_of: int
+    echo: bool
+    param_names: Mapping[str, str]
 
-    def text_requests(self, request_id: str) -> list[TextRequest]:
-        """One request to the model for each prompt."""
-        sampling, stop = self._sampling(), self._stop()
+    def text_requests(self, request_id: str, scheduling: Scheduling, prompts: Sequence[Prompt]) -> list[TextRequest]:
+        """One request to the model for each sequence, those of one prompt together; `prompts` may be encoded."""
+        fields = self.fields
+        common = TextRequest(
+            request_id=request_id,
+            prompt="",
+            stop=_strings(fields.stop),
+            bad_words=tuple(fields.bad_words or ()),
+            echo=self.echo,
+            cache_salt=fields.cache_salt or "",
+            **scheduling.fields(fields.priority),
+        )
+        samplings = [self._sampling(index) for index in range(self.best_of)]
         return [
-            TextRequest(request_id=request_id, prompt=prompt, sampling=sampling, stop=stop) for prompt in self.prompts
+            msgspec.structs.replace(common, prompt=prompt, sampling=sampling)
+            for prompt in prompts
+            for sampling in samplings
         ]
 
-    def _stop(self) -> tuple[str, ...]:
-        stop = self.fields.stop
-        if stop is None:
-            return ()
-        return (stop,) if isinstance(stop, str) else tuple(stop)
+    def name_in_client_s_words(self, error: SluiceError) -> None:
+        """Make `error` name the field that the client sent."""
+        if error.param is not None:
+            error.param = self.param_names.get(error.param, error.param)
 
-    def _sampling(self) -> SamplingOverrides:
-        """The sampling fields that the client sent."""
-        fields, ids = self.fields, self.fields.stop_token_ids
-        return SamplingOverrides(
-            max_tokens=self.max_tokens,
-            min_tokens=fields.min_tokens,
-            temperature=fields.temperature,
-            top_k=0 if fields.top_k == -1 else fields.top_k,
-            top_p=fields.top_p,
-            min_p=fields.min_p,
-            repetition_penalty=fields.repetition_penalty,
-            presence_penalty=fields.presence_penalty,
-            frequency_penalty=fields.frequency_penalty,
-            seed=fields.seed,
-            stop_token_ids=None if ids is None else tuple(ids),
-            ignore_eos=fields.ignore_eos,
-        )
+    def _sampling(self, index: int) -> SamplingOverrides:
+        """Of the sequence with this number of its prompt: each has a seed of its own."""
+        seed = self.sampling.seed
+        if seed is None or index == 0:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=(seed + index) & MAX_SEED)
+
+
+def job_of(
+    fields: GenerationRequest,
+    prompts: Sequence[PlainPrompt],
+    reply: type[Reply],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    best_of: int | None = None,
+    echo: bool = False,
+    param_names: Mapping[str, str] | None = None,
+) -> Job:
+    """What the route's own fields and the shared ones say together. Raises INVALID where they contradict each other.
+
+    `logprobs` is how many alternatives to tell; None for no log probabilities.
+    """
+    n = fields.n or 1
+    best_of = best_of or n
+    _check(fields, len(prompts), best_of)
+    constraint = constraint_of(fields)
+    grammar = None if constraint is None else constraint[1]
+    wanted = 0 if logprobs is None and best_of > n else logprobs  # the likeliest are found by them
+    of_prompt = _most(fields.prompt_logprobs, logprobs if echo else None)
+    return Job(
+        fields=fields,
+        prompts=prompts,
+        sampling=_sampling(fields, max_tokens, wanted, of_prompt, grammar),
+        reply=reply,
+        options=ReplyOptions(len(prompts), n, _includes_usage(fields), logprobs, fields.prompt_logprobs),
+        best_of=best_of,
+        echo=echo,
+        param_names={**(param_names or {}), **({} if constraint is None else {"grammar": constraint[0]})},
+    )
+
+
+def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
+    if best_of * num_prompts > MAX_SEQUENCES:
+        name = "best_of" if best_of > (fields.n or 1) else "n"
+        most = f"at most {MAX_SEQUENCES} sequences may be generated for one request"
+        raise invalid(name, f"{name} is {best_of} and there are {num_prompts} prompts; {most}")
+    if fields.use_beam_search:
+        raise invalid("use_beam_search", f"use_beam_search must be false: {_BEAM_LIMIT}")
+    if fields.beam_width not in (None, 1):
+        raise invalid("beam_width", f"beam_width must be 1, got {fields.beam_width}: {_BEAM_LIMIT}")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed; leave it out or send stream false")
+
+
+def _sampling(
+    fields: GenerationRequest,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: Grammar | None,
+) -> SamplingOverrides:
+    """The sampling fields that the client sent."""
+    ids = fields.stop_token_ids
+    return SamplingOverrides(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_k=0 if fields.top_k == -1 else fields.top_k,
+        top_p=fields.top_p,
+        min_p=fields.min_p,
+        typical_p=fields.typical_p,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        seed=fields.seed,
+        stop_token_ids=None if ids is None else tuple(ids),
+        ignore_eos=fields.ignore_eos,
+        logit_bias=_logit_bias(fields.logit_bias),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def _logit_bias(sent: dict[str, float] | None) -> dict[int, float] | None:
+    """By token id: JSON has no keys but strings."""
+    if sent is None:
+        return None
+    for key in sent:
+        if not re.fullmatch(r"\d{1,10}", key, re.ASCII):
+            raise invalid("logit_bias", f"the keys of logit_bias must be token ids, got {key[:40]!r}")
+    return {int(key): bias for key, bias in sent.items()}
+
+
+def _includes_usage(fields: GenerationRequest) -> bool:
+    return fields.stream_options is not None and bool(fields.stream_options.include_usage)
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _strings(value: str | list[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -4,12 +4,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from gateway.http.scheduling import OPENAPI_PARAMETERS
+
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
-    """What an operation's OpenAPI entry says of its body."""
+    """What an operation's OpenAPI entry says of its body and headers."""
     whole = schema.model_json_schema()
     inlined = _inlined(whole, whole.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
+    body = {"required": True, "content": {"application/json": {"schema": inlined}}}
+    return {"requestBody": body, "parameters": OPENAPI_PARAMETERS}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from gateway.http.openai.models import model_list, model_object
 from gateway.http.openai.openapi import body_of
 from gateway.http.openai.parsing import parse, warning_header
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.http.scheduling import Scheduling, scheduling_of
 from gateway.service import InferenceService
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -36,16 +37,17 @@ class OpenAIRoutes:
     def __init__(self, service: InferenceService, config: ServeConfig) -> None:
         self._service = service
         self._options = config.http
+        self._defaults = config.requests
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         fields, headers = await self._parse(request, ChatCompletionRequest)
-        return await answer(self._service, request, chat_job(fields), headers)
+        return await answer(self._service, request, chat_job(fields), self._scheduling(request), headers)
 
     async def completions(self, request: Request) -> Response:
         """Continue one text or several."""
         fields, headers = await self._parse(request, CompletionRequest)
-        return await answer(self._service, request, completion_job(fields), headers)
+        return await answer(self._service, request, completion_job(fields), self._scheduling(request), headers)
 
     async def models(self) -> Response:
         """The models that can be asked."""
@@ -54,6 +56,9 @@ class OpenAIRoutes:
     async def model(self, model: str) -> Response:
         """One of the models."""
         return _json(model_object(self._service.model(model)))
+
+    def _scheduling(self, request: Request) -> Scheduling:
+        return scheduling_of(request.headers, self._defaults)
 
     async def _parse(self, request: Request, schema: type[RequestT]) -> tuple[RequestT, dict[str, str]]:
         """The request's fields, and the headers that its answer must carry."""

@@ -12,6 +12,15 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 MAX_PROMPTS = 512
 """Prompts in one completion request: each is a sequence of its own."""
 
+MAX_CHOICES = 128
+"""Answers to one prompt: OpenAI's limit."""
+
+MAX_SEQUENCES = 512
+"""Prompts times answers of one request."""
+
+MAX_LOGPROBS = 20
+"""Alternatives to one token: OpenAI's limit."""
+
 MAX_PROMPT_TOKENS = 1 << 20
 """Token ids in one prompt, far above any context; checking many millions would hold up all other streams."""
 
@@ -25,6 +34,12 @@ def _text_or_list(value: Any) -> str | None:
     if isinstance(value, str):
         return "<text>"
     return "<list>" if isinstance(value, list) else None
+
+
+def _text_or_object(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else None
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -56,6 +71,14 @@ StopStrings = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
     Discriminator(_text_or_list, **_expected("a string or an array of strings")),
 ]
+
+
+JsonText = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(_text_or_object, **_expected("a JSON schema, as an object or as text")),
+]
+
+Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class TextPart(_Object):
@@ -90,26 +113,68 @@ class StreamOptions(_Object):
     include_usage: bool | None = None
 
 
+class JsonSchema(_Object):
+    """The schema that an answer must match."""
+
+    name: str = Field(description="Accepted and not used.")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="Accepted and not used: the answer always matches.")
+
+
+class ResponseFormat(_Object):
+    """What an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Object):
+    """vLLM's; one of the fields says what the output must match."""
+
+    json_: JsonText | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = Field(None, description="A grammar in EBNF.")
+    json_object: bool | None = None
+
+
 class GenerationRequest(_Object):
     """The fields that chat and plain completions share."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
     max_tokens: int | None = Field(None, ge=1)
     stop: StopStrings | None = None
     temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
     top_p: float | None = Field(None, description="Above 0, at most 1 (off).")
-    seed: int | None = Field(None, description="0 or more; makes sampling repeatable.")
+    seed: int | None = Field(None, description="0 or more; makes sampling repeatable. Answer i of n has seed + i.")
     presence_penalty: float | None = Field(None, description="-2 to 2.")
     frequency_penalty: float | None = Field(None, description="-2 to 2.")
+    logit_bias: dict[str, float] | None = Field(None, description="Added to the logits of token ids; -100 to 100.")
+    response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="Accepted and not used.")
     top_k: int | None = Field(None, ge=-1, description="vLLM's; 0 and -1 switch it off.")
     min_p: float | None = Field(None, description="vLLM's; 0 (off) to 1.")
+    typical_p: float | None = Field(None, description="transformers'; above 0, at most 1 (off).")
     repetition_penalty: float | None = Field(None, description="vLLM's; above 0, 1 is off.")
     min_tokens: int | None = Field(None, description="vLLM's; fewest tokens before the model may end.")
     ignore_eos: bool | None = Field(None, description="vLLM's; go on past the model's own end.")
     stop_token_ids: list[int] | None = Field(None, fail_fast=True, description="vLLM's; tokens that end the text.")
+    bad_words: list[str] | None = Field(None, fail_fast=True, description="vLLM's; words that must not come.")
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; not with stream.")
+    guided_json: JsonText | None = Field(None, description="vLLM's; a JSON schema.")
+    guided_regex: str | None = Field(None, description="vLLM's; a regular expression.")
+    guided_choice: Choices | None = Field(None, description="vLLM's; the possible outputs.")
+    guided_grammar: str | None = Field(None, description="vLLM's; a grammar in EBNF.")
+    structured_outputs: StructuredOutputs | None = None
+    use_beam_search: bool | None = Field(None, description="vLLM's; false.")
+    beam_width: int | None = Field(None, description="1: there is no beam search.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
+    cache_salt: str | None = Field(
+        None, max_length=256, description="vLLM's; prompts are reused only between requests of one salt."
+    )
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -117,6 +182,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
 
 
 Prompt = Annotated[
@@ -135,3 +202,10 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Prompt
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Generate so many and answer with the n likeliest. Not with stream."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Of each token and this many of the likeliest."
+    )
+    echo: bool | None = Field(None, description="Whether the text begins with the prompt.")

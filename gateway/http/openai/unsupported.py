@@ -7,17 +7,12 @@ a value that asks for nothing. Null always does.
 from typing import Any
 
 NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
-    # several answers
-    "n": (1,),
+    # of the other route, or of several answers
     "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    # probabilities
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    # what the answer shows
     "echo": (False,),
+    "top_logprobs": (0,),
+    "length_penalty": (1, 1.0),
+    # what the answer shows
     "suffix": ("",),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
@@ -34,16 +29,14 @@ NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "web_search_options": (),
     # constraints on tokens
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "logit_bias": ({},),
+    "structured_outputs.whitespace_pattern": (),
+    "structured_outputs.structural_tag": (),
+    "structured_outputs.disable_any_whitespace": (False,),
+    "structured_outputs.disable_additional_properties": (False,),
+    "structural_tag": (),
+    "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "allowed_token_ids": (),
-    "bad_words": ([],),
     # the prompt
     "add_special_tokens": (),
     "add_generation_prompt": (True,),
@@ -52,8 +45,7 @@ NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "truncate_prompt_tokens": (),
-    # scheduling and storage
-    "priority": (0,),
+    # service and storage
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options.continuous_usage_stats": (False,),

@@ -4,9 +4,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ErrorCode, SluiceError
+from engine.errors import ErrorCode, SluiceError, invalid
+from engine.types import Grammar, GrammarKind
 from gateway.http.errors import v2_error_body
 from gateway.http.frames import HOLE, TextFrame, event_frame
+from gateway.http.scheduling import Scheduling
 from gateway.http.v2.parsing import GenerateInputs
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 
@@ -21,6 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
+    "typical_p": 1.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -28,19 +31,57 @@ _DEFAULTS: dict[str, Any] = {
     "ignore_eos": False,
 }
 """TensorRT-LLM's: here a checkpoint's generation_config.json has no say."""
-_SAMPLES = {"temperature", "top_k", "top_p", "min_p"}
+_SAMPLES = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
 """Decoding is greedy unless one of these is given; then the temperature is 1 unless it is given."""
+_GUIDES = {
+    "json": GrammarKind.JSON_OBJECT,
+    "json_schema": GrammarKind.JSON_SCHEMA,
+    "regex": GrammarKind.REGEX,
+    "ebnf_grammar": GrammarKind.EBNF,
+}
+_MICROSECONDS = 1e-6
+GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 
 
-def text_request(inputs: GenerateInputs, request_id: str) -> TextRequest:
-    """What the model is asked; `request_id` is for the log."""
+def text_request(inputs: GenerateInputs, scheduling: Scheduling, request_id: str) -> TextRequest:
+    """What the model is asked; `request_id` is for the log. Raises INVALID for half a constraint."""
     values = inputs.values
     temperature = 1.0 if _SAMPLES & values.keys() else 0.0
     fields = {name: values.get(name, default) for name, default in _DEFAULTS.items()}
-    sampling = SamplingOverrides(temperature=values.get("temperature", temperature), **fields)
-    # Clients send "" for none: TensorRT-LLM's examples do, as some of its versions required the input.
-    stop = tuple(word for word in values.get("stop_words", ()) if word)
-    return TextRequest(request_id=request_id, prompt=values["text_input"], sampling=sampling, stop=stop)
+    sampling = SamplingOverrides(
+        temperature=values.get("temperature", temperature),
+        grammar=_grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
+        logprobs=0 if values.get("return_log_probs") else None,
+        **fields,
+    )
+    timeout_s = None if inputs.timeout is None else inputs.timeout * _MICROSECONDS
+    return TextRequest(
+        request_id=request_id,
+        prompt=values["text_input"],
+        sampling=sampling,
+        stop=_words(values, "stop_words"),
+        bad_words=_words(values, "bad_words"),
+        cache_salt=inputs.cache_salt,
+        **scheduling.fields(inputs.priority, timeout_s),
+    )
+
+
+def _words(values: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Clients send "" for none: TensorRT-LLM's examples do, as some of its versions required the input."""
+    return tuple(word for word in values.get(name, ()) if word)
+
+
+def _grammar(kind: str, guide: str) -> Grammar | None:
+    """TensorRT-LLM's two inputs, where "" is none."""
+    if not kind:
+        if guide:
+            raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' is needed with '{GUIDE}': one of {', '.join(_GUIDES)}")
+        return None
+    if kind not in _GUIDES:
+        raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' must be one of {', '.join(_GUIDES)}, got '{kind[:40]}'")
+    if not guide and kind != "json":
+        raise invalid(GUIDE, f"input '{GUIDE}' is needed where '{GUIDE_TYPE}' is {kind}")
+    return Grammar(_GUIDES[kind], "" if kind == "json" else guide)
 
 
 def refuse_stream(inputs: GenerateInputs) -> None:
@@ -60,7 +101,10 @@ def error_frame(error: SluiceError) -> bytes:
 
 
 class GenerateReply:
-    """The shapes of one request's responses. Keys are in alphabetical order, as Triton's are."""
+    """The shapes of one request's responses. Keys are in alphabetical order, as Triton's are.
+
+    It sees every event of its request, in order, and so collects what the last response sums up.
+    """
 
     def __init__(self, inputs: GenerateInputs, model: "LlmModel") -> None:
         self._head = {"model_name": model.name, "model_version": model.version}
@@ -68,13 +112,20 @@ class GenerateReply:
             self._head["id"] = inputs.id
         self._returns_input_count = inputs.values.get("return_num_input_tokens", False)
         self._returns_output_count = inputs.values.get("return_num_output_tokens", False)
+        self._log_probs: list[float] | None = [] if inputs.values.get("return_log_probs") else None
         self._text_frame = TextFrame.around(self._response(HOLE))
 
     def frame(self, event: TextEvent) -> bytes:
         """One event of a stream."""
+        self.note(event)
         if event.finish_reason is None:
             return self._text_frame.fill(event.text)
         return event_frame(self.last_response(event.text, event))
+
+    def note(self, event: TextEvent) -> None:
+        """Keep what the end carries of `event`."""
+        if self._log_probs is not None and event.detail is not None:
+            self._log_probs += [entry.logprob or 0.0 for entry in event.detail.logprobs or ()]
 
     def last_response(self, text: str, end: TextEvent) -> dict[str, Any]:
         """The response that completes a request."""
@@ -83,6 +134,9 @@ class GenerateReply:
             outputs["num_input_tokens"] = end.prompt_tokens
         if self._returns_output_count:
             outputs["num_output_tokens"] = end.completion_tokens
+        if self._log_probs is not None and end.detail is not None:
+            outputs["cum_log_probs"] = end.detail.total_logprob
+            outputs["output_log_probs"] = self._log_probs
         return self._response(text, outputs)
 
     def _response(self, text: str, outputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -95,6 +149,7 @@ async def whole_response(events: AsyncGenerator[TextEvent, None], reply: Generat
     async with aclosing(events):
         async for event in events:
             pieces.append(event.text)
+            reply.note(event)
     return reply.last_response("".join(pieces), event)
 
 

@@ -43,10 +43,14 @@ INPUTS = (
     Tensor("streaming", "BOOL", "Another name of stream.", alias_of="stream"),
     Tensor("stop_words", "BYTES", "Strings that end the text; they are not part of it.", is_list=True),
     Tensor("stop", "BYTES", "Another name of stop_words.", is_list=True, alias_of="stop_words"),
-    Tensor("temperature", "FP32", "0 to 2. Without temperature, top_k, top_p and min_p decoding is greedy."),
+    Tensor("bad_words", "BYTES", "Words that must not come.", is_list=True),
+    Tensor("guided_decoding_guide_type", "BYTES", "json, json_schema, regex or ebnf_grammar."),
+    Tensor("guided_decoding_guide", "BYTES", "The schema, expression or grammar that the text must match."),
+    Tensor("temperature", "FP32", "0 to 2. Without temperature, top_k, top_p, min_p and typical_p decoding is greedy."),
     Tensor("top_k", "INT32", "Sample from this many most likely tokens; 0 for all."),
     Tensor("top_p", "FP32", "Sample from the most likely tokens that together have this probability."),
     Tensor("min_p", "FP32", "Sample from tokens at least this fraction as likely as the likeliest."),
+    Tensor("typical_p", "FP32", "Sample from tokens about as likely as is to be expected; above 0, at most 1 (off)."),
     Tensor("seed", "UINT64", "Makes sampling repeatable."),
     Tensor("random_seed", "UINT64", "Another name of seed.", alias_of="seed"),
     Tensor("repetition_penalty", "FP32", "Above 1, tokens of prompt and text become less likely."),
@@ -55,18 +59,20 @@ INPUTS = (
     Tensor("min_tokens", "INT32", "Fewest tokens before the model may end the text."),
     Tensor("min_length", "INT32", "Another name of min_tokens.", alias_of="min_tokens"),
     Tensor("ignore_eos", "BOOL", "Whether to go on to max_tokens past the model's own end."),
+    Tensor("return_log_probs", "BOOL", "Whether the end carries cum_log_probs and output_log_probs."),
     Tensor("return_num_input_tokens", "BOOL", "Whether the end carries num_input_tokens."),
     Tensor("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
 )
 OUTPUTS = (
     Tensor("text_output", "BYTES", "The text, or in a stream the next piece of it.", is_list=True),
     Tensor("finish_reason", "BYTES", "stop or length; with the end."),
+    Tensor("cum_log_probs", "FP32", "Log probability of all tokens generated; with the end, where asked for."),
+    Tensor("output_log_probs", "FP32", "Of each token that the text has; with the end, where asked for.", is_list=True),
     Tensor("num_input_tokens", "INT32", "Tokens of the prompt; with the end, where asked for."),
     Tensor("num_output_tokens", "INT32", "Tokens generated; with the end, where asked for."),
 )
 
 NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
-    "bad_words": ("",),
     "beam_width": (1,),
     "beam_search_diversity_rate": (0, 0.0),
     "decoder_text_input": ("",),
@@ -75,15 +81,12 @@ NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "end_id": (),
     "exclude_input_in_output": (True,),
     "exclude_input_from_output": (True,),
-    "guided_decoding_guide": ("",),
-    "guided_decoding_guide_type": ("",),
     "length_penalty": (0, 0.0, 1, 1.0),
     "lora_task_id": (0,),
     "no_repeat_ngram_size": (0,),
     "num_return_sequences": (1,),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
-    "return_log_probs": (False,),
     "return_perf_metrics": (False,),
 }
 """Inputs of TensorRT-LLM that would change the answer and are not here, with the values that ask for nothing.
@@ -131,14 +134,16 @@ def _parameters(model: "LlmModel") -> dict[str, str | int]:
     """What the engine decided at load: TensorRT-LLM's names where it has one, else vLLM's."""
     info = model.info
     return {
-        "batching_strategy": "inflight_fused_batching",
-        "batch_scheduler_policy": "guaranteed_no_evict",
+        "batching_strategy": "V1" if info.scheduler_policy == "static_batch" else "inflight_fused_batching",
+        "batch_scheduler_policy": info.scheduler_policy,
         "max_tokens_in_paged_kv_cache": info.num_blocks * info.block_size,
         "max_model_len": info.max_model_len,
         "max_num_seqs": info.max_num_seqs,
         "max_num_batched_tokens": info.max_num_batched_tokens,
         "runtime": info.runtime,
         "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype,
     }
 
 

@@ -12,6 +12,7 @@ import orjson
 from starlette.exceptions import HTTPException
 
 from engine.errors import invalid
+from gateway.http.scheduling import LONGEST_S
 from gateway.http.v2.llm_model import INPUTS, NOTHING_ASKED, Tensor
 
 _INPUTS = {tensor.name: tensor for tensor in INPUTS}
@@ -21,31 +22,41 @@ _INT32_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class GenerateInputs:
-    """A parsed request. `values` holds the inputs that were sent, by `Tensor.field`."""
+    """A parsed request. `values` holds the inputs that were sent, by `Tensor.field`.
+
+    Of the request parameters, `priority` (lower runs earlier) and `cache_salt` are None and "" where not sent;
+    `timeout` is in microseconds.
+    """
 
     id: str
     values: dict[str, Any]
+    priority: int | None = None
+    timeout: int | None = None
+    cache_salt: str = ""
 
 
 def parse_inputs(body: bytes, model: str) -> GenerateInputs:
     """The inputs for `model` in `body`, which stand at top level or in an object called `parameters`.
 
-    Other keys are request parameters, which this model has no use for. Raises HTTPException (500) for
+    Other keys are request parameters, of which this model knows three. Raises HTTPException (500) for
     what cannot be read and SluiceError INVALID for what makes no sense.
     """
     members = _members(body)
     request_id = _id(members.pop("id", ""))
     values: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in _flattened(members):
         tensor = _INPUTS.get(name)
         if tensor is None:
             _check_parameter(name, value)
+            if name in _PARAMETERS:
+                parameters[name] = _parameter(name, value)
             continue
         parsed = _tensor_value(tensor, value, model, request_id)
         if values.setdefault(tensor.field, parsed) != parsed:
             raise invalid(name, f"input '{tensor.field}' is given twice, with different values")
     _check_required(values, model, request_id)
-    return GenerateInputs(request_id, values)
+    return GenerateInputs(request_id, values, **parameters)
 
 
 def _unreadable(message: str) -> HTTPException:
@@ -83,12 +94,27 @@ def _check_parameter(name: str, value: Any) -> None:
     """Raise INVALID where a key that is no input cannot be a request parameter or asks for what is not here."""
     neutral = NOTHING_ASKED.get(name)
     if neutral is not None:
-        if not all(_is_one_of(neutral, element) for element in _elements(value)):
+        if name == "beam_width" and _is_integer(value):
+            _check_beam_width(value)
+        elif not all(_is_one_of(neutral, element) for element in _elements(value)):
             raise invalid(name, f"input '{name}' is not supported{_remedy(neutral)}")
         return
     if not isinstance(value, int | float | str):
         message = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
         raise invalid(name, message)
+
+
+def _check_beam_width(value: int) -> None:
+    if value != 1:
+        raise invalid("beam_width", f"input 'beam_width' must be 1, the most that this model decodes with, got {value}")
+
+
+def _parameter(name: str, value: Any) -> Any:
+    """The value of a request parameter that means something here. 0 asks for what holds without it, as in Triton."""
+    is_allowed, allowed = _PARAMETERS[name]
+    if not is_allowed(value):
+        raise invalid(name, f"parameter '{name}' must be {allowed}")
+    return None if value == 0 else value
 
 
 def _is_one_of(neutral: tuple[Any, ...], value: Any) -> bool:
@@ -173,3 +199,16 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "FP32": (lambda value: type(value) in (int, float), _wrong("non-number", "double")),
 }
 """For each type, how to tell its JSON values and what Triton says of others."""
+
+_PARAMETERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "priority": (
+        lambda value: _is_integer(value) and -_INT32_LIMIT <= value < _INT32_LIMIT,
+        "a 32-bit integer (lower runs earlier)",
+    ),
+    "timeout": (
+        lambda value: _is_integer(value) and 0 <= value <= LONGEST_S * 1e6,
+        f"a whole number of microseconds from 0 (none) to {LONGEST_S * 1e6:.0f}",
+    ),
+    "cache_salt": (lambda value: isinstance(value, str) and len(value) <= 256, "a string of at most 256 characters"),
+}
+"""Request parameters that this model knows: how to tell their values, and what they are."""

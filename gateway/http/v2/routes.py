@@ -12,6 +12,7 @@ from gateway.config import ServeConfig
 from gateway.http.body import read_body
 from gateway.http.disconnect import run_while_connected
 from gateway.http.request_id import request_id_of
+from gateway.http.scheduling import scheduling_of
 from gateway.http.sse import EventStreamResponse
 from gateway.http.v2 import llm_model
 from gateway.http.v2.generate import (
@@ -64,6 +65,7 @@ class V2Routes:
     def __init__(self, service: InferenceService, config: ServeConfig) -> None:
         self._service = service
         self._max_input_bytes = config.http.max_input_bytes
+        self._defaults = config.requests
 
     async def server_metadata(self) -> Response:
         """What this server is."""
@@ -117,7 +119,8 @@ class V2Routes:
         return model, parse_inputs(body, model.name)
 
     def _events(self, request: Request, model: "LlmModel", inputs: GenerateInputs) -> AsyncGenerator[TextEvent, None]:
-        return self._service.generate(model, text_request(inputs, request_id_of(request)), PROTOCOL)
+        scheduling = scheduling_of(request.headers, self._defaults)
+        return self._service.generate(model, text_request(inputs, scheduling, request_id_of(request)), PROTOCOL)
 
     def _model(self, request: Request, name: str) -> "LlmModel":
         """The model in the request's path."""

@@ -13,11 +13,23 @@ from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.thread_client import InProcessEngineClient
-from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, SamplingParams, TokenEvent
+from engine.types import (
+    EngineInfo,
+    EngineStats,
+    EventDetail,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    RequestFailed,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from pipelines.backends.llm import LlmModel
+from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, Prompt, SamplingOverrides, TextEvent, TextRequest
+from pipelines.text.types import ChatMessage, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from tests.engine.fake_runner import EchoRunner, echo_next
 
 INFO = EngineInfo(
@@ -63,8 +75,9 @@ class ScriptedEngine(EngineClient):
     def sampling(self) -> SamplingParams:
         return self.submit_command.request.sampling
 
-    def say(self, token_ids: list[int], reason: FinishReason | None = None) -> None:
-        self._on_frame(StepFrame([TokenEvent(self.submit_command.stream_id, token_ids, reason)], [], STATS))
+    def say(self, token_ids: list[int], reason: FinishReason | None = None, detail: EventDetail | None = None) -> None:
+        event = TokenEvent(self.submit_command.stream_id, token_ids, reason, detail)
+        self._on_frame(StepFrame([event], [], STATS))
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self._on_frame(StepFrame([], [RequestFailed(self.submit_command.stream_id, code, message)], STATS))
@@ -138,7 +151,9 @@ async def test_token_ids_go_to_the_engine_as_they_are(model: LlmModel, engine: S
 
 async def test_what_is_not_sent_comes_from_the_model(model: LlmModel, engine: ScriptedEngine) -> None:
     await submit(model, engine, request([1, 2, 3], top_k=7))
-    assert engine.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=78)
+    # The client of the engine adds a seed, so that it could go on after a crash.
+    sampling = msgspec.structs.replace(engine.sampling, seed=None)
+    assert sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=78)
 
 
 @pytest.mark.parametrize(("max_model_len", "num_blocks", "most"), [(100, 10, 78), (100, 50, 97), (60, 10, 57)])
@@ -161,6 +176,68 @@ async def test_the_tokenizers_end_of_sequence_ends_too(rill: Tokenizer) -> None:
         model = LlmModel("rill", rill, engine, SamplingDefaults(), created=1)
         await submit(model, engine, request([1], ignore_eos=ignore_eos))
         assert engine.sampling.stop_token_ids == expected
+
+
+async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
+    model: LlmModel, engine: ScriptedEngine
+) -> None:
+    asked = TextRequest(
+        request_id="r",
+        prompt=[1],
+        sampling=SamplingOverrides(grammar=Grammar(GrammarKind.REGEX, "a+"), logit_bias={5: 2.0}),
+        bad_words=("cat",),
+        priority=-3,
+        tenant="ada",
+        cache_salt="salt",
+        timeout_s=2.5,
+        queue_timeout_s=1.5,
+    )
+    await submit(model, engine, asked)
+    sent = engine.submit_command.request
+    assert (sent.priority, sent.tenant, sent.cache_salt) == (-3, "ada", "salt")
+    assert (sent.timeout_s, sent.queue_timeout_s) == (2.5, 1.5)
+    assert (sent.sampling.grammar, sent.sampling.logit_bias) == (Grammar(GrammarKind.REGEX, "a+"), {5: 2.0})
+    assert sent.sampling.bad_words == bad_word_ids(model.tokenizer, ("cat",))
+
+
+async def test_an_encoded_prompt_is_not_encoded_again(model: LlmModel, engine: ScriptedEngine) -> None:
+    await submit(model, engine, request(EncodedPrompt(CHAT, [7, 8])))
+    assert engine.submit_command.request.prompt_token_ids == [7, 8]
+
+
+async def test_errors_of_an_encoded_conversation_name_the_messages(model: LlmModel) -> None:
+    assert (await refusal(model, request(EncodedPrompt(CHAT, [7] * 200)))).param == "messages"
+
+
+async def test_cached_tokens_are_told_with_every_event(model: LlmModel, engine: ScriptedEngine) -> None:
+    task = asyncio.create_task(collect(model, request([1])))
+    await engine.submitted.wait()
+    engine.say([70], detail=EventDetail(num_cached_tokens=32))
+    await asyncio.sleep(0)
+    engine.say([71], FinishReason.LENGTH)
+    assert {event.cached_tokens for event in await task} == {32}
+
+
+@pytest.mark.parametrize("prompt", ["hi, you", [70, 71, 72]])
+async def test_echo_puts_the_prompt_first_with_its_log_probabilities(
+    model: LlmModel, engine: ScriptedEngine, prompt: Prompt
+) -> None:
+    sampling = SamplingOverrides(logprobs=0, prompt_logprobs=0)
+    asked = TextRequest(request_id="r", prompt=prompt, sampling=sampling, echo=True)
+    task = asyncio.create_task(collect(model, asked))
+    await engine.submitted.wait()
+    ids = engine.submit_command.request.prompt_token_ids
+    of_prompt = [None, *(TokenLogprob(token_id, -1.0) for token_id in ids[1:])]
+    engine.say([80], detail=EventDetail(0, [TokenLogprob(80, -2.0)], of_prompt))
+    await asyncio.sleep(0)
+    engine.say([81], FinishReason.LENGTH, EventDetail(logprobs=[TokenLogprob(81, -3.0)]))
+    events = await task
+    text = "".join(event.text for event in events)
+    told = [entry for event in events if event.detail for entry in event.detail.logprobs or ()]
+    assert text == (prompt if isinstance(prompt, str) else "abc") + "kl"
+    assert [entry.token.token_id for entry in told] == [*ids, 80, 81]
+    assert [entry.logprob for entry in told] == [None, *[-1.0] * (len(ids) - 1), -2.0, -3.0]
+    assert all(text[entry.start :].startswith(entry.token.text) for entry in told)
 
 
 @pytest.mark.parametrize("stop_token_ids", [(), (70,)])

@@ -44,4 +44,6 @@ def test_what_the_client_sent_goes_before_the_defaults() -> None:
 
 
 def test_every_sampling_field_can_be_sent() -> None:
-    assert set(SamplingOverrides.__struct_fields__) == set(SamplingParams.__struct_fields__)
+    # Bad words are sent as strings, beside the stop strings.
+    sent = {*SamplingOverrides.__struct_fields__, "bad_words"}
+    assert sent == set(SamplingParams.__struct_fields__)

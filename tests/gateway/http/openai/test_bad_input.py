@@ -71,14 +71,71 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids must be 0 or more, got -1"),
     ({"stream": "yes"}, "stream", 'stream must be a valid boolean, got "yes"'),
     ({"stream_options": 5}, "stream_options", "stream_options must be an object, got 5"),
-    ({"n": 2}, "n", "n is not supported, got 2; leave it out or send 1"),
-    ({"n": True}, "n", "n is not supported, got true; leave it out or send 1"),
-    ({"logprobs": True}, "logprobs", "logprobs is not supported, got true; leave it out or send false"),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias is not supported, got an object; leave it out or send {}"),
+    ({"n": 0}, "n", "n must be greater than or equal to 1, got 0"),
+    ({"n": 129}, "n", "n must be less than or equal to 128, got 129"),
+    ({"n": True}, "n", "n must be a valid integer, got true"),
+    ({"logprobs": 3}, "logprobs", "logprobs must be a valid boolean, got 3"),
+    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs to be true, got 2 without it"),
+    (
+        {"logprobs": True, "top_logprobs": 21},
+        "top_logprobs",
+        "top_logprobs must be less than or equal to 20, got 21",
+    ),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be less than or equal to 20, got 21"),
+    ({"logit_bias": {"five": 1}}, "logit_bias", "the keys of logit_bias must be token ids, got 'five'"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias", "the keys of logit_bias must be token ids, got '-5'"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias of token 5 must be between -100 and 100, got 101"),
+    ({"logit_bias": {"4096": 1}}, "logit_bias", "token ids of logit_bias must be between 0 and 4095, got 4096"),
+    ({"logit_bias": [5]}, "logit_bias", "logit_bias must be an object, got an array of 1"),
+    ({"typical_p": 0}, "typical_p", "typical_p must be greater than 0 and at most 1, got 0"),
+    ({"bad_words": ["a", " "]}, "bad_words", "bad_words[1] must have from 1 to 1024 characters, and not spaces alone"),
+    ({"bad_words": "a"}, "bad_words", 'bad_words must be a valid array, got "a"'),
+    ({"best_of": 2}, "best_of", "best_of is not supported, got 2; leave it out or send 1"),
+    ({"use_beam_search": True}, "use_beam_search", "a beam width of 1"),
+    ({"beam_width": 4}, "beam_width", "beam_width must be 1, got 4: the most that this server decodes with"),
+    ({"priority": 2**31}, "priority", "priority must be less than 2147483648, got 2147483648"),
+    ({"priority": "high"}, "priority", 'priority must be a valid integer, got "high"'),
+    ({"cache_salt": "x" * 257}, "cache_salt", "cache_salt"),
     ({"tools": [{"type": "function"}]}, "tools", "tools is not supported, got an array of 1; leave it out or send []"),
     ({"tool_choice": "required"}, "tool_choice", 'got "required"; leave it out or send "none" or "auto"'),
-    ({"response_format": {"type": "json_object"}}, "response_format", 'leave it out or send {"type": "text"}'),
-    ({"guided_json": {}}, "guided_json", "guided_json is not supported, got an object; leave it out"),
+    (
+        {"response_format": {"type": "xml"}},
+        "response_format.type",
+        "response_format.type must be 'text', 'json_object' or 'json_schema', got \"xml\"",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "response_format.json_schema is required where response_format.type is json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "response_format.json_schema.schema is required",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": []}}},
+        "response_format.json_schema.schema",
+        "response_format.json_schema.schema must be an object, got an array of 0",
+    ),
+    ({"guided_json": 5}, "guided_json", "guided_json must be a JSON schema, as an object or as text, got 5"),
+    ({"guided_choice": []}, "guided_choice", "guided_choice must not be empty"),
+    (
+        {"response_format": {"type": "json_object"}, "guided_regex": "a+"},
+        "guided_regex",
+        "guided_regex and response_format both say what the answer must match; send one of them",
+    ),
+    (
+        {"structured_outputs": {"choice": ["a"], "json": {}}},
+        "structured_outputs.choice",
+        "structured_outputs.choice and structured_outputs.json both say what the answer must match",
+    ),
+    (
+        {"structured_outputs": {"structural_tag": "x"}},
+        "structured_outputs.structural_tag",
+        "structured_outputs.structural_tag is not supported",
+    ),
+    ({"guided_regex": "a+", "ignore_eos": True}, "ignore_eos", "ignore_eos must be false"),
     (
         {"stream_options": {"continuous_usage_stats": True}},
         "stream_options.continuous_usage_stats",
@@ -104,10 +161,14 @@ REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [-1]}, "prompt", "token ids of the prompt must be between 0 and 4095, got -1"),
     ({"prompt": [4096]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 4096"),
     ({"prompt": [10**30]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 1000"),
-    ({"echo": True}, "echo", "echo is not supported, got true; leave it out or send false"),
+    ({"echo": "yes"}, "echo", 'echo must be a valid boolean, got "yes"'),
     ({"suffix": "end"}, "suffix", 'suffix is not supported, got "end"; leave it out or send ""'),
-    ({"best_of": 2}, "best_of", "best_of is not supported, got 2; leave it out or send 1"),
-    ({"logprobs": 0}, "logprobs", "logprobs is not supported, got 0; leave it out or send false"),
+    ({"best_of": 2, "n": 3}, "best_of", "best_of must be at least n (3), got 2"),
+    ({"best_of": 129}, "best_of", "best_of must be less than or equal to 128, got 129"),
+    ({"prompt": ["a"] * 5, "n": 128}, "n", "n is 128 and there are 5 prompts; at most 512 sequences"),
+    ({"logprobs": True}, "logprobs", "logprobs must be a valid integer, got true"),
+    ({"logprobs": 21}, "logprobs", "logprobs must be less than or equal to 20, got 21"),
+    ({"top_logprobs": 1}, "top_logprobs", "top_logprobs is not supported, got 1; leave it out or send 0"),
 ]
 
 CASES = [("chat", CHAT | fields, param, message) for fields, param, message in REFUSED_CHAT]
@@ -126,6 +187,29 @@ def test_refuses(live: LiveServer, route: str, body: dict[str, Any], param: str,
     assert error["param"] == param
     assert message in error["message"]
     assert error.keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"best_of": 2}, "best_of", "best_of must equal n (1) in a stream, got 2"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "prompt_logprobs cannot be streamed"),
+    ],
+)
+def test_refuses_to_stream_what_is_known_only_at_the_end(
+    live: LiveServer, fields: dict[str, Any], param: str, message: str
+) -> None:
+    response = live.post(PATH["text"], TEXT | {"stream": True} | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert message in response.json()["error"]["message"]
+
+
+def test_the_newer_name_of_a_limit_is_the_one_that_is_named(live: LiveServer) -> None:
+    body = {name: value for name, value in CHAT.items() if name != "max_tokens"}
+    response = live.post(PATH["chat"], body | {"max_completion_tokens": 5000})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "max_completion_tokens"
 
 
 @pytest.mark.parametrize("route", ["chat", "text"])

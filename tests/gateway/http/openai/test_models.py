@@ -1,6 +1,8 @@
 import openai
 import pytest
 
+from gateway.http.openai.schemas import ChatCompletionRequest
+from gateway.http.scheduling import PRIORITY, QUEUE_TIMEOUT, TENANT, TIMEOUT
 from tests.gateway.http.live import LiveServer
 
 
@@ -31,3 +33,8 @@ def test_the_docs_show_the_bodies(live: LiveServer) -> None:
     assert {"messages", "max_completion_tokens", "top_k", "stop"} <= body["properties"].keys()
     assert sorted(body["required"]) == ["messages", "model"]
     assert "$ref" not in str(body)
+    assert body["properties"].keys() == {
+        declared.alias or name for name, declared in ChatCompletionRequest.model_fields.items()
+    }
+    headers = paths["/v1/completions"]["post"]["parameters"]
+    assert {TENANT, PRIORITY, TIMEOUT, QUEUE_TIMEOUT} == {header["name"] for header in headers}

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from gateway.http.v2.llm_model import INPUTS
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
 from tests.gateway.http.sse import events_of
 
 MODEL = "/v2/models/rill"
 WHOLE, STREAM = f"{MODEL}/generate", f"{MODEL}/generate_stream"
+NUM_INPUTS = len(INPUTS)
 HEAD = {"model_name": "rill", "model_version": "1"}
 
 
@@ -62,6 +64,33 @@ class TestWhole:
 
         assert text(1) == text(1)
         assert len({text(number) for number in range(4)}) > 1
+
+    def test_bad_words_do_not_come(self, live: LiveServer) -> None:
+        word = echo(live, "hello", 1)
+        body = {"text_input": "hello", "max_tokens": 1}
+        assert live.post(WHOLE, body).json()["text_output"] == word
+        assert live.post(WHOLE, body | {"bad_words": ["", word]}).json()["text_output"] != word
+
+    def test_log_probabilities_come_with_the_end(self, live: LiveServer) -> None:
+        body = {"text_input": "hello", "max_tokens": 5, "return_log_probs": True}
+        answer = live.post(WHOLE, body).json()
+        *pieces, last = events_of(live.post(STREAM, body).content)
+        assert len(answer["output_log_probs"]) == 5
+        assert answer["cum_log_probs"] == pytest.approx(sum(answer["output_log_probs"]))
+        assert {name: last[name] for name in ("cum_log_probs", "output_log_probs")} == {
+            name: answer[name] for name in ("cum_log_probs", "output_log_probs")
+        }
+        assert all("output_log_probs" not in event for event in pieces)
+
+    def test_a_timeout_in_microseconds_ends_the_request(self, live: LiveServer) -> None:
+        live.runner.hold_after(2)
+        try:
+            body = {"text_input": "hello", "max_tokens": 900, "ignore_eos": True, "timeout": 50_000}
+            response = live.post(WHOLE, body)
+        finally:
+            live.runner.release()
+        assert response.status_code == 504
+        assert "0.05 s" in response.json()["error"]
 
     def test_top_k_1_is_greedy(self, live: LiveServer) -> None:
         answer = live.post(WHOLE, {"text_input": "hello", "top_k": 1}).json()
@@ -178,13 +207,13 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         {"other": "hello"},
         400,
-        "[request id: <id_unknown>] expected number of inputs between 1 and 20 but got 0 inputs for model 'rill'. Got "
-        "input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s).",
+        f"[request id: <id_unknown>] expected number of inputs between 1 and {NUM_INPUTS} but got 0 inputs for model "
+        "'rill'. Got input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s).",
     ),
     (
         {"id": "g3", "max_tokens": 5},
         400,
-        "[request id: g3] expected number of inputs between 1 and 20 but got 1 inputs for model 'rill'. Got "
+        f"[request id: g3] expected number of inputs between 1 and {NUM_INPUTS} but got 1 inputs for model 'rill'. Got "
         "input(s) ['max_tokens'], but missing required input(s) ['text_input']. Please provide all required input(s).",
     ),
     (
@@ -227,12 +256,32 @@ REFUSED: list[tuple[Any, int, str]] = [
         "input 'max_tokens' is given twice, with different values",
     ),
     ({"text_input": "a", "seed": 5, "random_seed": 6}, 400, "input 'seed' is given twice, with different values"),
+    ({"text_input": "a", "bad_words": [" "]}, 400, "bad_words[0] must have from 1 to 1024 characters"),
     (
-        {"text_input": "a", "bad_words": ["b"]},
+        {"text_input": "a", "beam_width": 2},
         400,
-        "input 'bad_words' is not supported; leave it out or send \"\"",
+        "input 'beam_width' must be 1, the most that this model decodes with, got 2",
     ),
-    ({"text_input": "a", "beam_width": 2}, 400, "input 'beam_width' is not supported; leave it out or send 1"),
+    ({"text_input": "a", "beam_width": "2"}, 400, "input 'beam_width' is not supported; leave it out or send 1"),
+    ({"text_input": "a", "typical_p": 0}, 400, "typical_p must be greater than 0 and at most 1, got 0"),
+    (
+        {"text_input": "a", "guided_decoding_guide": "a+"},
+        400,
+        "input 'guided_decoding_guide_type' is needed with 'guided_decoding_guide': one of json, json_schema, regex",
+    ),
+    (
+        {"text_input": "a", "guided_decoding_guide_type": "xml", "guided_decoding_guide": "a+"},
+        400,
+        "input 'guided_decoding_guide_type' must be one of json, json_schema, regex, ebnf_grammar, got 'xml'",
+    ),
+    (
+        {"text_input": "a", "guided_decoding_guide_type": "regex"},
+        400,
+        "input 'guided_decoding_guide' is needed where 'guided_decoding_guide_type' is regex",
+    ),
+    ({"text_input": "a", "priority": 2**31}, 400, "parameter 'priority' must be a 32-bit integer (lower runs earlier)"),
+    ({"text_input": "a", "timeout": -1}, 400, "parameter 'timeout' must be a whole number of microseconds from 0"),
+    ({"text_input": "a", "cache_salt": 5}, 400, "parameter 'cache_salt' must be a string of at most 256 characters"),
     ({"text_input": "a", "end_id": 2}, 400, "input 'end_id' is not supported; leave it out"),
     (
         {"text_input": "a", "exclude_input_in_output": False},

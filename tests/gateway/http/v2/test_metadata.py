@@ -133,4 +133,5 @@ def test_the_docs_show_the_inputs(live: LiveServer) -> None:
     body = paths["/v2/models/{model}/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["text_input"]
     assert body["properties"]["stop_words"]["items"] == {"type": "string"}
+    assert {"priority", "timeout", "cache_salt"} <= body["properties"].keys()
     assert not [path for path in paths if "versions" in path]

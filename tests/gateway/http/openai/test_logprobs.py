@@ -1,0 +1,128 @@
+"""Log probabilities in OpenAI's and vLLM's shapes, whole and streamed."""
+
+import math
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.http.live import LiveServer
+from tests.gateway.http.sse import events_of
+
+MESSAGES: Any = [{"role": "user", "content": "Count, please."}]
+CHAT: dict[str, Any] = {"model": "rill", "messages": MESSAGES, "max_tokens": 30, "temperature": 0}
+TEXT: dict[str, Any] = {"model": "rill", "prompt": "Count, please.", "max_tokens": 30, "temperature": 0}
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+LIKELIEST = -math.log1p(4095 / math.e)
+"""The runner gives its token a logit of 1 and the 4095 others 0."""
+
+
+def test_chat_has_openai_s_shape(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="rill", messages=MESSAGES, max_tokens=30, temperature=0, logprobs=True, top_logprobs=3
+    )
+    [choice] = answer.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == 30
+    for entry in choice.logprobs.content:
+        assert entry.logprob == pytest.approx(LIKELIEST, rel=1e-5)
+        assert entry.bytes is not None
+        assert bytes(entry.bytes).decode(errors="replace") == entry.token
+        assert [len(entry.top_logprobs), entry.top_logprobs[0].token] == [3, entry.token]
+        assert entry.top_logprobs[1].logprob == pytest.approx(LIKELIEST - 1, rel=1e-5)
+    spelled = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content)
+    assert spelled.decode(errors="replace") == choice.message.content
+
+
+def test_chat_without_top_logprobs_tells_of_no_alternatives(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="rill", messages=MESSAGES, max_tokens=2, logprobs=True)
+    assert answer.choices[0].logprobs is not None
+    assert [entry.top_logprobs for entry in answer.choices[0].logprobs.content or ()] == [[], []]
+
+
+@pytest.mark.parametrize("stop", [None, "chosen"])
+def test_a_chat_stream_tells_what_the_whole_answer_tells(live: LiveServer, stop: str | None) -> None:
+    body = CHAT | {"logprobs": True, "top_logprobs": 2}
+    if stop is not None:
+        text = live.post(CHAT_PATH, body).json()["choices"][0]["message"]["content"]
+        body |= {"stop": text[25:29]}
+    whole = live.post(CHAT_PATH, body).json()["choices"][0]
+    *events, _ = events_of(live.post(CHAT_PATH, body | {"stream": True}).content)
+    choices = [event["choices"][0] for event in events]
+    told = [entry for choice in choices for entry in (choice["logprobs"] or {"content": []})["content"]]
+    assert told == whole["logprobs"]["content"]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == whole["message"]["content"]
+    if stop is not None:
+        spelled = b"".join(bytes(entry["bytes"]) for entry in told[:-1]).decode(errors="replace")
+        assert whole["message"]["content"].startswith(spelled)
+        assert len(spelled) < len(whole["message"]["content"]), "the last entry's text was cut off whole"
+
+
+def test_completions_have_the_older_shape(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="rill", prompt="Count, please.", max_tokens=8, temperature=0, logprobs=2)
+    [choice] = answer.choices
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens is not None
+    assert told.text_offset is not None
+    assert told.token_logprobs == pytest.approx([LIKELIEST] * 8, rel=1e-5)
+    assert told.top_logprobs is not None
+    for token, offset, top in zip(told.tokens, told.text_offset, told.top_logprobs, strict=True):
+        assert choice.text[offset:].startswith(token)
+        assert len(top) == 2
+        assert top[token] == pytest.approx(LIKELIEST, rel=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 2}, {"logprobs": 1, "echo": True}, {"logprobs": 0, "n": 3, "seed": 1}])
+def test_a_completion_stream_tells_what_the_whole_answer_tells(live: LiveServer, fields: dict[str, Any]) -> None:
+    body = TEXT | fields
+    choices = live.post(TEXT_PATH, body).json()["choices"]
+    *events, _ = events_of(live.post(TEXT_PATH, body | {"stream": True}).content)
+    for whole in choices:
+        pieces = [event["choices"][0] for event in events if event["choices"][0]["index"] == whole["index"]]
+        assert "".join(piece["text"] for piece in pieces) == whole["text"]
+        for name, values in whole["logprobs"].items():
+            assert [one for piece in pieces if piece["logprobs"] for one in piece["logprobs"][name]] == values
+
+
+def test_echo_puts_the_prompt_first(live: LiveServer) -> None:
+    ids = live.run(live.model.prepare(TEXT["prompt"]))
+    body = TEXT | {"max_tokens": 3, "echo": True}
+    choice = live.post(TEXT_PATH, body | {"logprobs": 1}).json()["choices"][0]
+    assert choice["text"] == TEXT["prompt"] + live.echo(ids, 3)
+    assert live.post(TEXT_PATH, body).json()["choices"][0]["text"] == choice["text"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+    assert all(value is not None for value in told["token_logprobs"][1:])
+    assert "prompt_logprobs" not in choice
+
+
+def test_prompt_logprobs_have_vllm_s_shape(live: LiveServer) -> None:
+    ids = live.run(live.model.prepare(TEXT["prompt"]))
+    choice = live.post(TEXT_PATH, TEXT | {"prompt_logprobs": 1, "max_tokens": 1}).json()["choices"][0]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(ids) - 1
+    for token_id, told in zip(ids[1:], others, strict=True):
+        assert told[str(token_id)]["decoded_token"] == live.model.tokenizer.token_texts[token_id].text
+        assert {entry["rank"] for entry in told.values()} == {None, 1}
+    assert choice["logprobs"] is None
+
+
+def test_prompt_logprobs_of_a_chat_stand_beside_the_choices(live: LiveServer) -> None:
+    answer = live.post(CHAT_PATH, CHAT | {"prompt_logprobs": 0, "max_tokens": 1, "n": 2}).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert all(len(told) == 1 for told in answer["prompt_logprobs"][1:])
+
+
+def test_a_banned_token_s_log_probability_is_the_model_s_own(live: LiveServer) -> None:
+    """What was forbidden by bias is still what the model found likeliest."""
+    ids = live.run(live.model.prepare("x"))
+    body = TEXT | {"prompt": "x", "max_tokens": 1, "logprobs": 1}
+    plain = live.post(TEXT_PATH, body).json()["choices"][0]
+    [token] = live.run(live.model.prepare(live.echo(ids, 1)))
+    biased = live.post(TEXT_PATH, body | {"logit_bias": {str(token): -100}}).json()["choices"][0]
+    assert biased["text"] != plain["text"]
+    assert biased["logprobs"]["top_logprobs"][0][plain["text"]] == pytest.approx(LIKELIEST, rel=1e-5)

@@ -1,0 +1,33 @@
+"""The README's checkpoint of one's own: made as it says, and served."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import running_server
+
+ROOT = Path(__file__).parents[2]
+SNIPPET = re.search(r"```python\n(from transformers import .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_it_is_three_lines() -> None:
+    assert SNIPPET is not None
+    assert len(SNIPPET[1].splitlines()) == 3
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed, and the model's weights need it")
+def test_a_model_made_with_transformers_is_served(tmp_path: Path) -> None:
+    assert SNIPPET is not None
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    subprocess.run([sys.executable, "-c", SNIPPET[1]], check=True, cwd=tmp_path)
+    with running_server(tmp_path / "my-model", tmp_path / "log") as server:
+        server.wait_ready()
+        body = {"model": "my-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+        answer = httpx.post(f"{server.base_url}/v1/chat/completions", json=body).json()
+    assert answer["usage"]["completion_tokens"] >= 1
