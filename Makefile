@@ -36,6 +36,7 @@ bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS
 
 goldens: $(GOLDENS)/.done ## record the expected tokens anew, from transformers
 	$(GOLDENS)/bin/python -m tests.goldens.record
+	$(GOLDENS)/bin/python -m tests.goldens.record_families
 
 clean: ## remove what make made
 	rm -rf $(VENV) build dist
@@ -63,5 +64,5 @@ $(VENV)/.torch: $(VENV)/.dev
 
 $(GOLDENS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(GOLDENS)
-	$(GOLDENS)/bin/pip install --quiet --disable-pip-version-check $(TORCH) 'transformers>=5,<6' safetensors numpy
+	$(GOLDENS)/bin/pip install --quiet --disable-pip-version-check $(TORCH) 'transformers>=5,<6' safetensors numpy msgspec
 	touch $@

@@ -41,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Type of the cached keys and values: auto (as `dtype`), bf16, f32 or u8. u8 halves memory and costs agreement."""
     quantization: str = "none"
     """Compression of the weights at load: none, int8, int4."""
+    cache_path: str | None = None
+    """Folder of what is made once from a checkpoint: compressed weights, converted models. Default: ~/.cache/sluice."""
     max_num_seqs: int = 64
     """Most sequences in one step. Raising it lengthens each step."""
     max_num_batched_tokens: int = 512

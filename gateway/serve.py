@@ -3,6 +3,7 @@
 import argparse
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -39,13 +40,22 @@ def command(argv: list[str]) -> int:
     started = perf_counter()
     flags = parse_flags(argv)
     try:
-        config = read_config(flags)
+        config = _with_draft_found(read_config(flags))
         checkpoint = find_checkpoint(config.model.path)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
     configure_logging(config.logging.level)
     _warn(config)
     return _serve(config, checkpoint, started)
+
+
+def _with_draft_found(config: ServeConfig) -> ServeConfig:
+    """The draft model is named as the model is: a folder, a folder of versions or a name on the hub."""
+    path = config.speculation.draft_model_path
+    if path is None:
+        return config
+    found = str(find_checkpoint(path, "--draft-model"))
+    return replace(config, speculation=replace(config.speculation, draft_model_path=found))
 
 
 def parse_flags(argv: list[str]) -> dict[str, str | bool]:

@@ -49,6 +49,8 @@ class RunnerInfo:
     max_model_len: int
     block_size: int
     num_blocks: int
+    kv_cache_dtype: str = ""
+    quantization: str = "none"
 
 
 class Runner(Protocol):

@@ -83,7 +83,9 @@ class SamplingState:
     @property
     def edits_logits(self) -> bool:
         """Whether this sequence's logits are changed before a token is chosen."""
-        return self._always_edits or self.is_held_open or len(self.banned) > 0
+        if self._always_edits or self.is_held_open:
+            return True
+        return self._bad_words is not None and len(self._bad_words.banned) > 0
 
     @property
     def banned(self) -> NDArray[np.int32]:

@@ -17,6 +17,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
 
     def resolve(self, sent: SamplingOverrides, max_tokens: int) -> SamplingParams:
@@ -31,6 +32,7 @@ class _GenerationConfig(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,22 @@ import tokenizers
 
 from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.text.detokenizer import Detokenizer, detokenizer_factory
+from pipelines.text.slow import SlowBackend, SlowDetokenizer
+from pipelines.text.spelling import TokenTexts
 from pipelines.text.types import ChatMessage
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """The roles that a message may have, and under which name the chat template sees them."""
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.tiktoken",
+)
 """Any of them is one. Without, transformers makes an empty tokenizer of config.json alone."""
 
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -39,14 +50,11 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Takes a fast tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
-        backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-        # transformers does this on each call, which no other thread's call would survive.
-        backend.no_truncation()
-        backend.no_padding()
+        """Takes a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
         self._tokenizer = tokenizer
-        self._backend = backend
-        self._new_detokenizer = detokenizer_factory(backend)
+        self._backend: Any
+        self._new_detokenizer: Callable[[], Detokenizer]
+        self._backend, self._new_detokenizer = _fast(tokenizer) if tokenizer.is_fast else _slow(tokenizer)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
 
     @classmethod
@@ -62,10 +70,7 @@ class Tokenizer:
             files = ", ".join(TOKENIZER_FILES)
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
-            tokenizer = _transformers_loader(path)(path, local_files_only=True, trust_remote_code=False)
-            if not tokenizer.is_fast:
-                raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; a tokenizer.json is needed")
-            return cls(tokenizer)
+            return cls(_transformers_loader(path)(path, local_files_only=True, trust_remote_code=False))
         except Exception as error:  # a damaged file can raise anything in the libraries that read it
             reason = f"{type(error).__name__}: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
@@ -79,6 +84,15 @@ class Tokenizer:
     def detokenizer(self) -> Detokenizer:
         """A new one, for one sequence."""
         return self._new_detokenizer()
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """What single tokens stand for."""
+        return TokenTexts(self._backend)
+
+    def encode_words(self, text: str, param: str) -> list[int]:
+        """Token ids of a piece of text, without special tokens. `param` is the field that errors name."""
+        return self._encode(text, param, add_special_tokens=False)
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer adds to it."""
@@ -119,6 +133,20 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return text
+
+
+def _fast(tokenizer: Any) -> tuple[tokenizers.Tokenizer, Callable[[], Detokenizer]]:
+    backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+    # transformers does this on each call, which no other thread's call would survive.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, detokenizer_factory(backend)
+
+
+def _slow(tokenizer: Any) -> tuple[Any, Callable[[], Detokenizer]]:
+    """For those that transformers has in Python only; each piece of text is asked of the tokenizer itself."""
+    backend = SlowBackend(tokenizer)
+    return backend, lambda: SlowDetokenizer(backend)
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:

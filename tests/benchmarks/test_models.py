@@ -6,7 +6,7 @@ import pytest
 from safetensors import deserialize
 from tokenizers import Tokenizer
 
-from benchmarks.models import CONFIG, VOCABULARY, model_s
+from benchmarks.models import M, S, model_s, tensor_shapes
 
 BUNDLED_TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
 
@@ -26,9 +26,9 @@ def test_weights_have_the_size_and_precision_that_the_comparison_states(checkpoi
 
 def test_every_id_decodes_to_text_of_its_own(checkpoint: Path) -> None:
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == VOCABULARY == CONFIG["vocab_size"]
-    added = [tokenizer.decode([token_id]) for token_id in range(4096, VOCABULARY)]
-    assert len(set(added)) == VOCABULARY - 4096
+    assert tokenizer.get_vocab_size() == S["vocab_size"]
+    added = [tokenizer.decode([token_id]) for token_id in range(4096, S["vocab_size"])]
+    assert len(set(added)) == S["vocab_size"] - 4096
     assert all(word.startswith(" ") for word in added)
 
 
@@ -36,4 +36,8 @@ def test_a_finished_checkpoint_is_kept(checkpoint: Path) -> None:
     before = (checkpoint / "model.safetensors").stat().st_mtime_ns
     assert model_s(checkpoint.parent, BUNDLED_TOKENIZER) == checkpoint
     assert (checkpoint / "model.safetensors").stat().st_mtime_ns == before
-    assert json.loads((checkpoint / "config.json").read_text()) == CONFIG
+    assert json.loads((checkpoint / "config.json").read_text()) == S
+
+
+def test_m_has_the_size_that_the_comparison_states() -> None:
+    assert sum(np.prod(shape) for _, shape in tensor_shapes(M)) == 473_235_456

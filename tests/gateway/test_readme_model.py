@@ -26,8 +26,8 @@ def test_a_model_made_with_transformers_is_served(tmp_path: Path) -> None:
     assert SNIPPET is not None
     (tmp_path / "models").symlink_to(ROOT / "models")
     subprocess.run([sys.executable, "-c", SNIPPET[1]], check=True, cwd=tmp_path)
-    with running_server(tmp_path / "my-model", tmp_path / "log") as server:
+    with running_server(tmp_path / "my-model", tmp_path / "log", "--served-model-name", "my-model") as server:
         server.wait_ready()
         body = {"model": "my-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
-        answer = httpx.post(f"{server.base_url}/v1/chat/completions", json=body).json()
+        answer = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=30).raise_for_status().json()
     assert answer["usage"]["completion_tokens"] >= 1

@@ -94,8 +94,11 @@ def save_checkpoint(model: PreTrainedModel, directory: Path, eos_token_id: int |
 
 
 def load_checkpoint(directory: Path) -> PreTrainedModel:
-    """The saved model, computing in float32 whatever it is stored in."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    """The saved model, computing in float32 whatever it is stored in.
+
+    By the plainest of transformers' implementations, and the only one that does Gemma 2's softcap.
+    """
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def generate_greedily(

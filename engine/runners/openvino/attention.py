@@ -39,16 +39,24 @@ class Heads:
 
 
 def paged_attention(
-    query: ov.Node, key: ov.Node, value: ov.Node, caches: tuple[ov.Node, ov.Node], paged: PagedInputs, heads: Heads
+    query: ov.Node,
+    key: ov.Node,
+    value: ov.Node,
+    caches: tuple[ov.Node, ov.Node],
+    paged: PagedInputs,
+    heads: Heads,
+    *,
+    scale: float,
+    window: int | None = None,
 ) -> ov.Node:
     """Write this step's `key` and `value` into the caches, then attend causally over each sequence's blocks.
 
     query [num_tokens, num_heads * head_dim], key and value [num_tokens, num_kv_heads * head_dim];
-    returns the query's shape. Raises SluiceError(UNAVAILABLE) on an OpenVINO whose node is different.
+    returns the query's shape. Scores are multiplied by `scale`; with a `window`, a token attends to
+    so many: itself and those just before it. Raises SluiceError(UNAVAILABLE) on an OpenVINO whose node is different.
     """
     no_ints, no_floats = _empty(np.int32), _empty(np.float32)
     zero = ops.constant(np.int32(0))
-    scale = ops.constant(np.float32(heads.head_dim**-0.5))
     inputs = {
         "query": query,
         "key": key,
@@ -59,8 +67,8 @@ def paged_attention(
         "subsequence_begins": paged.subsequence_begins,
         "block_indices": paged.block_indices,
         "block_indices_begins": paged.block_indices_begins,
-        "scale": scale,
-        "sliding_window": zero,
+        "scale": ops.constant(np.float32(scale)),
+        "sliding_window": ops.constant(np.int32(window or 0)),
         "alibi_slopes": no_floats,
         "max_context_len": paged.max_context_len,
         "score_aggregation_window": no_ints,

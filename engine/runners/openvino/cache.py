@@ -1,7 +1,9 @@
-"""The KV cache: how many blocks, and the memory under them."""
+"""The KV cache: what a block takes, how many there are, and the memory under them."""
 
+import logging
 import math
 import mmap
+from dataclasses import dataclass
 
 import openvino as ov
 
@@ -10,53 +12,132 @@ from engine.errors import invalid
 from engine.runners.openvino.attention import BLOCK_SIZE
 from engine.runners.openvino.graph import is_cache
 from engine.runners.openvino.memory import shared_tensor
-from engine.runners.openvino.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BYTES = 256 << 20
+DEFAULT_REQUESTS = 4
+DEFAULT_MOST_OF_FREE = 0.5
+"""Where nothing is asked for: the larger of so many bytes and room for so many full-length requests, within
+this share of the free memory."""
 
 
-def block_bytes(config: ModelConfig, kind: ov.Type) -> int:
-    """Memory one block takes: K and V of BLOCK_SIZE tokens in every layer."""
-    element_bytes: int = kind.size
-    return config.num_layers * 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim * element_bytes
+@dataclass(frozen=True, slots=True)
+class _CacheInput:
+    """Keys or values of one layer, as the compiler laid them out; a quantized cache holds its scales as well."""
+
+    name: str
+    kind: ov.Type
+    block_shape: tuple[int, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        element_bytes: int = self.kind.size
+        return math.prod(self.block_shape) * element_bytes
 
 
-def choose_num_blocks(engine: EngineConfig, size_bytes: int) -> int:
-    """`num_blocks` where given, else as many of `size_bytes` as `kv_cache_memory_bytes` holds.
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The cache inputs of a compiled model."""
 
-    A cache smaller than one sequence of the full context is allowed: what cannot fit is refused at
-    submit, one request at a time. Raises SluiceError(INVALID) where not even one block fits.
+    inputs: tuple[_CacheInput, ...]
+
+    @classmethod
+    def of(cls, compiled: ov.CompiledModel) -> "CacheLayout":
+        ports = [port for port in compiled.inputs if is_cache(port.get_any_name())]
+        return cls(tuple(_CacheInput(p.get_any_name(), p.element_type, _block_shape(p)) for p in ports))
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory one block takes: K and V of BLOCK_SIZE tokens in every layer."""
+        return sum(cache.block_bytes for cache in self.inputs)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type that keys and values are kept in."""
+        name: str = self.inputs[0].kind.get_type_name()
+        return name
+
+
+def _block_shape(port: ov.ConstOutput) -> tuple[int, ...]:
+    return tuple(axis.get_length() for axis in list(port.partial_shape)[1:])
+
+
+def check_cache_limits(engine: EngineConfig) -> None:
+    """Raises SluiceError(INVALID) for what no model and no machine could satisfy."""
+    if engine.num_blocks is not None and engine.num_blocks < 1:
+        raise invalid("num_blocks", f"num_blocks must be at least 1, got {engine.num_blocks}")
+    fraction = engine.kv_cache_memory_fraction
+    if fraction is not None and not 0 < fraction <= 1:
+        raise invalid(
+            "kv_cache_memory_fraction", f"kv_cache_memory_fraction must be over 0 and at most 1, got {fraction}"
+        )
+
+
+def choose_num_blocks(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> int:
+    """`num_blocks` where given, else what `kv_cache_memory_bytes` holds, else that share of the free memory, else
+    the default.
+
+    More than all running requests need is no waste: it keeps prefixes for later ones. A cache smaller
+    than one sequence of the full context is allowed: what cannot fit is refused at submit, one request
+    at a time. Raises SluiceError(INVALID) where not even one block fits.
     """
     if engine.num_blocks is not None:
-        if engine.num_blocks < 1:
-            raise invalid("num_blocks", f"num_blocks must be at least 1, got {engine.num_blocks}")
+        _warn_if_large(engine.num_blocks * block_bytes, free_bytes)
         return engine.num_blocks
-    memory_bytes = 256 << 20 if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
-    num_blocks = memory_bytes // size_bytes
-    if num_blocks < 1:
+    param, memory_bytes = _cache_memory(engine, block_bytes, max_model_len, free_bytes)
+    if memory_bytes < block_bytes:
         raise invalid(
-            "kv_cache_memory_bytes",
-            f"kv_cache_memory_bytes is {memory_bytes}, "
-            f"less than one block of {BLOCK_SIZE} tokens of this model takes ({size_bytes} bytes)",
+            param,
+            f"the KV cache would have {memory_bytes} bytes ({_origin(engine, free_bytes)}), "
+            f"less than one block of {BLOCK_SIZE} tokens of this model takes ({block_bytes} bytes)",
         )
-    return num_blocks
+    _warn_if_large(memory_bytes, free_bytes)
+    return memory_bytes // block_bytes
+
+
+def _cache_memory(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> tuple[str, int]:
+    """The field to change where it does not suffice, and the size in bytes."""
+    if engine.kv_cache_memory_bytes is not None:
+        return "kv_cache_memory_bytes", engine.kv_cache_memory_bytes
+    if engine.kv_cache_memory_fraction is not None:
+        return "kv_cache_memory_fraction", int(engine.kv_cache_memory_fraction * free_bytes)
+    full_length = -(-max_model_len // BLOCK_SIZE) * block_bytes
+    wanted = max(DEFAULT_BYTES, DEFAULT_REQUESTS * full_length)
+    return "kv_cache_memory_bytes", min(wanted, int(DEFAULT_MOST_OF_FREE * free_bytes))
+
+
+def _origin(engine: EngineConfig, free_bytes: int) -> str:
+    if engine.kv_cache_memory_bytes is not None:
+        return "kv_cache_memory_bytes"
+    share = engine.kv_cache_memory_fraction or DEFAULT_MOST_OF_FREE
+    return f"{share:g} of the {free_bytes} bytes that are free with the model loaded"
+
+
+def _warn_if_large(size_bytes: int, free_bytes: int) -> None:
+    if size_bytes > free_bytes:
+        logger.warning(
+            "the KV cache may grow to %d MiB, and only %d MiB are free: the system may end the engine when it fills",
+            size_bytes >> 20,
+            free_bytes >> 20,
+        )
 
 
 class KvCache:
-    """A tensor for each cache input, in the type and layout the compiler chose, all in one anonymous map.
+    """A tensor for each cache input, all in one anonymous map.
 
     The system commits a page when it is first written, so a large cache costs only what is used.
     The tensors are valid while the KvCache lives.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, num_blocks: int) -> None:
-        ports = [port for port in compiled.inputs if is_cache(port.get_any_name())]
-        shapes = [[num_blocks, *(axis.get_length() for axis in list(port.partial_shape)[1:])] for port in ports]
-        sizes = [math.prod(shape) * port.element_type.size for port, shape in zip(ports, shapes, strict=True)]
-        self._memory = _anonymous_map(sum(sizes))
+    def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
+        self._memory = _anonymous_map(layout.block_bytes * num_blocks)
         self.tensors: dict[str, ov.Tensor] = {}
         offset = 0
-        for port, shape, size_bytes in zip(ports, shapes, sizes, strict=True):
-            tensor = shared_tensor(self._memory, offset, size_bytes, port.element_type, shape)
-            self.tensors[port.get_any_name()] = tensor
+        for cache in layout.inputs:
+            size_bytes = cache.block_bytes * num_blocks
+            shape = (num_blocks, *cache.block_shape)
+            self.tensors[cache.name] = shared_tensor(self._memory, offset, size_bytes, cache.kind, shape)
             offset += size_bytes
 
 

@@ -1,108 +1,109 @@
-"""Safetensors files as OpenVINO constants, without copying a byte and without torch."""
+"""A checkpoint's weights as OpenVINO constants, without copying a byte and without torch."""
 
-import mmap
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
-from safetensors import SafetensorError, safe_open
 
 from engine.errors import ErrorCode, SluiceError, invalid
-from engine.runners.openvino.memory import shared_tensor
+from engine.runners.openvino.compressed import CompressedTensor
+from engine.runners.openvino.stored import FLOAT_TYPES, StoredTensor, map_tensors
 
-_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
-_HEADER_LENGTH_BYTES = 8
-
-
-class _HeaderEntry(msgspec.Struct, frozen=True):
-    """One tensor as a safetensors header describes it; offsets count from the header's end."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+_NOT_OURS = ("consolidated", "adapter_")
+"""Beginnings of files that lie beside some checkpoints: the same weights in their maker's layout, and adapters."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    file: mmap.mmap
-    base: int
-    entry: _HeaderEntry
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
 
 
 class Checkpoint:
-    """The tensors of a directory's `*.safetensors`, mapped copy-on-write.
+    """A directory's tensors, mapped copy-on-write, and those of them that were compressed.
 
-    Graph constants point into the maps, so a Checkpoint must live as long as the model built
-    from it. Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one.
+    Graph constants point into the maps, so a Checkpoint must live as long as the model built from it.
     """
 
-    def __init__(self, directory: Path) -> None:
-        paths = sorted(directory.glob("*.safetensors"))
-        if not paths:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"{directory} holds no *.safetensors file", param="model_path")
-        self._tensors: dict[str, _StoredTensor] = {}
-        for path in paths:
-            self._tensors.update(_map_tensors(path))
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], compressed: Mapping[str, CompressedTensor] | None = None
+    ) -> None:
+        self.tensors = tensors
+        self._compressed = compressed or {}
+
+    @classmethod
+    def open(cls, directory: Path) -> "Checkpoint":
+        """Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
+        tensors: dict[str, StoredTensor] = {}
+        for path in weight_files(directory):
+            tensors.update(map_tensors(path))
+        return cls(tensors)
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
         """Tensor `name` as a node of type f32. Raises SluiceError where it is absent, of another shape or dtype."""
-        stored = self._tensors.get(name)
+        stored = self.tensors.get(name)
         if stored is None:
             raise invalid("model_path", f"the checkpoint has no tensor {name!r}")
-        if stored.entry.shape != shape:
-            raise invalid(
-                "model_path", f"tensor {name!r} has shape {stored.entry.shape}; by config.json it must be {shape}"
-            )
-        constant = Constant(_shared_tensor(name, stored), shared_memory=True)
-        constant.set_friendly_name(name)
-        if stored.entry.dtype == "F32":
-            return constant
-        converted = ops.convert(constant, "f32")
-        # Without this mark the compiler folds the conversion and holds every weight as f32, twice the memory.
-        converted.get_rt_info()["decompression_0"] = ""
-        return converted
+        if stored.shape != shape:
+            raise invalid("model_path", f"tensor {name!r} has shape {stored.shape}; by config.json it must be {shape}")
+        compressed = self._compressed.get(name)
+        return _plain(name, stored) if compressed is None else compressed.node(name)
 
     def release_pages(self) -> None:
         """Give the resident pages of the maps back to the system; touched again, they are read from the files.
 
         Once inference has run, the compiled model holds the weights in its own layout.
         """
-        for file in {id(stored.file): stored.file for stored in self._tensors.values()}.values():
-            file.madvise(mmap.MADV_DONTNEED)
+        parts = [part for compressed in self._compressed.values() for part in compressed.parts]
+        for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
+            stored.release()
 
 
-def _map_tensors(path: Path) -> dict[str, _StoredTensor]:
-    _check_intact(path)
-    with path.open("rb") as handle:
-        # Copy-on-write, since OpenVINO takes only buffers that look writable; nothing writes to them.
-        file = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-    header_bytes = int.from_bytes(file[:_HEADER_LENGTH_BYTES], "little")
-    base = _HEADER_LENGTH_BYTES + header_bytes
-    header = msgspec.json.decode(file[_HEADER_LENGTH_BYTES:base])
-    header.pop("__metadata__", None)
-    entries = msgspec.convert(header, dict[str, _HeaderEntry])
-    return {name: _StoredTensor(file, base, entry) for name, entry in entries.items()}
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint: the one, else those that its index names, else all that are no strays.
+
+    Raises SluiceError: NOT_FOUND without any or where one that the index names is missing, INVALID for
+    an index that is none.
+    """
+    if (directory / WHOLE).is_file():
+        return [directory / WHOLE]
+    index = directory / INDEX
+    if index.is_file():
+        return _indexed(index)
+    paths = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(_NOT_OURS))
+    if not paths:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{directory} holds no *.safetensors file", param="model_path")
+    return paths
 
 
-def _check_intact(path: Path) -> None:
-    """Let the library check header, offsets and file length, so that the mapping can rely on them."""
+def _indexed(index: Path) -> list[Path]:
     try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except SafetensorError as error:
-        raise invalid("model_path", f"{path.name} is damaged: {error}") from error
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{index} is no index of weights: {error}") from error
+    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        message = f"{index.parent} lacks {', '.join(missing)}, which {INDEX} names; is the download complete?"
+        raise SluiceError(ErrorCode.NOT_FOUND, message, param="model_path")
+    return paths
 
 
-def _shared_tensor(name: str, stored: _StoredTensor) -> ov.Tensor:
-    entry = stored.entry
-    if entry.dtype not in _TYPES:
+def _plain(name: str, stored: StoredTensor) -> ov.Node:
+    if stored.dtype not in FLOAT_TYPES:
         raise SluiceError(
             ErrorCode.UNIMPLEMENTED,
-            f"tensor {name!r} is stored as {entry.dtype}; supported: {', '.join(_TYPES)}",
+            f"tensor {name!r} is stored as {stored.dtype}; supported: {', '.join(FLOAT_TYPES)}",
             param="model_path",
         )
-    begin, end = entry.data_offsets
-    return shared_tensor(stored.file, stored.base + begin, end - begin, _TYPES[entry.dtype], entry.shape)
+    constant = Constant(stored.tensor(FLOAT_TYPES[stored.dtype], stored.shape), shared_memory=True)
+    constant.set_friendly_name(name)
+    if stored.dtype == "F32":
+        return constant
+    converted = ops.convert(constant, "f32")
+    # Without this mark the compiler folds the conversion and holds every weight as f32, twice the memory.
+    converted.get_rt_info()["decompression_0"] = ""
+    return converted

@@ -1,15 +1,22 @@
-"""Rotary position embedding: which angles a model turns its heads by."""
+"""Rotary position embedding: which angles a model turns its heads by.
+
+Some kinds depend on how long a sequence is. transformers looks at the length of each call, so that the
+same prompt gets other keys in other chunks. Cached blocks outlive a call and are shared between
+sequences, so here the length is that of the longest sequence the engine serves (`max_model_len`), for
+all of them. That is what transformers computes for a sequence of that length (dynamic), or for any on
+the same side of the length trained on (longrope).
+"""
 
 import math
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError, invalid
+from engine.errors import invalid
 from engine.runners.base import FloatArray
 
+Frequencies = NDArray[np.float64]
 DEFAULT_THETA = 10_000.0
 
 
@@ -18,9 +25,22 @@ class DefaultRope(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_typ
 
     rope_theta: float = DEFAULT_THETA
     partial_rotary_factor: float = 1.0
+    """Share of a head, from its first component on, that is turned."""
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        return frequencies
+    def rotary_dim(self, head_dim: int) -> int:
+        return int(head_dim * self.partial_rotary_factor)
+
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        """[rotary_dim / 2], radians a position."""
+        return falling(self.rope_theta, self.rotary_dim(head_dim))
+
+    def amplitude(self) -> float:
+        """What turned components are multiplied by."""
+        return 1.0
+
+    def longest(self, max_position_embeddings: int) -> int:
+        """The longest sequence it can place, where the model was made for `max_position_embeddings`."""
+        return max_position_embeddings
 
 
 class LinearRope(DefaultRope, frozen=True, kw_only=True, tag="linear"):
@@ -28,8 +48,113 @@ class LinearRope(DefaultRope, frozen=True, kw_only=True, tag="linear"):
 
     factor: float
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        return frequencies / self.factor
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        return falling(self.rope_theta, self.rotary_dim(head_dim)) / self.factor
+
+
+class ProportionalRope(DefaultRope, frozen=True, kw_only=True, tag="proportional"):
+    """Frequencies fall over the whole head; those beyond the share that turns are 0."""
+
+    factor: float = 1.0
+
+    def rotary_dim(self, head_dim: int) -> int:
+        return head_dim
+
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        frequencies = falling(self.rope_theta, head_dim) / self.factor
+        frequencies[int(self.partial_rotary_factor * head_dim // 2) :] = 0
+        return frequencies
+
+
+class DynamicRope(DefaultRope, frozen=True, kw_only=True, tag="dynamic"):
+    """Theta grows with the context beyond the one trained on (NTK-aware scaling)."""
+
+    factor: float
+    max_position_embeddings: int
+
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        dim = self.rotary_dim(head_dim)
+        stretch = max(max_model_len / self.max_position_embeddings, 1.0)
+        growth = self.factor * stretch - (self.factor - 1)
+        return falling(self.rope_theta * growth ** (dim / (dim - 2)), dim)
+
+    def longest(self, max_position_embeddings: int) -> int:
+        return int(self.factor * max_position_embeddings)
+
+
+class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
+    """Slow frequencies divided by `factor`, fast ones kept, a ramp over the components between."""
+
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        dim = self.rotary_dim(head_dim)
+        first, last = self._ramp(dim)
+        squeezed = np.clip((np.arange(dim // 2) - first) / (last - first), 0, 1)
+        kept = falling(self.rope_theta, dim)
+        blended: Frequencies = kept * (1 - squeezed) + kept / self._factor * squeezed
+        return blended
+
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return _yarn_scale(self._factor, self.mscale) / _yarn_scale(self._factor, self.mscale_all_dim)
+        return _yarn_scale(self._factor, 1.0)
+
+    @property
+    def _factor(self) -> float:
+        return self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+
+    def _ramp(self, dim: int) -> tuple[float, float]:
+        """The components where squeezing sets in and where it is whole."""
+        first = self._component(self.beta_fast or 32.0, dim)
+        last = self._component(self.beta_slow or 1.0, dim)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, dim - 1)
+        return first, last if last != first else last + 0.001
+
+    def _component(self, turns: float, dim: int) -> float:
+        """The component that turns so many times over the context trained on."""
+        wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return dim * math.log(wavelength) / (2 * math.log(self.rope_theta))
+
+
+class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
+    """A divisor for each frequency: one list within the context trained on, another beyond it (Phi-3)."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        is_long = max_model_len > self.original_max_position_embeddings
+        divisors = self.long_factor if is_long else self.short_factor
+        kept = falling(self.rope_theta, self.rotary_dim(head_dim))
+        if len(divisors) != len(kept):
+            raise invalid("model_path", f"config.json: longrope needs {len(kept)} factors, got {len(divisors)}")
+        divided: Frequencies = kept / np.array(divisors)
+        return divided
+
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+        if factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(self.original_max_position_embeddings))
 
 
 class Llama3Rope(DefaultRope, frozen=True, kw_only=True, tag="llama3"):
@@ -40,45 +165,26 @@ class Llama3Rope(DefaultRope, frozen=True, kw_only=True, tag="llama3"):
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
+        frequencies = falling(self.rope_theta, self.rotary_dim(head_dim))
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = np.clip(kept, 0, 1)
-        return (1 - kept) * frequencies / self.factor + kept * frequencies
+        kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        blended: Frequencies = (1 - kept) * frequencies / self.factor + kept * frequencies
+        return blended
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope
-SUPPORTED = ("default", "linear", "llama3")
+Rope = DefaultRope | LinearRope | ProportionalRope | DynamicRope | YarnRope | LongRope | Llama3Rope
 
 
-def read_rope(config: dict[str, Any]) -> Rope:
-    """The rope of a `config.json`, in transformers 5's spelling (`rope_parameters`) or the older ones.
-
-    Raises SluiceError: UNIMPLEMENTED for a kind not supported, INVALID for a malformed one.
-    """
-    section = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = section.get("rope_type", section.get("type", "default"))
-    if kind not in SUPPORTED:
-        raise SluiceError(
-            ErrorCode.UNIMPLEMENTED,
-            f"rope type {kind!r} is not supported; supported: {', '.join(SUPPORTED)}",
-            param="model_path",
-        )
-    theta = section.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
-    try:
-        rope: Rope = msgspec.convert({**section, "rope_type": kind, "rope_theta": theta}, Rope)
-    except msgspec.ValidationError as error:
-        raise invalid("model_path", f"config.json, rope of type {kind!r}: {error}") from error
-    if rope.partial_rotary_factor != 1.0:
-        raise SluiceError(
-            ErrorCode.UNIMPLEMENTED,
-            f"partial_rotary_factor {rope.partial_rotary_factor} is not supported; supported: 1.0",
-            param="model_path",
-        )
-    return rope
+def falling(theta: float, dim: int) -> Frequencies:
+    """[dim / 2], from 1 towards 1 / theta."""
+    return np.power(theta, -np.arange(0, dim, 2, dtype=np.float64) / dim)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> FloatArray:
-    """[head_dim / 2] float32, radians a position: component i turns with component i + head_dim / 2."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    return rope.scale(rope.rope_theta**-exponents).astype(np.float32)
+def inverse_frequencies(rope: Rope, head_dim: int, max_model_len: int) -> FloatArray:
+    """[rotary_dim / 2] float32, radians a position: component i turns with component i + rotary_dim / 2."""
+    return rope.frequencies(head_dim, max_model_len).astype(np.float32)
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

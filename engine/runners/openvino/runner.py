@@ -2,52 +2,47 @@
 
 import logging
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.errors import invalid
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
-from engine.runners.openvino.architectures import architecture
+from engine.runners.host_memory import available_bytes
 from engine.runners.openvino.attention import BLOCK_SIZE
-from engine.runners.openvino.cache import KvCache, block_bytes, choose_num_blocks
-from engine.runners.openvino.checkpoint import Checkpoint
-from engine.runners.openvino.graph import MAX_CONTEXT_LEN, STEP_INPUTS, build_model
-from engine.runners.openvino.model_config import ModelConfig, read_model_config, read_model_type
+from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
+from engine.runners.openvino.decoder import Decoder
+from engine.runners.openvino.graph import MAX_CONTEXT_LEN, STEP_INPUTS
+from engine.runners.openvino.precision import DEVICE, choose_cache_dtype, choose_dtype, properties
+from engine.runners.openvino.source import open_decoder
 
 logger = logging.getLogger(__name__)
 
-_DEVICE = "CPU"
-_TYPES = {"bf16": ov.Type.bf16, "f32": ov.Type.f32}
 _INITIAL_CAPACITY = 1024
 
 
-class OpenVinoRunner:
-    """A compiled decoder, its KV blocks and one inference request. Used from one thread.
+class Session:
+    """A compiled decoder, one inference request and the tensors it reads. Used from one thread.
 
-    `weights` are the maps that the model's constants point into.
+    It starts with a cache of one block, enough for `warm_up`.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, weights: Checkpoint, info: RunnerInfo) -> None:
-        self._info = info
-        self._weights = weights
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self.layout = CacheLayout.of(compiled)
         self._request = compiled.create_infer_request()
         self._inputs = {name: _InputVector(self._request, name) for name in STEP_INPUTS}
         self._max_context_len = np.zeros((), np.int32)
         self._request.set_tensor(MAX_CONTEXT_LEN, ov.Tensor(self._max_context_len, shared_memory=True))
-        self._cache = KvCache(compiled, info.num_blocks)
+        self.set_num_blocks(1)
+
+    def set_num_blocks(self, num_blocks: int) -> None:
+        """Take a cache of that size; what the last one held is gone."""
+        self._cache = KvCache(self.layout, num_blocks)
         for name, tensor in self._cache.tensors.items():
             self._request.set_tensor(name, tensor)
 
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
-
     def run(self, batch: StepBatch) -> FloatArray:
-        """See `Runner.run`. The logits are a view of OpenVINO's output buffer."""
+        """Logits [num_sampled, vocab_size], a view of OpenVINO's output buffer."""
         self._max_context_len[...] = batch.max_context_len
         for name, vector in self._inputs.items():
             vector.write(getattr(batch, name))
@@ -56,10 +51,7 @@ class OpenVinoRunner:
         return logits
 
     def warm_up(self) -> None:
-        """Run one token, so that the runtime holds the weights in its own layout, and release the checkpoint's pages.
-
-        It writes to block 0, which no sequence owns yet.
-        """
+        """Run one token, so that the runtime holds the weights in its own layout. It writes to block 0."""
         none = np.zeros(1, np.int32)
         begins = np.array([0, 1], np.int32)
         self.run(
@@ -74,11 +66,6 @@ class OpenVinoRunner:
                 max_context_len=1,
             )
         )
-        self._weights.release_pages()
-
-    def close(self) -> None:
-        """Free the model and the cache, and with them the logits that `run` returned last."""
-        del self._request, self._inputs, self._cache, self._weights
 
 
 class _InputVector:
@@ -93,76 +80,67 @@ class _InputVector:
         self._tensor.data[:] = values
 
 
+class OpenVinoRunner:
+    """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into."""
+
+    def __init__(self, session: Session, decoder: Decoder, info: RunnerInfo) -> None:
+        self._session = session
+        self._decoder = decoder
+        self._info = info
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        """See `Runner.run`."""
+        return self._session.run(batch)
+
+    def close(self) -> None:
+        """Free the model and the cache, and with them the logits that `run` returned last."""
+        del self._session, self._decoder
+
+
 def load_runner(config: EngineConfig) -> OpenVinoRunner:
-    """Build, compile and warm up the model at `config.model_path`.
+    """Build, compile and warm up the model at `config.model_path`, then give it KV blocks.
 
     Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do
     not go with it, UNIMPLEMENTED for a model the graph builder does not know, UNAVAILABLE for another
     OpenVINO than the tested one.
     """
     started = time.monotonic()
-    directory = Path(config.model_path)
-    architecture(read_model_type(directory))  # an unknown family is said to be that, whatever else it lacks
-    model_config = read_model_config(directory)
     core = ov.Core()
-    dtype = _choose_dtype(config.dtype, core)
-    info = _runner_info(config, model_config, dtype)
-    weights = Checkpoint(directory)
-    compiled = core.compile_model(build_model(model_config, weights), _DEVICE, _properties(config, dtype))
-    runner = OpenVinoRunner(compiled, weights, info)
-    runner.warm_up()
-    logger.info("loaded %s in %.2f s: %s", directory, time.monotonic() - started, _summary(info))
-    return runner
+    dtype = choose_dtype(config.dtype, core)
+    cache_dtype = choose_cache_dtype(config.kv_cache_dtype, dtype)
+    told = properties(config, dtype, cache_dtype)
+    check_cache_limits(config)
+    decoder = open_decoder(config, core)
+    session = Session(core.compile_model(decoder.model, DEVICE, told))
+    session.warm_up()
+    decoder.weights.release_pages()
+    num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())
+    session.set_num_blocks(num_blocks)
+    info = RunnerInfo(
+        runtime="openvino",
+        model_type=decoder.model_type,
+        dtype=dtype,
+        vocab_size=decoder.vocab_size,
+        eos_token_ids=decoder.eos_token_ids,
+        max_model_len=decoder.max_model_len,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        kv_cache_dtype=session.layout.dtype,
+        quantization=decoder.quantization,
+    )
+    size_bytes = num_blocks * session.layout.block_bytes
+    logger.info("loaded %s in %.2f s: %s", config.model_path, time.monotonic() - started, _summary(info, size_bytes))
+    return OpenVinoRunner(session, decoder, info)
 
 
-def _summary(info: RunnerInfo) -> str:
+def _summary(info: RunnerInfo, size_bytes: int) -> str:
     num_tokens = info.num_blocks * info.block_size
     return (
-        f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens; KV cache {info.num_blocks} blocks of "
+        f"{info.model_type}, {info.dtype}, weights compressed: {info.quantization}, context {info.max_model_len} "
+        f"tokens; KV cache {size_bytes >> 20} MiB in {info.kv_cache_dtype}, {info.num_blocks} blocks of "
         f"{info.block_size}: {num_tokens} tokens, {num_tokens / info.max_model_len:.1f} full-length requests"
     )
-
-
-def _choose_dtype(dtype: str, core: ov.Core) -> str:
-    has_bf16 = "BF16" in core.get_property(_DEVICE, "OPTIMIZATION_CAPABILITIES")
-    if dtype == "auto":
-        return "bf16" if has_bf16 else "f32"
-    if dtype not in _TYPES:
-        raise invalid("dtype", f"dtype must be auto, {' or '.join(_TYPES)}, got {dtype!r}")
-    if dtype == "bf16" and not has_bf16:
-        raise invalid("dtype", "dtype is bf16, which this CPU does not have; use f32 or auto")
-    return dtype
-
-
-def _runner_info(config: EngineConfig, model_config: ModelConfig, dtype: str) -> RunnerInfo:
-    return RunnerInfo(
-        runtime="openvino",
-        model_type=model_config.model_type,
-        dtype=dtype,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
-        max_model_len=_choose_max_model_len(config.max_model_len, model_config.max_position_embeddings),
-        block_size=BLOCK_SIZE,
-        num_blocks=choose_num_blocks(config, block_bytes(model_config, _TYPES[dtype])),
-    )
-
-
-def _choose_max_model_len(asked: int | None, most: int) -> int:
-    if asked is None:
-        return most
-    if not 1 <= asked <= most:
-        raise invalid("max_model_len", f"max_model_len must be 1 to {most}, what the model was made for; got {asked}")
-    return asked
-
-
-def _properties(config: EngineConfig, dtype: str) -> dict[str, Any]:
-    properties: dict[str, Any] = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": _TYPES[dtype],
-        "KV_CACHE_PRECISION": _TYPES[dtype],
-    }
-    if config.num_threads is not None:
-        if config.num_threads < 1:
-            raise invalid("num_threads", f"num_threads must be at least 1, got {config.num_threads}")
-        properties["INFERENCE_NUM_THREADS"] = config.num_threads
-    return properties

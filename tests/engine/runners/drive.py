@@ -100,5 +100,21 @@ def make_batch(live: Sequence[_Sequence], chunks: Sequence[int], sampling: Seque
     )
 
 
+def prefill(runner: Runner, token_ids: list[int], sampled_rows: list[int]) -> FloatArray:
+    """Logits of some rows of one prompt that is run as a whole, from block 0 on."""
+    num_blocks = -(-len(token_ids) // runner.info.block_size)
+    batch = StepBatch(
+        token_ids=np.array(token_ids, np.int32),
+        position_ids=np.arange(len(token_ids), dtype=np.int32),
+        past_lens=np.zeros(1, np.int32),
+        subsequence_begins=np.array([0, len(token_ids)], np.int32),
+        block_indices=np.arange(num_blocks, dtype=np.int32),
+        block_indices_begins=np.array([0, num_blocks], np.int32),
+        sampled_rows=np.array(sampled_rows, np.int32),
+        max_context_len=len(token_ids),
+    )
+    return runner.run(batch)
+
+
 def _ints(values: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.asarray(values, np.int32)

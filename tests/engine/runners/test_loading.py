@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openvino
 import openvino.op
@@ -61,16 +62,62 @@ def test_cache_fills_the_memory_given(checkpoint: EditableCheckpoint) -> None:
     assert info.num_blocks == 10
 
 
-def test_weights_in_several_files(float_checkpoint: EditableCheckpoint) -> None:
-    directory = float_checkpoint.path
+def split(directory: Path) -> tuple[Path, Path]:
+    """The weights in two files with an index, as transformers writes large ones."""
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     names = sorted(tensors)
-    save_file({name: tensors[name] for name in names[:9]}, directory / "model-00001-of-00002.safetensors")
-    save_file({name: tensors[name] for name in names[9:]}, directory / "model-00002-of-00002.safetensors")
+    parts = directory / "model-00001-of-00002.safetensors", directory / "model-00002-of-00002.safetensors"
+    weight_map: dict[str, str] = {}
+    for part, chosen in zip(parts, (names[:9], names[9:]), strict=True):
+        save_file({name: tensors[name] for name in chosen}, part)
+        weight_map |= dict.fromkeys(chosen, part.name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_bytes(msgspec.json.encode(index))
+    return parts
+
+
+def generates_its_golden(directory: Path) -> bool:
     golden = read_goldens("qwen3_tiny")[1]
     prompt = Prompt(golden.prompt_token_ids, golden.max_tokens, golden.repetition_penalty)
-    assert Driver(load(directory)).generate([prompt]) == [golden.token_ids]
+    return Driver(load(directory)).generate([prompt]) == [golden.token_ids]
+
+
+def test_weights_in_several_files(float_checkpoint: EditableCheckpoint) -> None:
+    split(float_checkpoint.path)
+    assert generates_its_golden(float_checkpoint.path)
+    (float_checkpoint.path / "model.safetensors.index.json").unlink()
+    assert generates_its_golden(float_checkpoint.path)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_other_files_beside_the_weights_are_left_alone(float_checkpoint: EditableCheckpoint, is_split: bool) -> None:
+    directory = float_checkpoint.path
+    if is_split:
+        split(directory)
+    for name in ("consolidated.safetensors", "adapter_model.safetensors"):
+        (directory / name).write_bytes(b"not even a safetensors file")
+    if not is_split:
+        (directory / "model-old.safetensors").write_bytes(b"nor this")
+    assert generates_its_golden(directory)
+
+
+def test_a_missing_part(float_checkpoint: EditableCheckpoint) -> None:
+    _, second = split(float_checkpoint.path)
+    second.unlink()
+    error = refusal(float_checkpoint.path)
+    assert error.code is ErrorCode.NOT_FOUND
+    assert error.message == (
+        f"{float_checkpoint.path} lacks model-00002-of-00002.safetensors, which model.safetensors.index.json names; "
+        "is the download complete?"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}'])
+def test_a_damaged_index(float_checkpoint: EditableCheckpoint, text: str) -> None:
+    (float_checkpoint.path / "model.safetensors").unlink()
+    (float_checkpoint.path / "model.safetensors.index.json").write_text(text)
+    assert "is no index of weights" in refusal(float_checkpoint.path).message
 
 
 def test_missing_directory(tmp_path: Path) -> None:
@@ -121,12 +168,11 @@ def test_invalid_config(checkpoint: EditableCheckpoint, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; supported: default, linear"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not among those built from a checkpoint: arcee, ernie4_5,"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "rope type 'axial' is not supported; supported: default, linear"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized checkpoints are not supported (this one: gptq)"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
-        ({"use_sliding_window": True}, "use_sliding_window true is not supported"),
+        ({"hidden_act": "xielu"}, "hidden_act 'xielu' is not supported; supported: silu"),
     ],
 )
 def test_unsupported_model(checkpoint: EditableCheckpoint, fields: dict[str, Any], expected: str) -> None:
@@ -139,7 +185,7 @@ def test_unsupported_model(checkpoint: EditableCheckpoint, fields: dict[str, Any
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ('{"model_type": "gpt2", "n_embd": 768}', "model_type 'gpt2' is not supported; supported: llama, qwen3"),
+        ('{"model_type": "gpt2", "n_embd": 768}', "is installed: pip install 'sluice[convert]'"),
         ('{"hidden_size": 64}', "config.json has no model_type"),
     ],
 )
@@ -179,7 +225,7 @@ def test_unsupported_tensor_type(float_checkpoint: EditableCheckpoint) -> None:
         (
             {"num_blocks": None, "kv_cache_memory_bytes": BLOCK_BYTES - 1},
             "kv_cache_memory_bytes",
-            f"kv_cache_memory_bytes is {BLOCK_BYTES - 1}, "
+            f"the KV cache would have {BLOCK_BYTES - 1} bytes (kv_cache_memory_bytes), "
             f"less than one block of 32 tokens of this model takes ({BLOCK_BYTES} bytes)",
         ),
         ({"num_blocks": 1 << 60}, "num_blocks", "cannot be allocated"),

@@ -8,9 +8,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import SluiceError
-from engine.runners.base import FloatArray, Runner, StepBatch
+from engine.runners.base import Runner
 from engine.runners.openvino import load_runner
-from tests.engine.runners.drive import Driver, Prompt
+from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.goldens import CHECKPOINTS, Golden, checkpoint_path, read_goldens
 
 
@@ -52,22 +52,6 @@ def test_in_a_crowd(runner: Runner, goldens: list[Golden], chunk_sizes: tuple[in
     prompts = [prompt_of(golden, first_step=2 * index) for index, golden in enumerate(goldens)]
     driver = Driver(runner, chunk_sizes=chunk_sizes, seed=3)
     assert driver.generate(prompts) == [golden.token_ids for golden in goldens]
-
-
-def prefill(runner: Runner, token_ids: list[int], sampled_rows: list[int]) -> FloatArray:
-    """Logits of some rows of one prompt that is run as a whole, from block 0 on."""
-    num_blocks = -(-len(token_ids) // runner.info.block_size)
-    batch = StepBatch(
-        token_ids=np.array(token_ids, np.int32),
-        position_ids=np.arange(len(token_ids), dtype=np.int32),
-        past_lens=np.zeros(1, np.int32),
-        subsequence_begins=np.array([0, len(token_ids)], np.int32),
-        block_indices=np.arange(num_blocks, dtype=np.int32),
-        block_indices_begins=np.array([0, num_blocks], np.int32),
-        sampled_rows=np.array(sampled_rows, np.int32),
-        max_context_len=len(token_ids),
-    )
-    return runner.run(batch)
 
 
 def test_a_step_in_which_nothing_samples(runner: Runner) -> None:

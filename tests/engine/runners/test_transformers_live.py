@@ -1,5 +1,6 @@
 """The OpenVINO runner against transformers itself, on weights and shapes that are not among the goldens."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,8 @@ if find_spec("torch") is None or find_spec("transformers") is None:
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+from tests.goldens.checkpoints import write_checkpoint
+from tests.goldens.families import RECIPES, Recipe
 from tests.goldens.models import (
     Continuation,
     generate_greedily,
@@ -48,6 +51,8 @@ CONFIGS = {
         **SHAPE, num_attention_heads=8, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True
     ),
 }
+FAMILIES = {name: recipe for name, recipe in RECIPES.items() if recipe.max_model_len is None}
+"""Without those whose ropes transformers chooses anew for every length."""
 CLEAR_MARGIN = 1e-4
 """Ten times what float32 sums in another order differ by."""
 
@@ -56,17 +61,28 @@ CLEAR_MARGIN = 1e-4
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_same_tokens(config: PretrainedConfig, seed: int, tmp_path: Path) -> None:
     save_checkpoint(random_model(config, seed), tmp_path, eos_token_id=5)
-    expected = clear_continuations(tmp_path, seed)
-    runner = load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", num_blocks=100))
+    check_same_tokens(tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", [101])
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+def test_same_tokens_in_every_family(recipe: Recipe, seed: int, tmp_path: Path) -> None:
+    write_checkpoint(recipe.blueprint(seed), tmp_path)
+    check_same_tokens(tmp_path, seed, lengths=(recipe.lengths[0], 50, 90, 150, 200))
+
+
+def check_same_tokens(directory: Path, seed: int, lengths: Sequence[int] = (1, 30, 64, 150, 300, 300)) -> None:
+    expected = clear_continuations(directory, seed, lengths)
+    runner = load_runner(EngineConfig(model_path=str(directory), dtype="f32", num_blocks=100))
     prompts = [Prompt(prompt, max_tokens=32) for prompt, _ in expected]
     generated = Driver(runner, chunk_sizes=(1, 13, 64), seed=seed).generate(prompts)
     assert generated == [continuation.token_ids for _, continuation in expected]
 
 
-def clear_continuations(directory: Path, seed: int) -> list[tuple[list[int], Continuation]]:
-    """Prompts of 1 to 300 tokens and their continuations, without those where a token wins by a hair."""
+def clear_continuations(directory: Path, seed: int, lengths: Sequence[int]) -> list[tuple[list[int], Continuation]]:
+    """Prompts and their continuations, without those where a token wins by a hair."""
     model, generator = load_checkpoint(directory), np.random.default_rng(seed)
-    prompts = [generator.integers(6, model.config.vocab_size, length).tolist() for length in (1, 30, 64, 150, 300, 300)]
+    prompts = [generator.integers(6, model.config.vocab_size, length).tolist() for length in lengths]
     pairs = [(prompt, generate_greedily(model, prompt, max_tokens=32)) for prompt in prompts]
     clear = [(prompt, continuation) for prompt, continuation in pairs if continuation.margin > CLEAR_MARGIN]
     assert len(clear) >= len(prompts) // 2, "random weights without favourites: nothing to compare"

@@ -1,17 +1,16 @@
-"""Llama: pre-norm blocks of grouped-query attention and SwiGLU."""
+"""Llama: pre-norm blocks of grouped-query attention and SwiGLU, with biases where config.json has them."""
 
-import openvino as ov
-from openvino import opset13 as ops
+from msgspec.structs import replace
 
-from engine.runners.openvino.layers import Context, attention, mlp, rms_norm
+from engine.runners.openvino.architectures.family import Family
+from engine.runners.openvino.config_file import ConfigFile, base_config
+from engine.runners.openvino.decoder_config import ModelConfig
+from engine.runners.openvino.stacks import pre_norm
 
 
-def decoder(context: Context, x: ov.Node) -> ov.Node:
-    size = context.config.hidden_size
-    for layer in range(context.config.num_layers):
-        name = f"model.layers.{layer}"
-        normed = rms_norm(context, x, f"{name}.input_layernorm", size)
-        x = ops.add(x, attention(context, normed, layer))
-        normed = rms_norm(context, x, f"{name}.post_attention_layernorm", size)
-        x = ops.add(x, mlp(context, normed, layer))
-    return rms_norm(context, x, "model.norm", size)
+def llama_config(file: ConfigFile) -> ModelConfig:
+    bias = file.flag("attention_bias")
+    return replace(base_config(file), qkv_bias=bias, output_bias=bias, mlp_bias=file.flag("mlp_bias"))
+
+
+FAMILY = Family(llama_config, pre_norm)

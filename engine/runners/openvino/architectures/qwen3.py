@@ -1,17 +1,21 @@
-"""Qwen3: Llama's block, with an RMS norm on every query and key head."""
+"""Qwen3: Qwen2's block with an RMS norm on every query and key head; biases are a matter of config.json."""
 
-import openvino as ov
-from openvino import opset13 as ops
+from functools import partial
 
-from engine.runners.openvino.layers import Context, attention, mlp, rms_norm
+from msgspec.structs import replace
+
+from engine.runners.openvino.architectures.family import Family
+from engine.runners.openvino.architectures.qwen2 import windowed_config
+from engine.runners.openvino.config_file import ConfigFile
+from engine.runners.openvino.decoder_config import ModelConfig
+from engine.runners.openvino.layers import rms_norm
+from engine.runners.openvino.self_attention import attention, normed_heads
+from engine.runners.openvino.stacks import pre_norm
 
 
-def decoder(context: Context, x: ov.Node) -> ov.Node:
-    size = context.config.hidden_size
-    for layer in range(context.config.num_layers):
-        name = f"model.layers.{layer}"
-        normed = rms_norm(context, x, f"{name}.input_layernorm", size)
-        x = ops.add(x, attention(context, normed, layer, normed_heads=True))
-        normed = rms_norm(context, x, f"{name}.post_attention_layernorm", size)
-        x = ops.add(x, mlp(context, normed, layer))
-    return rms_norm(context, x, "model.norm", size)
+def configure(file: ConfigFile) -> ModelConfig:
+    bias = file.flag("attention_bias")
+    return replace(windowed_config(file.with_defaults(head_dim=128)), qkv_bias=bias, output_bias=bias)
+
+
+FAMILY = Family(configure, partial(pre_norm, attention=partial(attention, heads_step=normed_heads(rms_norm))))

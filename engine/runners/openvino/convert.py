@@ -1,0 +1,116 @@
+"""Checkpoints that our graphs do not cover: converted once by optimum-intel, kept as an IR in the cache folder."""
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from engine.errors import ErrorCode, SluiceError
+from engine.runners.openvino.config_file import ConfigFile
+from engine.runners.openvino.model_config import read_json
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = "optimum-intel"
+_WEIGHTS = ("*.safetensors", "*.bin")
+_REPORT_S = 10.0
+"""How often the log hears that a conversion goes on."""
+_SHOWN_LINES = 3
+
+
+def can_convert() -> bool:
+    """Whether the extra `sluice[convert]` is installed."""
+    return find_spec("optimum") is not None and find_spec("optimum.intel") is not None
+
+
+def convert(directory: Path, quantization: str, folder: Path) -> Path:
+    """The folder in `folder` with the IR of the checkpoint in `directory`, made there unless it is there.
+
+    Raises SluiceError: UNIMPLEMENTED where optimum-intel cannot convert it, UNAVAILABLE where the folder
+    cannot be written.
+    """
+    converted = folder / _key(directory, quantization)
+    if converted.is_dir():
+        return converted
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{converted.name}.unfinished-", dir=folder))
+    except OSError as error:
+        message = f"the converted model cannot be written to {folder}: {error}; set cache_path to a folder with room"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message, param="cache_path") from error
+    try:
+        _export(directory, quantization, unfinished)
+        # By rename: a folder of that name is whole.
+        unfinished.rename(converted)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return converted
+
+
+def _key(directory: Path, quantization: str) -> str:
+    """Another for every change of the checkpoint, the kind or the converter."""
+    files = sorted(path for pattern in (*_WEIGHTS, "config.json") for path in directory.glob(pattern))
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    digest = hashlib.sha256(repr((version(_PACKAGE), stats)).encode()).hexdigest()
+    return f"{digest[:16]}-{quantization}"
+
+
+def _export(directory: Path, quantization: str, output: Path) -> None:
+    started = time.monotonic()
+    logger.info("converting %s with optimum-intel; this happens once, and takes minutes for a large model", directory)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine.runners.openvino.export", *_arguments(directory, quantization, output)],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        with process:
+            try:
+                _wait(process, started)
+            finally:
+                process.kill()
+        if process.returncode:
+            message = f"optimum-intel cannot convert {directory}: {_last_lines(said)}"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
+    logger.info("converted in %.0f s: %s", time.monotonic() - started, output.parent)
+
+
+def _wait(process: subprocess.Popen[bytes], started: float) -> None:
+    while True:
+        try:
+            process.wait(_REPORT_S)
+            return
+        except subprocess.TimeoutExpired:
+            logger.info("still converting, for %.0f s now", time.monotonic() - started)
+
+
+def _arguments(directory: Path, quantization: str, output: Path) -> Iterator[str]:
+    yield from ("export", "openvino", "--model", str(directory), "--task", "text-generation-with-past")
+    yield from ("--disable-convert-tokenizer", "--weight-format", _weight_format(directory, quantization))
+    if quantization == "int4":
+        yield from ("--group-size-fallback", "adjust")
+    yield str(output)
+
+
+def _weight_format(directory: Path, quantization: str) -> str:
+    """Always said: left to itself, optimum-intel compresses large models. It keeps 16-bit weights as fp16."""
+    if quantization != "none":
+        return quantization
+    fields = ConfigFile(read_json(directory / "config.json"), directory / "config.json").fields
+    stored = fields.get("dtype", fields.get("torch_dtype"))
+    return "fp16" if stored in ("bfloat16", "float16") else "fp32"
+
+
+def _last_lines(said: IO[str]) -> str:
+    said.seek(0)
+    lines = [line.strip() for line in said.read().splitlines() if line.strip()]
+    return " / ".join(lines[-_SHOWN_LINES:]) or "it said nothing"

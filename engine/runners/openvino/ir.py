@@ -1,0 +1,194 @@
+"""An OpenVINO IR as optimum-intel exports it: a stateful decoder, given paged attention and our inputs.
+
+`_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range.
+"""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from engine.runners.openvino.attention import TESTED_VERSION
+from engine.runners.openvino.config_file import ConfigFile
+from engine.runners.openvino.decoder import Decoder, choose_max_model_len
+from engine.runners.openvino.graph import MAX_CONTEXT_LEN, STEP_INPUTS, is_cache
+from engine.runners.openvino.model_config import read_eos_token_ids, read_json
+
+logger = logging.getLogger(__name__)
+
+IR_GRAPH = "openvino_model.xml"
+_TOKENS, _SAMPLED = "token_ids", "sampled_rows"
+_THEIR_NAMES = {"input_ids": _TOKENS}
+_ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Tanh", "Clamp", "Convert")
+"""What may stand between the head's matmul and the logits: bias, scale, softcap."""
+
+PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """The longest context, as families call it; the first that is there counts."""
+
+    max_position_embeddings: PositiveInt | None = None
+    n_positions: PositiveInt | None = None
+    max_seq_len: PositiveInt | None = None
+    max_sequence_length: PositiveInt | None = None
+    seq_length: PositiveInt | None = None
+    n_ctx: PositiveInt | None = None
+
+
+class _FileWeights:
+    """OpenVINO maps an IR's weights itself, and the system takes their pages back as it needs them."""
+
+    def release_pages(self) -> None:
+        """Nothing is ours to release."""
+
+
+def has_ir(directory: Path) -> bool:
+    """Whether the folder holds an IR, by its files."""
+    return (directory / IR_GRAPH).is_file()
+
+
+def open_ir(directory: Path, core: ov.Core, max_model_len: int | None) -> Decoder:
+    """The IR in `directory` with a paged cache. `max_model_len` is used where config.json does not say one.
+
+    Raises SluiceError: INVALID for what is no stateful decoder or damaged, UNIMPLEMENTED for one that cannot be
+    given a paged cache, UNAVAILABLE for another OpenVINO than the tested one.
+    """
+    file = ConfigFile(read_json(directory / "config.json"), directory / "config.json")
+    model = _read(directory / IR_GRAPH, core)
+    _make_paged(model)
+    _select_rows(model)
+    _rename_inputs(model)
+    return Decoder(
+        model=model,
+        weights=_FileWeights(),
+        model_type=str(file.fields.get("model_type", "unknown")),
+        vocab_size=_vocab_size(model),
+        eos_token_ids=read_eos_token_ids(directory, file),
+        max_model_len=_choose_max_model_len(file, max_model_len),
+        quantization=_weights_type(model),
+    )
+
+
+def _read(path: Path, core: ov.Core) -> ov.Model:
+    try:
+        model = core.read_model(path)
+    except RuntimeError as error:
+        raise invalid("model_path", f"{path} is damaged: {_last_line(error)}") from error
+    if not model.get_sinks():
+        raise invalid(
+            "model_path",
+            f"{path} keeps no state between calls, so it has no KV cache to be paged; export it with "
+            "optimum-cli export openvino --task text-generation-with-past",
+        )
+    return model
+
+
+def _make_paged(model: ov.Model) -> None:
+    """Swap states, mask and beam index for block tables."""
+    try:
+        from openvino._offline_transformations import paged_attention_transformation
+
+        paged_attention_transformation(model)
+    except ImportError as error:
+        raise SluiceError(
+            ErrorCode.UNAVAILABLE,
+            f"openvino {ov.__version__} has no transformation to paged attention; install openvino {TESTED_VERSION}",
+        ) from error
+    except RuntimeError as error:
+        message = f"OpenVINO cannot give this model a paged KV cache: {_last_line(error)}"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path") from error
+
+
+def _select_rows(model: ov.Model) -> None:
+    """Let only the rows that sample reach the head, and make the logits [num_sampled, vocab_size] f32."""
+    rows = _parameter(_SAMPLED, [-1])
+    result = model.get_results()[0]
+    entrance = _head_entrance(result)
+    entrance.replace_source_output(_gathered(entrance.get_source_output(), rows))
+    logits = result.input(0).get_source_output()
+    flat = ops.squeeze(logits, ops.constant(np.array([1], np.int64)))
+    result.input(0).replace_source_output(ops.convert(flat, "f32").output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def _head_entrance(result: ov.Node) -> ov.Input:
+    """Where hidden states enter the head's matmul; where the graph is spelled otherwise, where the logits leave."""
+    entrance = result.input(0)
+    node = entrance.get_source_output().get_node()
+    while node.get_type_name() in _ELEMENTWISE:
+        node = node.input(0).get_source_output().get_node()
+    if node.get_type_name() == "MatMul":
+        return node.input(0)
+    logger.warning("the head of this IR ends in %s: logits of every token are computed", node.get_type_name())
+    return entrance
+
+
+def _gathered(source: ov.Output, rows: ov.Node) -> ov.Output:
+    return ops.gather(source, rows, ops.constant(np.int32(0))).output(0)
+
+
+def _rename_inputs(model: ov.Model) -> None:
+    """Give the graph the names and types of `StepBatch`."""
+    for parameter in list(model.get_parameters()):
+        name = parameter.output(0).get_any_name()
+        ours = _THEIR_NAMES.get(name, name)
+        if ours in STEP_INPUTS and parameter.get_element_type() != ov.Type.i32:
+            _replace_parameter(model, parameter, ours)
+        elif ours not in STEP_INPUTS and ours != MAX_CONTEXT_LEN and not is_cache(ours):
+            message = f"the IR has an input {name!r}, which is no input of a text decoder"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
+    model.validate_nodes_and_infer_types()
+
+
+def _replace_parameter(model: ov.Model, parameter: ov.Node, name: str) -> None:
+    ours = _parameter(name, [-1])
+    converted = ops.convert(ours, parameter.get_element_type().get_type_name()).output(0)
+    for target in parameter.output(0).get_target_inputs():
+        target.replace_source_output(converted)
+    model.remove_parameter(parameter)
+    model.add_parameters([ours])
+
+
+def _parameter(name: str, shape: list[int]) -> Any:
+    parameter = ops.parameter(ov.PartialShape(shape), ov.Type.i32, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def _vocab_size(model: ov.Model) -> int:
+    size: int = model.outputs[0].partial_shape[1].get_length()
+    return size
+
+
+def _choose_max_model_len(file: ConfigFile, asked: int | None) -> int:
+    said = file.read(_Limits)
+    most = next((value for value in msgspec.structs.astuple(said) if value is not None), asked)
+    if most is None:
+        raise invalid("max_model_len", f"{file.path} does not say how long a context may be: set max_model_len")
+    return choose_max_model_len(asked, most)
+
+
+_BITS = {ov.Type.u8: "int8", ov.Type.i8: "int8", ov.Type.u4: "int4", ov.Type.i4: "int4"}
+
+
+def _weights_type(model: ov.Model) -> str:
+    """The narrowest type among the matrices."""
+    kinds = {
+        _BITS[node.get_element_type()]
+        for node in model.get_ops()
+        if node.get_type_name() == "Constant" and len(node.shape) > 1 and node.get_element_type() in _BITS
+    }
+    return min(kinds, default="none")
+
+
+def _last_line(error: Exception) -> str:
+    """OpenVINO's messages begin with where in its sources they come from."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,41 @@
+"""Constants of graphs, and the few expressions that several layers share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+
+def floating(value: float) -> ov.Node:
+    return ops.constant(np.float32(value))
+
+
+def ints32(values: Sequence[int]) -> ov.Node:
+    return ops.constant(np.array(values, np.int32))
+
+
+def ints64(values: Sequence[int]) -> ov.Node:
+    return ops.constant(np.array(values, np.int64))
+
+
+def scaled(x: ov.Node, factor: float) -> ov.Node:
+    """x * factor; no node where that changes nothing."""
+    return x if factor == 1 else ops.multiply(x, floating(factor))
+
+
+def softcapped(x: ov.Node, cap: float | None) -> ov.Node:
+    """x squeezed into ± `cap` by a tanh; no node without a cap."""
+    return x if cap is None else ops.multiply(ops.tanh(ops.divide(x, floating(cap))), floating(cap))
+
+
+def part(x: ov.Node, start: int, stop: int, axis: int) -> ov.Node:
+    """x[start:stop] along one axis."""
+    return ops.slice(x, ints64([start]), ints64([stop]), ints64([1]), ints64([axis]))
+
+
+def num_features(x: ov.Node) -> int:
+    """Size of the last axis, which is the same in every step."""
+    output = x.output(0) if isinstance(x, ov.Node) else x  # paged attention is one output of several
+    size: int = output.partial_shape[-1].get_length()
+    return size

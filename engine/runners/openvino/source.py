@@ -1,0 +1,122 @@
+"""From a model's folder to the graph that a runner compiles."""
+
+import logging
+from enum import Enum, auto
+from pathlib import Path
+
+import openvino as ov
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError, invalid
+from engine.runners.openvino.architectures import ARCHITECTURES
+from engine.runners.openvino.capped_attention import check_cache_dtype
+from engine.runners.openvino.checkpoint import Checkpoint, weight_files
+from engine.runners.openvino.compressed import QUANTIZATIONS
+from engine.runners.openvino.compression import compress
+from engine.runners.openvino.convert import can_convert, convert
+from engine.runners.openvino.decoder import Decoder, choose_max_model_len
+from engine.runners.openvino.graph import build_model
+from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
+from engine.runners.openvino.model_config import read_model_config, read_model_type
+
+logger = logging.getLogger(__name__)
+
+NONE = "none"
+
+
+class Kind(Enum):
+    """What a model's folder holds."""
+
+    CHECKPOINT = auto()
+    IR = auto()
+    CONVERTIBLE = auto()
+    """A checkpoint for which there is no graph of ours."""
+
+
+def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
+    """The graph of `config.model_path`, with its weights as asked.
+
+    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not go
+    with it, UNIMPLEMENTED for a model that cannot be built.
+    """
+    check_quantization(config.quantization)
+    directory = Path(config.model_path)
+    kind, reason = identify(directory)
+    logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
+    match kind:
+        case Kind.CHECKPOINT:
+            return _build(config, directory)
+        case Kind.IR:
+            return _open_ir(config, directory, core)
+        case Kind.CONVERTIBLE:
+            return _open_ir(config, convert(directory, config.quantization, cache_folder(config) / "converted"), core)
+
+
+def identify(directory: Path) -> tuple[Kind, str]:
+    """How a folder is loaded, by its files, and why.
+
+    Raises SluiceError: NOT_FOUND or INVALID for a folder that is no model's, UNIMPLEMENTED for a model that
+    our graphs do not cover, where nothing is installed to convert it.
+    """
+    if has_ir(directory):
+        return Kind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
+    model_type = read_model_type(directory)
+    if model_type not in ARCHITECTURES and can_convert():
+        return Kind.CONVERTIBLE, f"is of type {model_type}, for which there is no graph here: optimum-intel converts it"
+    try:
+        read_model_config(directory)
+    except SluiceError as error:
+        if error.code is not ErrorCode.UNIMPLEMENTED or not can_convert():
+            raise
+        return Kind.CONVERTIBLE, f"is more than the graph for {model_type} covers ({error}): optimum-intel converts it"
+    return Kind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
+
+
+def _build(config: EngineConfig, directory: Path) -> Decoder:
+    model_config = read_model_config(directory)
+    check_cache_dtype(model_config, config.kv_cache_dtype)
+    max_model_len = choose_max_model_len(
+        config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
+    )
+    weights = open_weights(directory, config.quantization, cache_folder(config))
+    return Decoder(
+        model=build_model(model_config, weights, max_model_len),
+        weights=weights,
+        model_type=model_config.model_type,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        max_model_len=max_model_len,
+        quantization=config.quantization,
+    )
+
+
+def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
+    decoder = open_ir(directory, core, config.max_model_len)
+    if config.quantization not in (NONE, decoder.quantization):
+        raise invalid(
+            "quantization",
+            f"quantization is {config.quantization}, but the weights of this IR are stored as they are "
+            f"({decoder.quantization}); export it again with --weight-format {config.quantization}",
+        )
+    return decoder
+
+
+def check_quantization(quantization: str) -> None:
+    """Raises SluiceError(INVALID) for an unknown one."""
+    known = (NONE, *QUANTIZATIONS)
+    if quantization not in known:
+        raise invalid("quantization", f"quantization must be one of {', '.join(known)}, got {quantization!r}")
+
+
+def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
+    """A directory's weights, compressed where asked."""
+    weights = Checkpoint.open(directory)
+    if quantization == NONE:
+        return weights
+    folder = cache / "compressed"
+    return Checkpoint(weights.tensors, compress(weights.tensors, weight_files(directory), quantization, folder))
+
+
+def cache_folder(config: EngineConfig) -> Path:
+    """Where files may be kept that are made once from a checkpoint."""
+    return Path.home() / ".cache" / "sluice" if config.cache_path is None else Path(config.cache_path)

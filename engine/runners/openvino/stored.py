@@ -1,0 +1,88 @@
+"""Safetensors files, mapped: tensors that take no memory until they are read, and give it back."""
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from engine.runners.base import FloatArray
+from engine.runners.openvino.memory import shared_tensor
+
+FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
+_NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I8": np.int8, "U8": np.uint8}
+_HEADER_LENGTH_BYTES = 8
+
+
+class _HeaderEntry(msgspec.Struct, frozen=True):
+    """One tensor as a safetensors header describes it; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor where it lies in its file's map."""
+
+    file: mmap.mmap
+    offset: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def tensor(self, kind: ov.Type, shape: tuple[int, ...]) -> ov.Tensor:
+        """The bytes as OpenVINO's `kind`, without a copy."""
+        return shared_tensor(self.file, self.offset, self.size_bytes, kind, shape)
+
+    def array(self) -> NDArray[np.generic]:
+        """The elements, without a copy; bf16, which numpy lacks, as its bits."""
+        flat = np.frombuffer(self.file, np.uint8, self.size_bytes, self.offset)
+        return flat.view(_NUMPY_TYPES[self.dtype]).reshape(self.shape)
+
+    def floats(self, rows: slice) -> FloatArray:
+        """Some rows in float32, copied."""
+        values = self.array()[rows]
+        if self.dtype != "BF16":
+            return values.astype(np.float32)
+        return (values.astype(np.uint32) << 16).view(np.float32)
+
+    def release(self) -> None:
+        """Give the resident pages of the tensor's file back; touched again, they are read from it."""
+        self.file.madvise(mmap.MADV_DONTNEED)
+
+
+def map_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file by their names. Raises SluiceError INVALID for a damaged one."""
+    _check_intact(path)
+    with path.open("rb") as handle:
+        # Copy-on-write, since OpenVINO takes only buffers that look writable; nothing writes to them.
+        file = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    header_bytes = int.from_bytes(file[:_HEADER_LENGTH_BYTES], "little")
+    base = _HEADER_LENGTH_BYTES + header_bytes
+    header = msgspec.json.decode(file[_HEADER_LENGTH_BYTES:base])
+    header.pop("__metadata__", None)
+    entries = msgspec.convert(header, dict[str, _HeaderEntry])
+    return {name: _stored(file, base, entry) for name, entry in entries.items()}
+
+
+def _stored(file: mmap.mmap, base: int, entry: _HeaderEntry) -> StoredTensor:
+    begin, end = entry.data_offsets
+    return StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+
+
+def _check_intact(path: Path) -> None:
+    """Let the library check header, offsets and file length, so that the mapping can rely on them."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except FileNotFoundError as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except SafetensorError as error:
+        raise invalid("model_path", f"{path.name} is damaged: {error}") from error

@@ -1,0 +1,88 @@
+"""Small checkpoints made from a seed, so that the repository holds their numbers' recipe and not the numbers.
+
+Needs neither torch nor transformers. The bits are those of numpy's PCG64, which are the same everywhere
+and in every version.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_SAFETENSORS_NAMES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
+
+
+class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a checkpoint is made from. `tensors` are shapes by name."""
+
+    config: dict[str, Any]
+    tensors: dict[str, tuple[int, ...]]
+    seed: int
+    dtype: str = "f32"
+    num_shards: int = 1
+    embedding_scale: float = 1.0
+    """Small where the model scales its embeddings up, so that its output is no echo of its input."""
+
+
+def write_checkpoint(blueprint: Blueprint, directory: Path) -> None:
+    """Write config.json, the weights and, where there are several files of them, their index."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(blueprint.config))
+    names = sorted(blueprint.tensors)
+    if blueprint.num_shards == 1:
+        _write_tensors(blueprint, names, directory / "model.safetensors")
+        return
+    shards = {
+        f"model-{i + 1:05}-of-{blueprint.num_shards:05}.safetensors": names[i :: blueprint.num_shards]
+        for i in range(blueprint.num_shards)
+    }
+    for file, held in shards.items():
+        _write_tensors(blueprint, held, directory / file)
+    weight_map = {name: file for file, held in shards.items() for name in held}
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def random_tensor(blueprint: Blueprint, name: str) -> NDArray[np.float32]:
+    """Layers speak louder than embeddings; norms and biases are far from what they start training with."""
+    shape = blueprint.tensors[name]
+    offset, scale = 0.0, 2 / np.sqrt(shape[-1])
+    if "norm" in name and name.endswith("weight"):
+        offset, scale = 1.0, 0.3
+    elif name.endswith("bias"):
+        scale = 0.5
+    elif "embed_tokens" in name:
+        scale = blueprint.embedding_scale
+    elif "lm_head" in name:
+        scale = 1.0
+    bits = np.random.PCG64([blueprint.seed, zlib.crc32(name.encode())]).random_raw(int(np.prod(shape)))
+    uniform = (bits >> np.uint64(11)) * 2.0**-53
+    values: NDArray[np.float64] = offset + scale * np.sqrt(3) * (2 * uniform - 1)
+    return values.astype(np.float32).reshape(shape)
+
+
+def _write_tensors(blueprint: Blueprint, names: list[str], path: Path) -> None:
+    """The safetensors format by hand: numpy has no bf16, and the library's numpy writer therefore neither."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    chunks, offset = [], 0
+    for name in names:
+        chunk = _encoded(random_tensor(blueprint, name), blueprint.dtype)
+        header[name] = {
+            "dtype": _SAFETENSORS_NAMES[blueprint.dtype],
+            "shape": blueprint.tensors[name],
+            "data_offsets": [offset, offset + len(chunk)],
+        }
+        chunks.append(chunk)
+        offset += len(chunk)
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(chunks))
+
+
+def _encoded(values: NDArray[np.float32], dtype: str) -> bytes:
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return values.astype({"f16": np.float16, "f32": np.float32}[dtype]).tobytes()
