@@ -1,0 +1,82 @@
+"""What choosing tokens costs a step over greedy's argmax, for 64 sequences at once."""
+
+import time
+
+import numpy as np
+
+from benchmarks.figures import Figure, Target
+from engine.runners.base import FloatArray
+from engine.sampling import SamplingState, sample
+from engine.types import SamplingParams
+
+NUM_ROWS = 64
+PROMPT_TOKENS = 512
+NUM_STEPS = 5
+VOCABULARIES = (8192, 150_000)
+TARGET_MS = {(150_000, "peaked", "top_p 0.9"): Target(30.0)}
+SAMPLINGS = {
+    "temperature 0.8": {"temperature": 0.8},
+    "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "top_k 50": {"temperature": 0.8, "top_k": 50},
+    "min_p 0.1": {"temperature": 0.8, "min_p": 0.1},
+    "typical_p 0.95": {"temperature": 0.8, "typical_p": 0.95},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+    "logprobs 20": {"temperature": 0.0, "logprobs": 20},
+}
+GREEDY = {"temperature": 0.0}
+
+
+def peaked(vocab_size: int) -> FloatArray:
+    """Logits [NUM_ROWS, vocab_size] as models have them: a few likely tokens, and the rest far below."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0.0, 1.5, (NUM_ROWS, vocab_size)).astype(np.float32)
+    for row in logits:
+        row[rng.choice(vocab_size, 20, replace=False)] += np.linspace(14.0, 6.0, 20)
+    return logits
+
+
+def flat(vocab_size: int) -> FloatArray:
+    """The worst case, a model that knows nothing: half of the vocabulary is in the nucleus."""
+    return np.random.default_rng(0).normal(0.0, 1.0, (NUM_ROWS, vocab_size)).astype(np.float32)
+
+
+def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
+    """Greedy's own time, then what each way of sampling adds to it; each figure's repeats follow each other."""
+    return [
+        figure
+        for vocab_size in VOCABULARIES
+        for shape, make in (("peaked", peaked), ("flat", flat))
+        for figure in _of_logits(make(vocab_size), shape, num_repeats, num_steps)
+    ]
+
+
+def _of_logits(logits: FloatArray, shape: str, num_repeats: int, num_steps: int) -> list[Figure]:
+    vocab_size = logits.shape[1]
+    where = f"{NUM_ROWS} x {vocab_size:,}, {shape}"
+    greedy = tuple(_step_ms(logits, GREEDY, num_steps) for _ in range(num_repeats))
+    least = min(greedy)
+    figures = [Figure(f"sampling step, {where}", "greedy", "ms", greedy)]
+    for name, fields in SAMPLINGS.items():
+        added = tuple(_step_ms(logits, fields, num_steps) - least for _ in range(num_repeats))
+        target = TARGET_MS.get((vocab_size, shape, name))
+        figures.append(Figure(f"added to greedy, {where}", name, "ms", added, target))
+    return figures
+
+
+def _step_ms(logits: FloatArray, fields: dict[str, float], num_steps: int) -> float:
+    """Median time of `sample` over steps with logits of their own (edits write to them), in ms."""
+    states = [_state(seed, fields, logits.shape[1]) for seed in range(NUM_ROWS)]
+    seconds = []
+    for _ in range(num_steps):
+        fresh = logits.copy()
+        started = time.perf_counter()
+        token_ids = sample(fresh, states).token_ids.tolist()
+        seconds.append(time.perf_counter() - started)
+        for state, token_id in zip(states, token_ids, strict=True):
+            state.observe(token_id)
+    return float(np.median(seconds)) * 1e3
+
+
+def _state(seed: int, fields: dict[str, float], vocab_size: int) -> SamplingState:
+    params = SamplingParams(seed=seed, max_tokens=PROMPT_TOKENS, **fields)  # type: ignore[arg-type]
+    return SamplingState(params, list(range(PROMPT_TOKENS)), frozenset(), vocab_size)
