@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import executor, install_size, peers, serving
+from benchmarks import executor, guidance, install_size, peers, recovery, sampling, scheduling, serving
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
+from benchmarks.offline import comparison
 from gateway.options import ConfigError
 
 DEFAULT = ("serving", "executor")
@@ -19,7 +20,13 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
 
   serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
   executor      time of a step without its runner
+  guidance      compiling grammars, and the masks of a step with 64 guided sequences
+  sampling      time that choosing tokens adds to greedy's, vocabularies of 8,192 and 150,000
   install-size  size of `pip install .` in a fresh environment (downloads; a minute)
+  offline       batch throughput and one stream's latency beside vLLM and OpenVINO GenAI, which it installs
+                under --out into environments of their own (5.3 GB); 15 minutes
+  recovery      kill -9 of the engine under 32 streams: pause, recovery time, the answers' sameness
+  scheduling    policies under overload, the forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -53,7 +60,12 @@ def _benchmarks(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Fi
     return {
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
         "executor": lambda: executor.measure(repeats),
+        "guidance": lambda: guidance.measure(repeats),
+        "sampling": lambda: sampling.measure(repeats),
         "install-size": lambda: install_size.measure(arguments.out),
+        "offline": lambda: comparison.measure(repeats, arguments.out),
+        "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
+        "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }
 

@@ -4,6 +4,7 @@ One thread owns everything here: queue, sequences, block tables and free list. O
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from time import perf_counter
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 """An idle engine speaks at least this often; a silent one hangs."""
+
+MAX_COMMANDS = 64
+"""Commands obeyed at once; a submit takes about a tenth of a millisecond."""
 
 POLL_S = 0.002
 """How long a loop that can run nothing yet, because a grammar is being compiled, waits for commands."""
@@ -65,6 +69,7 @@ class InflightExecutor:
         self._drafter = make_drafter(config, self._kv, draft_runner)
         self._predicted_wait_s = self._last_prediction = 0.0
         self._running: dict[int, Sequence] = {}
+        self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
         self._counters = Counters()
@@ -82,7 +87,7 @@ class InflightExecutor:
 
     def step(self) -> None:
         """One turn: wait for work if there is none, else run one batch and tell what it brought."""
-        commands = self._commands.receive(self._patience_s())
+        commands = self._next_commands(self._patience_s())
         started, runner_before = self._clock(), self._counters.runner_seconds
         self._obey(commands)
         self._expire(started)
@@ -125,6 +130,12 @@ class InflightExecutor:
             assert self._counters.preemptions == self._counters.recomputed_tokens == 0
 
     # -- commands
+
+    def _next_commands(self, timeout_s: float) -> list[Command]:
+        """Those to obey now, in order. The rest of a burst waits, so that it does not hold up those who decode."""
+        inbox = self._inbox
+        inbox.extend(self._commands.receive(0.0 if inbox else timeout_s))
+        return [inbox.popleft() for _ in range(min(len(inbox), MAX_COMMANDS))]
 
     def _patience_s(self) -> float:
         """How long to wait for commands."""
@@ -207,7 +218,7 @@ class InflightExecutor:
                 if sequence.sampling.constraint is not None:
                     sequence.sampling.constraint.prepare()
             logits = self._timed_run(built)
-            self._obey(self._commands.receive(0.0))
+            self._obey(self._next_commands(0.0))
             self._commit(plan, built, logits)
         except Exception:
             log.exception("step %d failed; its sequences end in an error", self._counters.steps)

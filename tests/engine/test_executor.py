@@ -485,3 +485,16 @@ def test_a_prompt_cancelled_while_it_is_computed_leaves_nothing_in_the_index() -
     bench.step()
     stats = bench.executor.stats()
     assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 0)
+
+
+def test_a_burst_of_requests_does_not_hold_up_those_who_decode() -> None:
+    bench = Bench(max_queued_requests=1000)
+    bench.submit(0, [1, 2], max_tokens=20)
+    bench.step()
+    for stream_id in range(1, 201):
+        bench.submit(stream_id, [stream_id], max_tokens=1)
+    bench.step()
+    assert bench.executor.stats().num_waiting < 150, "the rest is taken in by and by"
+    assert len(bench.tokens[0]) == 2
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i], 1) for i in range(1, 201))

@@ -35,17 +35,17 @@ def _relative_errors(admitted: list[Simulated], at_least_s: float = 0.05) -> lis
     return [abs(s.predicted_s - s.waited_s) / s.waited_s for s in admitted if s.waited_s >= at_least_s]
 
 
-PLACES, BLOCKS = {"max_num_seqs": 16}, {"max_num_seqs": 64, "num_blocks": 150}
+PLACES, BLOCKS = (16, 4096), (64, 150)
 
 
 @pytest.mark.parametrize("max_waiting", [20, 150])
 @pytest.mark.parametrize("limits", [PLACES, BLOCKS], ids=["places", "blocks"])
 @pytest.mark.parametrize("source", [all_alike, ends_at_random, mixed, long_prompts])
 def test_under_overload_half_the_predictions_are_within_a_quarter(
-    source: Source, limits: dict[str, int], max_waiting: int
+    source: Source, limits: tuple[int, int], max_waiting: int
 ) -> None:
     rng = random.Random(1)
-    server = Server(engine_info(**limits), rng)
+    server = Server(engine_info(*limits), rng)
     overload(server, source, rng, rate=80.0, max_waiting=max_waiting, count=NUM_WARM_UP + NUM_MEASURED)
     errors = _relative_errors(server.admitted[NUM_WARM_UP:])
     assert len(errors) > 0.9 * NUM_MEASURED, "it was no overload"

@@ -1,0 +1,18 @@
+"""What the scheduler does under load, through the real executor."""
+
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.scheduling import chunking, fairness, idle_queue, overload
+from gateway.checkpoint import find_checkpoint
+
+
+def measure(num_repeats: int, folder: Path, model: Path | None) -> list[Figure]:
+    """All of it with the bundled model (or the checkpoint `model` in its place) and, for long prompts, S."""
+    checkpoint = model or find_checkpoint(None)
+    return [
+        *overload.measure(num_repeats, checkpoint),
+        *fairness.measure(num_repeats, checkpoint),
+        *idle_queue.measure(num_repeats),
+        *chunking.measure(num_repeats, folder, checkpoint),
+    ]

@@ -1,0 +1,44 @@
+"""A tenant sends a hundred requests, another one comes after: how long the one waits for its first token."""
+
+import random
+from pathlib import Path
+
+from benchmarks.figures import Figure, Target
+from benchmarks.scheduling.trace import Sent, replay
+from engine.config import EngineConfig
+from engine.runners.base import Runner
+from engine.runners.loader import load_runner
+from engine.types import GenerateRequest, SamplingParams
+
+NUM_REQUESTS, LATE_S = 100, 0.2
+MAX_NUM_SEQS, PROMPT_TOKENS, MAX_TOKENS = 8, 32, 32
+TARGET_SHARE = Target(0.25)
+"""Of what it waits where all are one tenant."""
+
+
+def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
+    """Each repeat measures both, one after the other."""
+    config = EngineConfig(model_path=str(checkpoint), num_blocks=64, max_num_seqs=MAX_NUM_SEQS)
+    runner = load_runner(config)
+    try:
+        pairs = [(_ttft_s(runner, config, "one"), _ttft_s(runner, config, "many")) for _ in range(num_repeats)]
+    finally:
+        runner.close()
+    name = f"TTFT of one request behind {NUM_REQUESTS}"
+    return [
+        Figure(name, "a tenant of its own", "s", tuple(fair for fair, _ in pairs)),
+        Figure(name, "the same tenant", "s", tuple(behind for _, behind in pairs)),
+        Figure(name, "own / same", "x", tuple(fair / behind for fair, behind in pairs), TARGET_SHARE),
+    ]
+
+
+def _ttft_s(runner: Runner, config: EngineConfig, tenant: str) -> float:
+    trace = [Sent(0.0, _request(number, "many")) for number in range(NUM_REQUESTS)]
+    trace.append(Sent(LATE_S, _request(NUM_REQUESTS, tenant)))
+    return replay(runner, config, trace).stories[-1].ttft_s
+
+
+def _request(number: int, tenant: str) -> GenerateRequest:
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    prompt = random.Random(number).choices(range(100, 4000), k=PROMPT_TOKENS)
+    return GenerateRequest(request_id=str(number), prompt_token_ids=prompt, sampling=params, tenant=tenant)

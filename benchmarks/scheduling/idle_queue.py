@@ -1,0 +1,70 @@
+"""What a long queue costs a step: 64 sequences decode while nobody, or ten thousand, wait.
+
+There are places for more, but no blocks: each step looks at the head of the queue again.
+"""
+
+import time
+from itertools import islice
+
+from benchmarks.executor import NullRunner
+from benchmarks.figures import BenchmarkError, Figure, Target
+from engine.config import EngineConfig
+from engine.executor import InflightExecutor
+from engine.frames import Command, Submit
+from engine.types import GenerateRequest, SamplingParams
+
+NUM_RUNNING, NUM_WAITING, NUM_TENANTS = 64, 10_000, 10
+MAX_NUM_SEQS = 2 * NUM_RUNNING
+NUM_STEPS, PROMPT_TOKENS = 300, 64
+MAX_TOKENS = 2048 - PROMPT_TOKENS
+"""So that NUM_RUNNING sequences reserve all blocks of the NullRunner."""
+TARGET_RATIO = Target(2.0)
+
+
+class _Commands:
+    """Hands out what was put in."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        commands, self.commands = self.commands, []
+        return commands
+
+
+def measure(num_repeats: int, num_waiting: int = NUM_WAITING, num_steps: int = NUM_STEPS) -> list[Figure]:
+    """Both in turn, and their ratio repeat by repeat."""
+    pairs = [(_step_ms(0, num_steps), _step_ms(num_waiting, num_steps)) for _ in range(num_repeats)]
+    name = f"executor step, {NUM_RUNNING} running"
+    return [
+        Figure(name, "none waiting", "ms", tuple(empty for empty, _ in pairs)),
+        Figure(name, f"{num_waiting:,} waiting", "ms", tuple(full for _, full in pairs)),
+        Figure(name, f"{num_waiting:,} / none", "x", tuple(full / empty for empty, full in pairs), TARGET_RATIO),
+    ]
+
+
+def _step_ms(num_waiting: int, num_steps: int) -> float:
+    """Mean time of a decode step without the runner's."""
+    commands = _Commands()
+    config = EngineConfig(model_path="", max_num_seqs=MAX_NUM_SEQS, max_queued_requests=num_waiting)
+    executor = InflightExecutor(NullRunner(), config, commands, lambda frame: None)
+    requests = (_request(number) for number in range(NUM_RUNNING + num_waiting))
+    commands.commands = [Submit(number, request) for number, request in enumerate(islice(requests, NUM_RUNNING))]
+    while executor.stats().prompt_tokens_total < NUM_RUNNING * PROMPT_TOKENS:
+        executor.step()
+    commands.commands = [Submit(NUM_RUNNING + number, request) for number, request in enumerate(requests)]
+    executor.step()
+    before, started = executor.stats(), time.perf_counter()
+    for _ in range(num_steps):
+        executor.step()
+    elapsed_s, after = time.perf_counter() - started, executor.stats()
+    if (after.num_running, after.num_waiting) != (NUM_RUNNING, num_waiting):
+        raise BenchmarkError(f"{after.num_running} ran and {after.num_waiting} waited")
+    return (elapsed_s - (after.runner_seconds_total - before.runner_seconds_total)) * 1e3 / num_steps
+
+
+def _request(number: int) -> GenerateRequest:
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    prompt = [number % 8192, *range(1, PROMPT_TOKENS)]
+    tenant = str(number % NUM_TENANTS)
+    return GenerateRequest(request_id=str(number), prompt_token_ids=prompt, sampling=params, tenant=tenant)

@@ -1,0 +1,131 @@
+"""More than the engine can serve, under each policy, on one trace: what it costs, and how good the forecast is.
+
+Prompts are random; a sequence ends by itself at one of a set of stop tokens, long before its `max_tokens` in the
+mean, which is where reserving for the worst case and pausing differ most.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.figures import BenchmarkError, Figure, Target
+from benchmarks.scheduling.trace import Replay, Sent, percentile, replay
+from engine.config import EngineConfig, SchedulerPolicy
+from engine.runners.base import Runner
+from engine.runners.loader import load_runner
+from engine.types import GenerateRequest, SamplingParams
+
+NUM_REQUESTS = 160
+OVERLOAD = 4.0
+"""Requests come so many times as fast as they are served where the worst case is reserved."""
+NUM_BLOCKS, MAX_NUM_SEQS = 32, 32
+VOCABULARY, STOP_EVERY = 4096, 64
+PROMPT_TOKENS, MAX_TOKENS = (16, 64), 192
+NUM_WARM_UP = 40
+"""Requests that come at once, and from which the forecast learns before it is judged."""
+MIN_WAIT_S = 0.05
+"""Shorter waits are a matter of a few steps and are not judged."""
+
+ANSWERS = "answers as under guaranteed_no_evict"
+UNITS = {
+    "output": "tokens/s",
+    "TTFT p50": "ms",
+    "TTFT p99": "ms",
+    "ITL p50": "ms",
+    "ITL p99": "ms",
+    "preemptions": "",
+    "recomputed tokens": "",
+    ANSWERS: f"of {NUM_REQUESTS}",
+    "wait, median": "s",
+    "wait predicted, relative error p50": "%",
+    "wait predicted, relative error p90": "%",
+}
+TARGETS = {
+    ("preemptions", SchedulerPolicy.GUARANTEED_NO_EVICT): Target(0),
+    ("recomputed tokens", SchedulerPolicy.GUARANTEED_NO_EVICT): Target(0),
+    ("preemptions", SchedulerPolicy.MAX_UTILIZATION): Target(1, is_ceiling=False),
+    ("wait predicted, relative error p50", SchedulerPolicy.GUARANTEED_NO_EVICT): Target(25),
+    (ANSWERS, SchedulerPolicy.MAX_UTILIZATION): Target(NUM_REQUESTS, is_ceiling=False),
+}
+
+
+def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
+    """Each repeat replays its trace under all policies in turn."""
+    # In float32 the last digits still depend on how many tokens shared a step: of tens of thousands of tokens
+    # drawn at temperature 1, one may fall on the other side of a border.
+    config = EngineConfig(
+        model_path=str(checkpoint),
+        dtype="f32",
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_queued_requests=NUM_REQUESTS,
+        enable_prefix_caching=False,
+    )
+    runner = load_runner(config)
+    samples: dict[tuple[str, SchedulerPolicy], list[float]] = defaultdict(list)
+    try:
+        for repeat in range(num_repeats):
+            for key, value in _compare(runner, config, random.Random(repeat)):
+                samples[key].append(value)
+    finally:
+        runner.close()
+    return [
+        Figure(name, policy, UNITS[name], tuple(values), TARGETS.get((name, policy)))
+        for (name, policy), values in samples.items()
+    ]
+
+
+def _compare(
+    runner: Runner, config: EngineConfig, rng: random.Random
+) -> Iterator[tuple[tuple[str, SchedulerPolicy], float]]:
+    requests = [_request(rng, number) for number in range(NUM_REQUESTS)]
+    warm_up = [Sent(0.0, request) for request in requests[:NUM_WARM_UP]]
+    at_s = replay(runner, config, warm_up).seconds
+    rate = OVERLOAD * NUM_WARM_UP / at_s
+    trace = list(warm_up)
+    for request in requests[NUM_WARM_UP:]:
+        trace.append(Sent(at_s, request))
+        at_s += rng.expovariate(rate)
+    expected: list[list[int]] = []
+    for policy in SchedulerPolicy:
+        run = replay(runner, msgspec.structs.replace(config, scheduler_policy=policy), trace)
+        answers = [story.token_ids for story in run.stories]
+        expected = expected or answers
+        num_same = sum(answer == other for answer, other in zip(answers, expected, strict=True))
+        for name, value in (*_figures(run), (ANSWERS, num_same), *_forecast(run)):
+            yield (name, policy), value
+
+
+def _figures(run: Replay) -> Iterator[tuple[str, float]]:
+    yield "output", run.tokens_per_s
+    for percent in (50, 99):
+        yield f"TTFT p{percent}", run.ttft_ms(percent)
+    for percent in (50, 99):
+        yield f"ITL p{percent}", run.itl_ms(percent)
+    yield "preemptions", run.stats.preemptions_total
+    yield "recomputed tokens", run.stats.recomputed_tokens_total
+
+
+def _forecast(run: Replay) -> Iterator[tuple[str, float]]:
+    judged = [wait for wait in run.waits[NUM_WARM_UP:] if wait.actual_s >= MIN_WAIT_S]
+    if not judged:
+        raise BenchmarkError("nobody waited: it was no overload")
+    errors = [abs(wait.predicted_s - wait.actual_s) / wait.actual_s for wait in judged]
+    yield "wait, median", percentile([wait.actual_s for wait in judged], 50)
+    yield "wait predicted, relative error p50", 100 * percentile(errors, 50)
+    yield "wait predicted, relative error p90", 100 * percentile(errors, 90)
+
+
+def _request(rng: random.Random, number: int) -> GenerateRequest:
+    params = SamplingParams(
+        max_tokens=MAX_TOKENS,
+        temperature=1.0,
+        seed=number,
+        ignore_eos=True,
+        stop_token_ids=tuple(range(number % STOP_EVERY, VOCABULARY, STOP_EVERY)),
+    )
+    prompt = rng.choices(range(100, VOCABULARY), k=rng.randint(*PROMPT_TOKENS))
+    return GenerateRequest(request_id=str(number), prompt_token_ids=prompt, sampling=params)
