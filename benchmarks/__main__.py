@@ -8,9 +8,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import executor, guidance, install_size, peers, recovery, sampling, scheduling, serving
+from benchmarks import (
+    executor,
+    guidance,
+    install_size,
+    peers,
+    recovery,
+    sampling,
+    scheduling,
+    serving,
+    speculation,
+)
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
 from benchmarks.offline import comparison
+from gateway.checkpoint import find_checkpoint
 from gateway.options import ConfigError
 
 DEFAULT = ("serving", "executor")
@@ -27,6 +38,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
                 under --out into environments of their own (5.3 GB); 15 minutes
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, the answers' sameness
   scheduling    policies under overload, the forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
+  speculation   prompt lookup on text that is copied and on text that cannot be foreseen
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -66,6 +78,7 @@ def _benchmarks(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Fi
         "offline": lambda: comparison.measure(repeats, arguments.out),
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
+        "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }
 

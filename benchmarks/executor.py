@@ -104,5 +104,7 @@ def _time_steps(transport: Transport, num_running: int, num_steps: int) -> float
 def _submit(client: "zmq.Socket[bytes]", num_requests: int, sampling: dict[str, float], num_steps: int) -> None:
     params = SamplingParams(max_tokens=num_steps + PROMPT_TOKENS, ignore_eos=True, **sampling)  # type: ignore[arg-type]
     for number in range(num_requests):
-        request = GenerateRequest(request_id=str(number), prompt_token_ids=[number, *range(1, PROMPT_TOKENS)], sampling=params)
+        request = GenerateRequest(
+            request_id=str(number), prompt_token_ids=[number, *range(1, PROMPT_TOKENS)], sampling=params
+        )
         client.send(msgspec.msgpack.encode(Submit(number, request)))

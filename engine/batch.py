@@ -6,9 +6,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.blocks import BlockTables
-from engine.planner import StepPlan
+from engine.kv.tables import BlockTables
 from engine.runners.base import IntArray, StepBatch
+from engine.scheduling.planner import StepPlan
 from engine.sequence import Sequence
 
 

@@ -16,11 +16,11 @@ from engine.config import EngineConfig, SchedulerPolicy
 from engine.counters import Counters
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.intake import Intake, too_late
-from engine.kv import KvBlocks
-from engine.planner import StepPlan, plan_step
-from engine.policies import Limits, Policy, policy_of
+from engine.kv.held import KvBlocks
 from engine.runners.base import FloatArray, Runner
+from engine.scheduling.intake import Intake, too_late
+from engine.scheduling.planner import StepPlan, plan_step
+from engine.scheduling.policies import Limits, Policy, policy_of
 from engine.sequence import NO_SLOT, Sequence
 from engine.speculation import TokenPrices, make_drafter
 from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Collection
 
-from engine.blocks import blocks_for, worst_case_blocks
 from engine.errors import SluiceError, invalid
+from engine.kv.blocks import blocks_for, worst_case_blocks
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 MAX_SEED = 2**64 - 1

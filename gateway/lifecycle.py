@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from engine.client.process import ProcessEngineClient
 from engine.errors import ErrorCode, SluiceError
-from engine.process_client import ProcessEngineClient
 from gateway.checkpoint import model_name
 from gateway.config import ServeConfig
 from gateway.listeners import is_loopback, listen, url_of

@@ -13,7 +13,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 
 if TYPE_CHECKING:  # both are heavy to import, and the server listens before they are
-    from engine.client import EngineClient
+    from engine.client.base import EngineClient
     from pipelines.backends.llm import LlmModel
 
 _RETRY_LOADING_S = 1.0

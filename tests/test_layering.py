@@ -75,7 +75,7 @@ def test_a_runtime_is_imported_only_in_its_own_folder(runtime: str) -> None:
 
 def test_the_planner_is_pure() -> None:
     forbidden = {"asyncio", "logging", "time", "threading", "random", "os", "zmq"}
-    for name in ("planner.py", "policies.py"):
+    for name in ("scheduling/planner.py", "scheduling/policies.py"):
         used = {target.partition(".")[0] for target in imports_of(ROOT / "engine" / name)}
         assert not used & forbidden
 

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
 from engine.executor import InflightExecutor
-from engine.forecast import Forecast
+from engine.forecast.forecast import Forecast
 from engine.frames import Command, StepFrame, Submit
 from engine.runners.base import Runner
 from engine.types import EngineInfo, EngineStats, GenerateRequest

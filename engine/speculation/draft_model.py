@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kv import KvBlocks
+from engine.kv.held import KvBlocks
 from engine.runners.base import Runner, StepBatch
 from engine.sequence import Sequence
 from engine.speculation.gate import Gate, TokenPrices

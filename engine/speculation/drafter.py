@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from engine.config import EngineConfig, Speculation
-from engine.kv import KvBlocks
+from engine.kv.held import KvBlocks
 from engine.runners.base import Runner
 from engine.sequence import Sequence
 from engine.speculation.draft_model import DraftModel

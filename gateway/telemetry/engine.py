@@ -10,7 +10,7 @@ from engine.types import EngineStats
 from gateway.service import InferenceService
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient
+    from engine.client.base import EngineClient
 
 _LABELS = ("model",)
 

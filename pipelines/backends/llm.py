@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client import EngineClient
+from engine.client.base import EngineClient
+from engine.client.stream import GenerationStream
 from engine.errors import SluiceError
-from engine.stream import GenerationStream
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults

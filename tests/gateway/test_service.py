@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray, StepBatch
-from engine.thread_client import InProcessEngineClient
 from engine.types import FinishReason
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics

@@ -10,8 +10,8 @@ import openvino as ov
 
 from engine.config import EngineConfig
 from engine.errors import invalid
-from engine.runners.openvino.attention import BLOCK_SIZE
-from engine.runners.openvino.graph import is_cache
+from engine.runners.openvino.graph.attention import BLOCK_SIZE
+from engine.runners.openvino.graph.model import is_cache
 from engine.runners.openvino.memory import shared_tensor
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from engine.errors import ErrorCode, SluiceError
-from engine.runners.openvino.config_file import ConfigFile
-from engine.runners.openvino.model_config import read_json
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.model_config import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import openvino as ov
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
 from engine.runners.host_memory import available_bytes
-from engine.runners.openvino.attention import BLOCK_SIZE
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
 from engine.runners.openvino.decoder import Decoder
-from engine.runners.openvino.graph import MAX_CONTEXT_LEN, STEP_INPUTS
+from engine.runners.openvino.graph.attention import BLOCK_SIZE
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS
 from engine.runners.openvino.precision import DEVICE, choose_cache_dtype, choose_dtype, properties
 from engine.runners.openvino.source import open_decoder
 

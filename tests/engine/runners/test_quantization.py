@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray, Runner, StepBatch
 from engine.runners.openvino import load_runner
-from engine.runners.openvino.quantize import GROUP, quantize_groups, quantize_rows
 from engine.runners.openvino.runner import OpenVinoRunner
+from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
 

@@ -8,8 +8,8 @@ import pytest
 
 from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray
-from engine.runners.openvino.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
-from engine.runners.openvino.rope_config import read_rope, read_ropes
+from engine.runners.openvino.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
+from engine.runners.openvino.config.rope_config import read_rope, read_ropes
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
-from engine.thread_client import InProcessEngineClient
 from gateway.config import ServeConfig
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.client import EngineClient
+from engine.client.base import EngineClient
+from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, StepFrame, Submit
-from engine.thread_client import InProcessEngineClient
 from engine.types import (
     EngineInfo,
     EngineStats,

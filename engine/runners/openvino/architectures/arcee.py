@@ -4,10 +4,10 @@ from functools import partial
 
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.architectures.llama import llama_config
-from engine.runners.openvino.config_file import ConfigFile
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import plain_mlp
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import plain_mlp
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 def configure(file: ConfigFile) -> ModelConfig:

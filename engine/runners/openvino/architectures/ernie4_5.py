@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.architectures.llama import llama_config
-from engine.runners.openvino.config_file import ConfigFile, base_config
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import Context
-from engine.runners.openvino.rotation import uninterleaved
-from engine.runners.openvino.self_attention import attention
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import Context
+from engine.runners.openvino.graph.rotation import uninterleaved
+from engine.runners.openvino.graph.self_attention import attention
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 def configure_ernie4_5(file: ConfigFile) -> ModelConfig:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from engine.errors import invalid
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config, every_nth_full, layers_of
-from engine.runners.openvino.decoder_config import Layer, ModelConfig
-from engine.runners.openvino.layers import rms_norm
-from engine.runners.openvino.self_attention import attention, normed_heads
-from engine.runners.openvino.stacks import post_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
+from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
+from engine.runners.openvino.graph.layers import rms_norm
+from engine.runners.openvino.graph.self_attention import attention, normed_heads
+from engine.runners.openvino.graph.stacks import post_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

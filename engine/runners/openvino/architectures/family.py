@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import openvino as ov
 
-from engine.runners.openvino.config_file import ConfigFile
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import Context
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config, unsupported
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import rms_norm_plus_one
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, unsupported
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import rms_norm_plus_one
+from engine.runners.openvino.graph.stacks import pre_norm
 
 _GELU = "gelu_pytorch_tanh"
 

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.architectures.gemma import gemma_config
-from engine.runners.openvino.config_file import ConfigFile, every_nth_full, layers_of
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import rms_norm_plus_one
-from engine.runners.openvino.stacks import sandwich_norm
+from engine.runners.openvino.config.config_file import ConfigFile, every_nth_full, layers_of
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import rms_norm_plus_one
+from engine.runners.openvino.graph.stacks import sandwich_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

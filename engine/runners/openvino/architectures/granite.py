@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.architectures.llama import llama_config
-from engine.runners.openvino.config_file import ConfigFile
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -3,9 +3,9 @@
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 def llama_config(file: ConfigFile) -> ModelConfig:

@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of, with_window
-from engine.runners.openvino.decoder_config import ModelConfig, QueryGrowth
-from engine.runners.openvino.rope import YarnRope
-from engine.runners.openvino.rope_config import rope_section
-from engine.runners.openvino.self_attention import attention, grown_queries
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of, with_window
+from engine.runners.openvino.config.decoder_config import ModelConfig, QueryGrowth
+from engine.runners.openvino.config.rope import YarnRope
+from engine.runners.openvino.config.rope_config import rope_section
+from engine.runners.openvino.graph.self_attention import attention, grown_queries
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -6,12 +6,12 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config, every_nth_full, layers_of
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import rms_norm
-from engine.runners.openvino.rope_config import read_ropes
-from engine.runners.openvino.self_attention import attention, normed_projections
-from engine.runners.openvino.stacks import post_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.rope_config import read_ropes
+from engine.runners.openvino.graph.layers import rms_norm
+from engine.runners.openvino.graph.self_attention import attention, normed_projections
+from engine.runners.openvino.graph.stacks import post_norm
 
 
 class _Fields3(msgspec.Struct, frozen=True):

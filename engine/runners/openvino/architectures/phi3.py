@@ -5,11 +5,11 @@ from functools import partial
 import msgspec
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config, with_window
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import fused_gated_mlp
-from engine.runners.openvino.self_attention import attention, fused_projections
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, with_window
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import fused_gated_mlp
+from engine.runners.openvino.graph.self_attention import attention, fused_projections
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.architectures.qwen2 import windowed_config
-from engine.runners.openvino.config_file import ConfigFile
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import rms_norm
-from engine.runners.openvino.self_attention import attention, normed_heads
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import rms_norm
+from engine.runners.openvino.graph.self_attention import attention, normed_heads
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 def configure(file: ConfigFile) -> ModelConfig:

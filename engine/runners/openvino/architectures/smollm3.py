@@ -4,9 +4,9 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of
-from engine.runners.openvino.decoder_config import Layer, ModelConfig
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of
+from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

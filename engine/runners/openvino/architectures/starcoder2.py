@@ -6,10 +6,10 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config_file import ConfigFile, base_config, with_window
-from engine.runners.openvino.decoder_config import ModelConfig
-from engine.runners.openvino.layers import layer_norm, plain_mlp
-from engine.runners.openvino.stacks import pre_norm
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, with_window
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import layer_norm, plain_mlp
+from engine.runners.openvino.graph.stacks import pre_norm
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""How long a request will wait."""

@@ -1,0 +1,1 @@
+"""What a checkpoint's `config.json` says of its decoder."""

@@ -1,0 +1,1 @@
+"""A decoder as an OpenVINO graph: its layers and how they are put together."""

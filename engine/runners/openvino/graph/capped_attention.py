@@ -1,0 +1,165 @@
+"""Attention whose scores go through a softcap (Gemma 2), which the paged-attention node cannot do.
+
+The node still writes keys and values into their blocks. The attention itself is spelled out, one sequence
+after the other; the blocks of the batch are copied for it in every layer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from engine.errors import invalid
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.attention import BLOCK_SIZE, Heads, PagedInputs, paged_attention
+from engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
+
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores are made: products times `scale`, squeezed into ± `softcap`, over the last `window` tokens."""
+
+    scale: float
+    softcap: float
+    window: int | None
+
+
+def check_cache_dtype(config: ModelConfig, kv_cache_dtype: str) -> None:
+    """Raises SluiceError(INVALID) where attention would have to read blocks that do not hold floats."""
+    if config.attention_softcap is not None and kv_cache_dtype == "u8":
+        raise invalid(
+            "kv_cache_dtype",
+            "kv_cache_dtype must be auto for this model, got u8: its attn_logit_softcapping needs a cache of floats",
+        )
+
+
+def capped_attention(
+    query: ov.Node,
+    key: ov.Node,
+    value: ov.Node,
+    caches: tuple[ov.Node, ov.Node],
+    paged: PagedInputs,
+    heads: Heads,
+    scores: Scores,
+) -> ov.Node:
+    """As `paged_attention`, with other scores. The caches must hold floats (see `check_cache_dtype`)."""
+    # Writing is the point: every token attends to itself alone, which costs next to nothing.
+    written = paged_attention(query, key, value, caches, paged, heads, scale=1.0, window=1)
+    blocks = ops.add(paged.block_indices, _nought_after(written))
+    keys, values = (ops.convert(ops.gather(cache, blocks, ints64([0])), "f32") for cache in caches)
+    return _over_sequences(query, keys, values, paged, heads, scores)
+
+
+def _nought_after(x: ov.Node) -> ov.Node:
+    """[1] i32: a zero that cannot be computed before x."""
+    first = ops.slice(x, ints64([0, 0]), ints64([1, 1]), ints64([1, 1]), ints64([0, 1]))
+    return ops.reshape(ops.convert(ops.clamp(first, 0.0, 0.0), "i32"), ints64([1]), False)
+
+
+def _over_sequences(
+    query: ov.Node, keys: ov.Node, values: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
+) -> ov.Node:
+    """A loop over the sequences, each of which fills its rows of the result."""
+    features = heads.num_heads * heads.head_dim
+    blocks_shape = ov.PartialShape([-1, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim])
+    index = ops.parameter([], ov.Type.i32)
+    all_queries = ops.parameter(ov.PartialShape([-1, features]), ov.Type.f32)
+    all_keys, all_values = (ops.parameter(blocks_shape, ov.Type.f32) for _ in range(2))
+    token_begins, block_begins, past_lens = (ops.parameter(ov.PartialShape([-1]), ov.Type.i32) for _ in range(3))
+    result = ops.parameter(ov.PartialShape([-1, features]), ov.Type.f32)
+
+    begin, end = _at(token_begins, index, 0), _at(token_begins, index, 1)
+    first_block, last_block = _at(block_begins, index, 0), _at(block_begins, index, 1)
+    attended = _attend(
+        _rows(all_queries, begin, end),
+        _rows(all_keys, first_block, last_block),
+        _rows(all_values, first_block, last_block),
+        _at(past_lens, index, 0),
+        heads,
+        scores,
+    )
+    filled = ops.scatter_update(result, _between(begin, end), attended, ints32([0]))
+    go_on = ops.constant(np.array(True))
+    parameters = [index, all_queries, all_keys, all_values, token_begins, block_begins, past_lens, result]
+    body = ov.Model([ops.result(go_on), ops.result(filled)], parameters, "sequence")
+
+    num_sequences = ops.squeeze(ops.shape_of(paged.past_lens, "i32"), ints64([0]))
+    loop = ops.loop(num_sequences, ops.constant(np.array(True)))
+    loop.set_function(body)
+    loop.set_special_body_ports([0, 0])
+    outer = [query, keys, values, paged.subsequence_begins, paged.block_indices_begins, paged.past_lens]
+    for parameter, node in zip(parameters[1:-1], outer, strict=True):
+        loop.set_invariant_input(parameter, _output(node))
+    loop.set_merged_input(result, _output(query), filled.output(0))
+    return loop.get_iter_value(filled.output(0), -1)
+
+
+def _attend(query: ov.Node, keys: ov.Node, values: ov.Node, past_len: ov.Node, heads: Heads, scores: Scores) -> ov.Node:
+    """One sequence: query [num_new, features], keys and values [num_blocks, num_kv_heads, block, head_dim]."""
+    kv, group, size = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads, heads.head_dim
+    split = ops.transpose(ops.reshape(query, ints64([0, kv, group, size]), True), ints64([1, 2, 0, 3]))
+    # The queries that share a key head are rows of one matrix, so that keys and values are read once.
+    rows = ops.reshape(split, ints64([kv, -1, size]), False)
+    products = ops.matmul(rows, _by_head(keys, heads), False, True)
+    visible = _visible(query, keys, past_len, scores.window)
+    by_token = ops.concat([ints32([kv, group]), _size(query), ops.multiply(_size(keys), ints32([BLOCK_SIZE]))], 0)
+    capped = ops.reshape(softcapped(scaled(products, scores.scale), scores.softcap), by_token, False)
+    weights = ops.softmax(ops.select(visible, capped, floating(_LOWEST)), -1)
+    mixed = ops.matmul(_like(weights, products), _by_head(values, heads), False, False)
+    attended = ops.transpose(_like(mixed, split), ints64([2, 0, 1, 3]))
+    return ops.reshape(attended, ints64([0, heads.num_heads * size]), True)
+
+
+def _like(x: ov.Node, shaped: ov.Node) -> ov.Node:
+    return ops.reshape(x, ops.shape_of(shaped, "i32"), False)
+
+
+def _by_head(blocks: ov.Node, heads: Heads) -> ov.Node:
+    """[num_kv_heads, num_slots, head_dim] from the blocks of one sequence."""
+    ordered = ops.transpose(blocks, ints64([1, 0, 2, 3]))
+    return ops.reshape(ordered, ints64([heads.num_kv_heads, -1, heads.head_dim]), False)
+
+
+def _visible(query: ov.Node, keys: ov.Node, past_len: ov.Node, window: int | None) -> ov.Node:
+    """[num_new, num_slots]: which slots a new token attends to."""
+    slots = _counting(ops.multiply(_size(keys), ints32([BLOCK_SIZE])))
+    places = ops.unsqueeze(ops.add(_counting(_size(query)), past_len), ints64([1]))
+    visible = ops.less_equal(slots, places)
+    if window is None:
+        return visible
+    return ops.logical_and(visible, ops.greater(slots, ops.subtract(places, ints32([window]))))
+
+
+def _counting(length: ov.Node) -> ov.Node:
+    return _between(ints32([0]), length)
+
+
+def _size(x: ov.Node) -> ov.Node:
+    """[1] i32: length of the first axis."""
+    return ops.gather(ops.shape_of(x, "i32"), ints32([0]), ints32([0]))
+
+
+def _at(vector: ov.Node, index: ov.Node, offset: int) -> ov.Node:
+    """[1]: the element `offset` after `index`."""
+    position = ops.reshape(ops.add(index, ops.constant(np.int32(offset))), ints64([1]), False)
+    return ops.gather(vector, position, ints32([0]))
+
+
+def _rows(x: ov.Node, begin: ov.Node, end: ov.Node) -> ov.Node:
+    """x[begin:end]; a slice is three times as slow where the plugin computes in bf16, since it converts all of x."""
+    return ops.gather(x, _between(begin, end), ints32([0]))
+
+
+def _between(begin: ov.Node, end: ov.Node) -> ov.Node:
+    return ops.range(_scalar(begin), _scalar(end), ops.constant(np.int32(1)), "i32")
+
+
+def _scalar(x: ov.Node) -> ov.Node:
+    return ops.squeeze(x, ints64([0]))
+
+
+def _output(x: ov.Node) -> ov.Output:
+    return x.output(0) if isinstance(x, ov.Node) else x

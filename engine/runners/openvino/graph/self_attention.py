@@ -1,0 +1,122 @@
+"""Grouped-query self-attention over the paged cache, in the variants that the families need."""
+
+from collections.abc import Callable
+
+import openvino as ov
+from openvino import opset13 as ops
+
+from engine.runners.openvino.graph.attention import Heads, paged_attention
+from engine.runners.openvino.graph.capped_attention import Scores, capped_attention
+from engine.runners.openvino.graph.layers import Context, Norm, linear
+from engine.runners.openvino.graph.nodes import floating, ints64, part
+from engine.runners.openvino.graph.rotation import rotate
+
+QueryKeyValue = tuple[ov.Node, ov.Node, ov.Node]
+Projection = Callable[[Context, ov.Node, int], QueryKeyValue]
+"""(context, x, layer) -> query, key and value, each [num_tokens, heads * head_dim]."""
+HeadStep = Callable[[Context, ov.Node, str], ov.Node]
+"""(context, heads [num_tokens, num_heads, 1, head_dim], name of the layer's tensors + `.q` or `.k`) -> heads."""
+
+
+def attention(
+    context: Context, x: ov.Node, layer: int, *, project: Projection | None = None, heads_step: HeadStep | None = None
+) -> ov.Node:
+    """Project, turn queries and keys, attend, project back.
+
+    `project` stands in for the three matrices of the ordinary kind; `heads_step` is done to every query
+    and key head before it is turned.
+    """
+    query, key, value = (project or projections)(context, x, layer)
+    return attend(context, *positioned(context, query, key, layer, heads_step), value, layer)
+
+
+def attend(context: Context, query: ov.Node, key: ov.Node, value: ov.Node, layer: int) -> ov.Node:
+    """Paged attention and the output projection."""
+    config, paged, caches = context.config, context.paged, context.caches[layer]
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    scale, window = config.attention_scale, config.layers[layer].window
+    if config.attention_softcap is None:
+        attended = paged_attention(query, key, value, caches, paged, heads, scale=scale, window=window)
+    else:
+        scores = Scores(scale, config.attention_softcap, window)
+        attended = capped_attention(query, key, value, caches, paged, heads, scores)
+    name = f"{tensors_of(layer)}.o_proj"
+    return linear(context, attended, name, config.hidden_size, bias=config.output_bias)
+
+
+def tensors_of(layer: int) -> str:
+    """What the names of a layer's attention weights begin with."""
+    return f"model.layers.{layer}.self_attn"
+
+
+def projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+    """A matrix each for query, key and value."""
+    sizes, bias = _sizes(context), context.config.qkv_bias
+    query, key, value = (
+        linear(context, x, f"{tensors_of(layer)}.{part}_proj", size, bias=bias)
+        for part, size in zip("qkv", sizes, strict=True)
+    )
+    return query, key, value
+
+
+def fused_projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+    """Query, key and value from one matrix."""
+    query, key, value = _sizes(context)
+    total = query + key + value
+    fused = linear(context, x, f"{tensors_of(layer)}.qkv_proj", total, bias=context.config.qkv_bias)
+    return part(fused, 0, query, 1), part(fused, query, query + key, 1), part(fused, query + key, total, 1)
+
+
+def normed_projections(norm: Norm) -> Projection:
+    """Query and key, each normalised as a whole, over all of its heads."""
+
+    def project(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+        query, key, value = projections(context, x, layer)
+        name = tensors_of(layer)
+        return norm(context, query, f"{name}.q_norm"), norm(context, key, f"{name}.k_norm"), value
+
+    return project
+
+
+def normed_heads(norm: Norm) -> HeadStep:
+    """Every query and key head normalised by itself."""
+    return lambda context, heads, name: norm(context, heads, f"{name}_norm")
+
+
+def grown_queries(context: Context, heads: ov.Node, name: str) -> ov.Node:
+    """Queries scaled up by their position, keys left as they are."""
+    growth = context.config.query_growth
+    if growth is None or not name.endswith(".q"):
+        return heads
+    turns = ops.floor(ops.divide(ops.convert(context.position_ids, "f32"), floating(growth.period)))
+    factor = ops.add(ops.multiply(ops.log(ops.add(turns, floating(1))), floating(growth.rate)), floating(1))
+    return ops.multiply(heads, ops.unsqueeze(factor, ints64([1, 2, 3])))
+
+
+def positioned(
+    context: Context, query: ov.Node, key: ov.Node, layer: int, heads_step: HeadStep | None
+) -> tuple[ov.Node, ov.Node]:
+    """Queries and keys cut into heads, prepared and turned; the same shapes out as in."""
+    name = tensors_of(layer)
+    return (
+        _position(context, query, layer, f"{name}.q", heads_step),
+        _position(context, key, layer, f"{name}.k", heads_step),
+    )
+
+
+def _position(context: Context, x: ov.Node, layer: int, name: str, heads_step: HeadStep | None) -> ov.Node:
+    rope = context.config.layers[layer].rope
+    if rope is None and heads_step is None:
+        return x
+    heads = ops.reshape(x, ints64([0, -1, 1, context.config.head_dim]), True)
+    if heads_step is not None:
+        heads = heads_step(context, heads, name)
+    if rope is not None:
+        heads = rotate(heads, context.rotations[rope])
+    return ops.reshape(heads, ints64([0, -1]), True)
+
+
+def _sizes(context: Context) -> tuple[int, int, int]:
+    config = context.config
+    kv_size = config.num_kv_heads * config.head_dim
+    return config.num_heads * config.head_dim, kv_size, kv_size

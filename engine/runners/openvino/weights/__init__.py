@@ -1,0 +1,1 @@
+"""A checkpoint's tensors as graph constants, as they are stored or compressed."""

@@ -1,0 +1,109 @@
+"""A checkpoint's weights as OpenVINO constants, without copying a byte and without torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.op import Constant
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from engine.runners.openvino.weights.compressed import CompressedTensor
+from engine.runners.openvino.weights.stored import FLOAT_TYPES, StoredTensor, map_tensors
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+_NOT_OURS = ("consolidated", "adapter_")
+"""Beginnings of files that lie beside some checkpoints: the same weights in their maker's layout, and adapters."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+class Checkpoint:
+    """A directory's tensors, mapped copy-on-write, and those of them that were compressed.
+
+    Graph constants point into the maps, so a Checkpoint must live as long as the model built from it.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], compressed: Mapping[str, CompressedTensor] | None = None
+    ) -> None:
+        self.tensors = tensors
+        self._compressed = compressed or {}
+
+    @classmethod
+    def open(cls, directory: Path) -> "Checkpoint":
+        """Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
+        tensors: dict[str, StoredTensor] = {}
+        for path in weight_files(directory):
+            tensors.update(map_tensors(path))
+        return cls(tensors)
+
+    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
+        """Tensor `name` as a node of type f32. Raises SluiceError where it is absent, of another shape or dtype."""
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise invalid("model_path", f"the checkpoint has no tensor {name!r}")
+        if stored.shape != shape:
+            raise invalid("model_path", f"tensor {name!r} has shape {stored.shape}; by config.json it must be {shape}")
+        compressed = self._compressed.get(name)
+        return _plain(name, stored) if compressed is None else compressed.node(name)
+
+    def release_pages(self) -> None:
+        """Give the resident pages of the maps back to the system; touched again, they are read from the files.
+
+        Once inference has run, the compiled model holds the weights in its own layout.
+        """
+        parts = [part for compressed in self._compressed.values() for part in compressed.parts]
+        for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
+            stored.release()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint: the one, else those that its index names, else all that are no strays.
+
+    Raises SluiceError: NOT_FOUND without any or where one that the index names is missing, INVALID for
+    an index that is none.
+    """
+    if (directory / WHOLE).is_file():
+        return [directory / WHOLE]
+    index = directory / INDEX
+    if index.is_file():
+        return _indexed(index)
+    paths = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(_NOT_OURS))
+    if not paths:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{directory} holds no *.safetensors file", param="model_path")
+    return paths
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{index} is no index of weights: {error}") from error
+    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        message = f"{index.parent} lacks {', '.join(missing)}, which {INDEX} names; is the download complete?"
+        raise SluiceError(ErrorCode.NOT_FOUND, message, param="model_path")
+    return paths
+
+
+def _plain(name: str, stored: StoredTensor) -> ov.Node:
+    if stored.dtype not in FLOAT_TYPES:
+        raise SluiceError(
+            ErrorCode.UNIMPLEMENTED,
+            f"tensor {name!r} is stored as {stored.dtype}; supported: {', '.join(FLOAT_TYPES)}",
+            param="model_path",
+        )
+    constant = Constant(stored.tensor(FLOAT_TYPES[stored.dtype], stored.shape), shared_memory=True)
+    constant.set_friendly_name(name)
+    if stored.dtype == "F32":
+        return constant
+    converted = ops.convert(constant, "f32")
+    # Without this mark the compiler folds the conversion and holds every weight as f32, twice the memory.
+    converted.get_rt_info()["decompression_0"] = ""
+    return converted

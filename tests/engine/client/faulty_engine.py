@@ -1,0 +1,48 @@
+"""An engine whose runner fails on purpose: `python -m tests.engine.client.faulty_engine` in place of `engine.process`.
+
+It echoes (`fake_runner.py`) until it reads one of the tokens below. `model_path` is a folder where a test leaves word
+for the engines to come: with a file `refuse` in it they cannot be loaded, with `die` they end as soon as they are.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.process import main
+from engine.runners.base import FloatArray, StepBatch
+from tests.engine.fake_runner import EchoRunner
+
+CRASH, HANG = 4001, 4002
+STEP_S = 0.002
+"""A step's time, so that a test has time to do something to a stream."""
+
+
+class FaultyRunner(EchoRunner):
+    """Ends the process when it reads CRASH, and never comes back when it reads HANG."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(vocab_size=4096, num_blocks=2048, max_model_len=16_384)
+        self._folder = folder
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        if CRASH in batch.token_ids or (self._folder / "die").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        while HANG in batch.token_ids:
+            signal.pause()
+        time.sleep(STEP_S)
+        return super().run(batch)
+
+
+def load(config: EngineConfig) -> FaultyRunner:
+    folder = Path(config.model_path)
+    if (folder / "refuse").exists():
+        raise SluiceError(ErrorCode.INTERNAL, "the model is nowhere to be found")
+    return FaultyRunner(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], load))

@@ -1,0 +1,162 @@
+"""Both clients against real engines: the thread with a runner without a model, the process with a tiny checkpoint."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from engine.client.base import EngineClient
+from engine.client.process import ProcessEngineClient
+from engine.client.stream import GenerationStream
+from engine.client.thread import InProcessEngineClient
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.types import FinishReason, GenerateRequest, SamplingParams
+from tests.engine.fake_runner import EchoRunner, echo_next
+
+CHECKPOINT = Path(__file__).parents[2] / "data" / "checkpoints" / "llama_tiny"
+
+
+@asynccontextmanager
+async def started(client: EngineClient) -> AsyncIterator[EngineClient]:
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.stop()
+
+
+def in_process(**limits: int) -> InProcessEngineClient:
+    runner = EchoRunner(num_blocks=512, block_size=32, max_model_len=16_384)
+    return InProcessEngineClient(msgspec.convert({"model_path": "", **limits}, EngineConfig), runner)
+
+
+def in_own_process() -> ProcessEngineClient:
+    return ProcessEngineClient(EngineConfig(model_path=str(CHECKPOINT), dtype="f32", num_blocks=64))
+
+
+CLIENTS = [in_process, in_own_process]
+
+
+def request(prompt: list[int], **fields: object) -> GenerateRequest:
+    params = SamplingParams(**{"temperature": 0.0, **fields})  # type: ignore[arg-type]
+    return GenerateRequest(request_id="r", prompt_token_ids=prompt, sampling=params)
+
+
+async def collect(stream: GenerationStream) -> tuple[list[int], FinishReason | None]:
+    tokens, reason = [], None
+    async for event in stream:
+        tokens += event.token_ids
+        reason = event.finish_reason
+    return tokens, reason
+
+
+async def until_idle(client: EngineClient) -> None:
+    """Wait for heartbeats until the engine holds nothing."""
+    async with asyncio.timeout(10):
+        while client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used:
+            await asyncio.sleep(0.01)
+
+
+async def test_tokens_arrive_as_the_runner_gave_them() -> None:
+    async with started(in_process()) as client:
+        tokens, reason = await collect(client.submit(request([1, 2, 3], max_tokens=6)))
+    expected = [1, 2, 3]
+    for _ in range(6):
+        expected.append(echo_next(expected, 4096))
+    assert (tokens, reason) == (expected[3:], FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("make", CLIENTS)
+async def test_many_at_once_get_what_each_gets_alone(make: "type[EngineClient]") -> None:
+    async with started(make()) as client:  # type: ignore[call-arg]
+        prompts = [[1 + i, 2, 3 + i] for i in range(12)]
+        alone = [await collect(client.submit(request(prompt, max_tokens=8, ignore_eos=True))) for prompt in prompts]
+        streams = [client.submit(request(prompt, max_tokens=8, ignore_eos=True)) for prompt in prompts]
+        assert list(await asyncio.gather(*map(collect, streams))) == alone
+        assert all(len(tokens) == 8 for tokens, _ in alone)
+
+
+@pytest.mark.parametrize("make", CLIENTS)
+async def test_cancel_frees_the_blocks(make: "type[EngineClient]") -> None:
+    async with started(make()) as client:  # type: ignore[call-arg]
+        stream = client.submit(request([1, 2], max_tokens=400, ignore_eos=True))
+        await anext(stream)
+        stream.cancel()
+        stream.cancel()
+        await until_idle(client)
+        assert client.stats.generation_tokens_total < 400
+
+
+@pytest.mark.parametrize("make", CLIENTS)
+async def test_what_can_never_be_served_is_refused_at_submit(make: "type[EngineClient]") -> None:
+    async with started(make()) as client:  # type: ignore[call-arg]
+        too_long = request([1] * client.info.max_model_len, max_tokens=1)
+        with pytest.raises(SluiceError, match="context") as caught:
+            client.submit(too_long)
+        assert caught.value.code is ErrorCode.INVALID
+
+
+async def test_a_full_queue_is_told_by_the_stream() -> None:
+    async with started(in_process(max_num_seqs=1, max_queued_requests=0)) as client:
+        first = client.submit(request([1], max_tokens=4000))
+        await anext(first)
+        with pytest.raises(SluiceError) as caught:
+            await anext(client.submit(request([1], max_tokens=5)))
+        assert caught.value.code is ErrorCode.OVERLOADED
+        assert caught.value.retry_after_s is not None
+
+
+async def test_abort_all_ends_every_stream_with_the_error() -> None:
+    async with started(in_process()) as client:
+        streams = [client.submit(request([i], max_tokens=4000)) for i in range(3)]
+        await asyncio.gather(*map(anext, streams))
+        client.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "closing"))
+        for stream in streams:
+            with pytest.raises(SluiceError, match="closing"):
+                await collect(stream)
+        await until_idle(client)
+
+
+async def test_nothing_can_be_asked_before_the_start() -> None:
+    with pytest.raises(SluiceError, match="still loading"):
+        _ = in_process().info
+
+
+async def test_a_silent_engine_shows_in_the_heartbeat() -> None:
+    async with started(in_own_process()) as client:
+        assert isinstance(client, ProcessEngineClient)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(10):
+                while client.heartbeat_age_s() < 1.5:
+                    await asyncio.sleep(0.1)
+        finally:
+            os.kill(client.pid, signal.SIGCONT)
+        async with asyncio.timeout(10):
+            while client.heartbeat_age_s() > 1.0:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_model_that_cannot_load_says_why(tmp_path: Path) -> None:
+    client = ProcessEngineClient(EngineConfig(model_path=str(tmp_path / "absent")))
+    with pytest.raises(SluiceError, match="absent"):
+        await client.start()
+
+
+async def test_stop_leaves_no_process_and_no_socket_file() -> None:
+    client = in_own_process()
+    async with started(client):
+        pid = client.pid
+        assert pid is not None
+        assert psutil.pid_exists(pid)
+        folder = client._child.folder
+    assert not psutil.pid_exists(pid)
+    assert not folder.exists()

@@ -1,0 +1,265 @@
+"""Whom a crash is laid on, who goes first to the next engine, and when it ends."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.client.supervision import (
+    FIRST_DELAY_S,
+    MAX_FUTILE_STARTS,
+    MAX_SHARED_CRASHES,
+    Patience,
+    Roster,
+    Verdict,
+    resumption,
+)
+from engine.errors import ErrorCode, SluiceError
+from engine.types import GenerateRequest, SamplingParams
+
+
+def running(*stream_ids: int) -> Roster:
+    """An engine that works on these, each with a token to show."""
+    roster = Roster()
+    for stream_id in stream_ids:
+        roster.add(stream_id)
+    assert roster.take_due() == stream_ids
+    for stream_id in stream_ids:
+        roster.prove(stream_id)
+    return roster
+
+
+def add(roster: Roster, stream_id: int) -> tuple[int, ...]:
+    roster.add(stream_id)
+    return roster.take_due()
+
+
+def test_requests_go_to_the_engine_as_they_come() -> None:
+    roster = Roster()
+    assert add(roster, 1) == (1,)
+    assert add(roster, 2) == (2,)
+    assert roster.is_open
+    assert roster.take_due() == ()
+
+
+def test_nothing_is_sent_while_there_is_no_engine() -> None:
+    roster = running(1)
+    roster.close()
+    assert add(roster, 2) == ()
+    assert roster.crash() == Verdict()
+    assert not roster.is_sent(1)
+    assert add(roster, 3) == ()
+    assert not roster.is_open
+    roster.open()
+    assert roster.take_due() == (1, 2, 3)
+    assert roster.is_open
+
+
+def test_suspects_come_after_the_innocent_one_by_one_and_before_the_new() -> None:
+    roster = running(1, 2)
+    assert add(roster, 3) == (3,)
+    assert add(roster, 4) == (4,)
+    roster.crash()
+    assert add(roster, 5) == ()
+    roster.open()
+    assert roster.take_due() == (1, 2)
+    roster.prove(1)
+    assert roster.take_due() == (), "2 has not proven itself"
+    roster.prove(2)
+    assert roster.take_due() == (3,)
+    assert roster.take_due() == ()
+    assert add(roster, 6) == ()
+    roster.prove(3)
+    assert roster.take_due() == (4,)
+    roster.drop(4)  # the client left
+    assert roster.take_due() == (5, 6)
+    assert roster.is_open
+
+
+def test_the_only_suspect_of_a_second_crash_is_poisonous_and_the_others_survive() -> None:
+    roster = running(1, 2)
+    add(roster, 3)
+    assert roster.crash() == Verdict()
+    roster.open()
+    assert roster.take_due() == (1, 2)
+    roster.prove(1)
+    roster.prove(2)
+    assert roster.take_due() == (3,)
+    assert roster.crash() == Verdict(poisonous=(3,))
+    roster.drop(3)
+    roster.open()
+    assert roster.take_due() == (1, 2)
+
+
+def test_a_guilty_one_is_not_sent_again_even_before_it_is_dropped() -> None:
+    roster = Roster()
+    add(roster, 1)
+    roster.crash()
+    roster.open()
+    assert roster.take_due() == (1,)
+    assert roster.crash().poisonous == (1,)
+    roster.open()
+    assert roster.take_due() == ()
+
+
+def test_several_suspects_of_a_second_crash_are_told_apart_by_the_third() -> None:
+    roster = running(1, 2, 3)
+    roster.crash()
+    roster.open()
+    assert roster.take_due() == (1, 2, 3)
+    assert roster.crash() == Verdict(), "three suspects: nobody can be named"
+    roster.open()
+    assert roster.take_due() == (1,)
+    roster.prove(1)
+    assert roster.take_due() == (2,)
+    assert roster.crash() == Verdict(poisonous=(2,))
+    roster.drop(2)
+    roster.open()
+    assert roster.take_due() == (1,)
+    roster.prove(1)
+    assert roster.take_due() == (3,)
+
+
+def test_who_brings_a_token_is_cleared_of_suspicion() -> None:
+    roster = Roster()
+    add(roster, 1)
+    for _ in range(3):
+        assert roster.crash() == Verdict()
+        roster.open()
+        assert roster.take_due() == (1,)
+        roster.prove(1)
+        assert roster.crash() == Verdict(), "nobody is suspect"
+        roster.open()
+        assert roster.take_due() == (1,)
+
+
+def test_crashes_that_cannot_be_laid_on_anyone_are_forgiven_for_long_but_not_for_ever() -> None:
+    crowd = tuple(range(32))
+    roster = running(*crowd)
+    for _ in range(MAX_SHARED_CRASHES - 1):
+        assert roster.crash() == Verdict()
+        roster.open()
+        assert roster.take_due() == crowd
+        for stream_id in crowd:
+            roster.prove(stream_id)
+    assert roster.crash() == Verdict(unlucky=crowd)
+
+
+def test_an_engine_lost_before_it_got_anything_leaves_everybody_as_they_were() -> None:
+    roster = running(1)
+    add(roster, 2)
+    roster.crash()
+    assert roster.crash() == Verdict()
+    roster.open()
+    assert roster.take_due() == (1,)
+    roster.prove(1)
+    assert roster.take_due() == (2,)
+
+
+OPERATIONS = st.lists(st.tuples(st.sampled_from(("add", "prove", "drop", "crash", "open")), st.integers(0, 7)))
+
+
+@given(OPERATIONS)
+def test_nobody_is_lost_or_sent_twice_whatever_happens(operations: list[tuple[str, int]]) -> None:
+    roster, live, sent = Roster(), set[int](), set[int]()
+
+    def send() -> None:
+        due = roster.take_due()
+        assert not sent & {*due}, "sent twice to one engine"
+        assert live >= {*due}, "sent after its end"
+        sent.update(due)
+
+    for action, stream_id in operations:
+        if action == "add" and stream_id not in live:
+            live.add(stream_id)
+            roster.add(stream_id)
+        elif action == "prove" and stream_id in sent:
+            roster.prove(stream_id)
+        elif action == "drop":
+            live.discard(stream_id)
+            sent.discard(stream_id)
+            roster.drop(stream_id)
+        elif action == "crash":
+            verdict = roster.crash()
+            sent.clear()
+            for guilty in (*verdict.poisonous, *verdict.unlucky):
+                live.discard(guilty)
+                roster.drop(guilty)
+        elif action == "open":
+            roster.open()
+        send()
+    roster.open()
+    for _ in range(len(live) + 1):
+        send()
+        for stream_id in sent:
+            roster.prove(stream_id)
+    assert sent == live
+
+
+# -- patience
+
+
+def test_the_first_restart_is_at_once_and_futile_ones_wait_ever_longer() -> None:
+    patience = Patience()
+    patience.served()
+    assert patience.delay_s() == 0.0
+    delays = []
+    for _ in range(MAX_FUTILE_STARTS - 1):
+        patience.failed()
+        assert not patience.is_over
+        delays.append(patience.delay_s())
+    assert delays == [FIRST_DELAY_S * 2**n for n in range(len(delays))]
+    patience.failed()
+    assert patience.is_over
+
+
+def test_an_engine_that_served_somebody_ends_the_count() -> None:
+    patience = Patience()
+    for _ in range(MAX_FUTILE_STARTS - 1):
+        patience.failed()
+    patience.served()
+    patience.failed()
+    assert not patience.is_over
+    assert patience.delay_s() == FIRST_DELAY_S
+
+
+def test_where_somebody_is_to_blame_patience_lasts_longer_but_not_for_ever() -> None:
+    patience = Patience()
+    for _ in range(2 * MAX_FUTILE_STARTS):
+        patience.failed(has_culprit=True)
+    assert not patience.is_over
+    for _ in range(2 * MAX_FUTILE_STARTS):
+        patience.failed(has_culprit=True)
+    assert patience.is_over
+
+
+# -- what the next engine is asked
+
+
+REQUEST = GenerateRequest(
+    request_id="r",
+    prompt_token_ids=[1, 2],
+    sampling=SamplingParams(max_tokens=9, seed=5, prompt_logprobs=2, logprobs=1),
+    timeout_s=10.0,
+    queue_timeout_s=4.0,
+    tenant="t",
+)
+
+
+def test_a_resumption_has_the_tokens_sent_and_the_time_left() -> None:
+    resumed = resumption(REQUEST, [7, 8], 3.0, has_started=True)
+    sampling = msgspec.structs.replace(REQUEST.sampling, prompt_logprobs=None)
+    expected = {"sampling": sampling, "resume_token_ids": [7, 8], "timeout_s": 7.0, "queue_timeout_s": None}
+    assert resumed == msgspec.structs.replace(REQUEST, **expected)
+
+
+def test_one_that_had_nothing_yet_is_asked_as_before() -> None:
+    resumed = resumption(REQUEST, [], 1.0, has_started=False)
+    assert resumed == msgspec.structs.replace(REQUEST, timeout_s=9.0, queue_timeout_s=3.0)
+
+
+@pytest.mark.parametrize(("elapsed_s", "has_started"), [(10.0, True), (4.5, False)])
+def test_one_whose_time_is_over_is_not_asked(elapsed_s: float, has_started: bool) -> None:
+    with pytest.raises(SluiceError) as caught:
+        resumption(REQUEST, [], elapsed_s, has_started)
+    assert caught.value.code is ErrorCode.DEADLINE

@@ -1,0 +1,98 @@
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
+from engine.forecast.backlog import Backlog
+from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_queue
+from engine.types import GenerateRequest, SamplingParams
+
+FULL_HOUSE = Room(places=0, blocks=0)
+
+
+def request(
+    num_tokens: int = 10, *, timeout_s: float | None = None, queue_timeout_s: float | None = None, num_resumed: int = 0
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[1] * num_tokens,
+        sampling=SamplingParams(),
+        timeout_s=timeout_s,
+        queue_timeout_s=queue_timeout_s,
+        resume_token_ids=[1] * num_resumed,
+    )
+
+
+def config(requests: int = 512, tokens: int | None = None) -> EngineConfig:
+    return EngineConfig(model_path="", max_queued_requests=requests, max_queued_tokens=tokens)
+
+
+def waiting(requests: int, tokens: int = 0, blocks: int = 0) -> Backlog:
+    return Backlog(requests, tokens, blocks)
+
+
+def check(
+    backlog: Backlog, limits: EngineConfig, asked: GenerateRequest | None = None, room: Room = FULL_HOUSE,
+    wait_s: float = 0.0, *, is_warm: bool = True,
+) -> None:  # fmt: skip
+    check_queue(asked or request(), 1, backlog, room, limits, Prediction(wait_s, is_warm))
+
+
+def refusal(*arguments: object, **named: object) -> SluiceError:
+    with pytest.raises(SluiceError) as caught:
+        check(*arguments, **named)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_as_many_may_wait_as_the_limit_says_and_no_more() -> None:
+    check(waiting(3), config(requests=4))
+    error = refusal(waiting(4), config(requests=4), wait_s=12.3)
+    assert (error.code, error.retry_after_s) == (ErrorCode.OVERLOADED, 12.3)
+    assert error.message == (
+        "the queue is full: 4 requests wait and the limit is 4 (max_queued_requests); "
+        "the wait would be about 12 s, try again in 13 s"
+    )
+
+
+def test_free_places_count_besides() -> None:
+    check(waiting(5), config(requests=4), room=Room(2, 0))
+    assert refusal(waiting(6), config(requests=4), room=Room(2, 0)).code == ErrorCode.OVERLOADED
+    check(waiting(1), config(requests=0), room=Room(2, 0))
+
+
+def test_prompt_tokens_are_bounded_with_the_newcomers_own() -> None:
+    check(waiting(3, tokens=90), config(tokens=100))
+    error = refusal(waiting(3, tokens=91), config(tokens=100), wait_s=2.0)
+    assert error.code == ErrorCode.OVERLOADED
+    assert "91 prompt tokens wait, this request has 10 and the limit is 100 (max_queued_tokens)" in error.message
+    assert refusal(waiting(0), config(tokens=15), request(10, num_resumed=6)).code == ErrorCode.OVERLOADED
+
+
+def test_tokens_are_not_bounded_where_all_start_at_once() -> None:
+    busy = waiting(3, tokens=1000, blocks=9)
+    check(busy, config(tokens=100), room=Room(4, 10))
+    assert refusal(busy, config(tokens=100), room=Room(3, 10)).code == ErrorCode.OVERLOADED
+    assert refusal(busy, config(tokens=100), room=Room(4, 9)).code == ErrorCode.OVERLOADED
+
+
+@pytest.mark.parametrize(("wait_s", "retry_after_s"), [(0.0, 1.0), (0.2, 1.0), (7.5, 7.5), (1e6, MAX_RETRY_AFTER_S)])
+def test_when_to_come_back_has_bounds(wait_s: float, retry_after_s: float) -> None:
+    assert refusal(waiting(9), config(requests=9), wait_s=wait_s).retry_after_s == retry_after_s
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "queue_timeout_s"])
+def test_a_wait_far_past_the_deadline_is_refused_at_once(name: str) -> None:
+    asked = request(**{name: 2.0})  # type: ignore[arg-type]
+    error = refusal(waiting(1), config(), asked, wait_s=3.01)
+    assert (error.code, error.param, error.retry_after_s) == (ErrorCode.DEADLINE, name, 3.01)
+    assert error.message == (f"the wait would be about 3.0 s and {name} is 2 s; try again in 4 s, or allow more time")
+
+
+def test_a_wait_that_may_prove_shorter_is_not() -> None:
+    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=3.0)
+    check(waiting(1), config(), request(queue_timeout_s=0.1), wait_s=0.6)
+    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=100.0, is_warm=False)
+    check(waiting(1), config(), wait_s=1e9)
+
+
+def test_a_full_queue_is_said_before_a_deadline() -> None:
+    assert refusal(waiting(4), config(requests=4), request(timeout_s=1.0), wait_s=50.0).code == ErrorCode.OVERLOADED

@@ -1,0 +1,439 @@
+"""The queue against a model of it that sorts, and what the fair shares promise."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduling import fair_share
+from engine.scheduling.queue import WaitingQueue
+
+WEIGHTS = {"heavy": 2.0, "light": 0.5}
+
+
+@dataclass(eq=False)
+class View:
+    """A sequence as the queue sees it."""
+
+    stream_id: int
+    tenant: str = "a"
+    num_tokens: int = 10
+    priority: int = 0
+    max_tokens: int = 8
+    worst_case_blocks: int = 1
+    start_deadline: float = math.inf
+    deadline: float = math.inf
+
+
+def queue_of(*views: View) -> WaitingQueue[View]:
+    queue: WaitingQueue[View] = WaitingQueue(WEIGHTS)
+    for view in views:
+        queue.add(view)
+    return queue
+
+
+def order(queue: WaitingQueue[View]) -> list[int]:
+    return [view.stream_id for view in queue.in_order()]
+
+
+def admit_next(queue: WaitingQueue[View]) -> View:
+    view = next(queue.in_order())
+    queue.admit(view)
+    return view
+
+
+# -- order
+
+
+def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
+    assert order(queue_of(*(View(i, num_tokens=100 - i) for i in range(5)))) == [0, 1, 2, 3, 4]
+
+
+def test_lower_priority_numbers_go_first_whatever_they_were_served() -> None:
+    queue = queue_of(
+        View(0, priority=1), View(1, priority=0, num_tokens=10_000), View(2, priority=0), View(3, priority=-1)
+    )
+    assert order(queue) == [3, 1, 2, 0]
+
+
+def test_a_tenant_of_a_hundred_requests_does_not_starve_one_of_a_single_request() -> None:
+    queue = queue_of(*(View(i, "many") for i in range(100)))
+    for _ in range(7):
+        admit_next(queue)
+    queue.add(View(1000, "one"))
+    assert 1000 in order(queue)[:2]
+
+
+def test_tenants_take_turns_by_tokens_not_by_requests() -> None:
+    queue = queue_of(*(View(i, "a", 10) for i in range(8)), *(View(10 + i, "b", 40) for i in range(2)))
+    assert order(queue) == [0, 10, 1, 2, 3, 4, 11, 5, 6, 7]
+
+
+def test_weights_scale_what_a_tenant_gets() -> None:
+    queue = queue_of(*(View(i, "heavy") for i in range(100)), *(View(100 + i, "light") for i in range(100)))
+    first = Counter(view.tenant for view in islice(queue.in_order(), 50))
+    assert first == {"heavy": 40, "light": 10}
+
+
+def test_generated_tokens_count() -> None:
+    queue = queue_of(*(View(i, "a") for i in range(4)), *(View(10 + i, "b") for i in range(4)))
+    first = admit_next(queue)
+    queue.charge(first, 25)
+    assert order(queue) == [10, 11, 12, 13, 1, 2, 3]
+
+
+def test_idling_earns_nothing() -> None:
+    """A tenant that comes late stands where the least served one does, not where nobody was served."""
+    queue = queue_of(*(View(i, "a") for i in range(30)))
+    for _ in range(10):
+        admit_next(queue)
+    for i in range(5):
+        queue.add(View(100 + i, "late"))
+    assert order(queue)[:4] == [10, 100, 11, 101]
+
+
+def test_nobody_is_lifted_below_what_the_last_to_wait_was_served() -> None:
+    queue = queue_of(View(0, "a", 500), View(1, "b", 20))
+    while queue:
+        admit_next(queue)
+    for i in range(2):
+        queue.add(View(10 + i, "new"))
+        queue.add(View(20 + i, "b"))
+    # "b" waited last and stands at 20, "new" joins it there: they take turns from the start.
+    assert order(queue) == [10, 20, 11, 21]
+
+
+def test_a_class_that_is_idle_forgets_who_was_served() -> None:
+    queue = queue_of(View(0, "a", 1000))
+    queue.remove(admit_next(queue).stream_id)
+    queue.add(View(1, "a"))
+    queue.add(View(2, "b"))
+    assert order(queue) == [1, 2]
+
+
+def test_paused_sequences_come_back_first_oldest_first_and_free_of_charge() -> None:
+    queue = queue_of(*(View(i, "ab"[i % 2]) for i in range(6)))
+    first, second = admit_next(queue), admit_next(queue)
+    queue.add(View(50, "a", priority=-1))
+    queue.add_paused(second)
+    queue.add_paused(first)
+    assert order(queue) == [50, 0, 1, 2, 3, 4, 5]
+    queue.admit(first)
+    queue.admit(second)
+    assert order(queue)[1:] == [2, 3, 4, 5], "the counters stand as after the first admission"
+
+
+# -- against a model
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "admit", "admit_other", "charge", "pause", "remove"]),
+        st.integers(0, 30),
+        st.sampled_from(["a", "b", "heavy", "light"]),
+        st.integers(0, 1),
+    ),
+    max_size=60,
+)
+
+
+@dataclass
+class Model:
+    """The same rules, by sorting all that waits."""
+
+    waiting: list[View] = field(default_factory=list)
+    running: list[View] = field(default_factory=list)
+    paused: list[View] = field(default_factory=list)
+    counters: dict[tuple[int, str], float] = field(default_factory=dict)
+    last_active: dict[int, str] = field(default_factory=dict)
+
+    def _share(self, view: View, num_tokens: int) -> float:
+        return num_tokens / WEIGHTS.get(view.tenant, 1.0)
+
+    def _active(self, priority: int) -> set[str]:
+        return {view.tenant for view in self.waiting if view.priority == priority}
+
+    def add(self, view: View) -> None:
+        priority, active = view.priority, self._active(view.priority)
+        if active:
+            floor = min(self.counters[priority, tenant] for tenant in active)
+        else:
+            floor = self.counters.get((priority, self.last_active.get(priority, "")), 0.0)
+        if view.tenant not in active:
+            self.counters[priority, view.tenant] = max(self.counters.get((priority, view.tenant), 0.0), floor)
+        self.waiting.append(view)
+
+    def charge(self, view: View, num_tokens: int) -> None:
+        self.counters[view.priority, view.tenant] += self._share(view, num_tokens)
+
+    def leave(self, view: View) -> None:
+        self.waiting.remove(view)
+        if view.tenant not in self._active(view.priority):
+            self.last_active[view.priority] = view.tenant
+
+    def forget_idle_class(self, priority: int) -> None:
+        if not any(view.priority == priority for view in (*self.waiting, *self.running, *self.paused)):
+            self.counters = {key: value for key, value in self.counters.items() if key[0] != priority}
+            self.last_active.pop(priority, None)
+
+    def order(self) -> list[int]:
+        counters, left, found = dict(self.counters), list(self.waiting), []
+        for priority in sorted({view.priority for view in (*self.waiting, *self.paused)}):
+            found += sorted(view.stream_id for view in self.paused if view.priority == priority)
+            while any(view.priority == priority for view in left):
+                candidates = [view for view in left if view.priority == priority]
+                best = min(candidates, key=lambda view: (counters[priority, view.tenant], view.stream_id))
+                left.remove(best)
+                counters[priority, best.tenant] += self._share(best, best.num_tokens)
+                found.append(best.stream_id)
+        return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS)
+def test_it_is_the_model_whatever_happens(operations: list[tuple[str, int, str, int]]) -> None:
+    queue, model = queue_of(), Model()
+    for stream_id, (name, size, tenant, priority) in enumerate(operations):
+        if name == "add":
+            view = View(stream_id, tenant, size + 1, priority, worst_case_blocks=size)
+            queue.add(view)
+            model.add(view)
+        elif name in ("admit", "admit_other") and len(queue):
+            waiting = list(queue.in_order())
+            view = waiting[0 if name == "admit" else size % len(waiting)]
+            queue.admit(view)
+            if view in model.paused:
+                model.paused.remove(view)
+            else:
+                model.leave(view)
+                model.charge(view, view.num_tokens)
+            model.running.append(view)
+        elif name in ("charge", "pause") and model.running:
+            view = model.running[size % len(model.running)]
+            if name == "charge":
+                queue.charge(view, size)
+                model.charge(view, size)
+            else:
+                queue.add_paused(view)
+                model.running.remove(view)
+                model.paused.append(view)
+        elif name == "remove":
+            known = [*model.waiting, *model.running, *model.paused]
+            if known:
+                view = known[size % len(known)]
+                assert queue.remove(view.stream_id) is view
+                if view in model.waiting:
+                    model.leave(view)
+                for group in (model.running, model.paused):
+                    if view in group:
+                        group.remove(view)
+                model.forget_idle_class(view.priority)
+        _assert_same(queue, model)
+
+
+def _assert_same(queue: WaitingQueue[View], model: Model) -> None:
+    assert order(queue) == model.order()
+    waiting = [*model.waiting, *model.paused]
+    assert len(queue) == len(waiting) == queue.backlog.num_requests
+    assert queue.num_tokens == sum(view.num_tokens for view in waiting)
+    assert queue.num_blocks == sum(view.worst_case_blocks for view in waiting)
+    assert queue.num_admitted == len(model.running)
+    assert all(queue.get(view.stream_id) is view for view in waiting)
+
+
+@given(OPERATIONS)
+def test_one_walk_is_the_order_of_admission_one_by_one(operations: list[tuple[str, int, str, int]]) -> None:
+    queue = queue_of(*(View(i, tenant, size + 1, priority) for i, (_, size, tenant, priority) in enumerate(operations)))
+    foretold = order(queue)
+    assert [admit_next(queue).stream_id for _ in range(len(queue))] == foretold
+
+
+# -- fairness
+
+SERVED = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=30, max_size=60)
+
+
+@settings(deadline=None)
+@given(SERVED, SERVED, st.sampled_from([("a", "b"), ("heavy", "light"), ("a", "heavy")]), st.integers(1, 6))
+def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], names: tuple[str, str], places: int
+) -> None:
+    """Theorem 4.4 of the paper: what two backlogged tenants were served differs by at most 2 max(longest prompt,
+    most tokens in a batch), here each by its weight."""
+    queue, lengths = queue_of(), dict[int, int]()
+    requests = [*((names[0], *request) for request in one), *((names[1], *request) for request in other)]
+    for stream_id, (tenant, num_tokens, num_output) in enumerate(requests):
+        queue.add(View(stream_id, tenant, num_tokens))
+        lengths[stream_id] = num_output
+    served = dict.fromkeys(names, 0.0)
+    bound = 2 * places * (60 + 60) / min(WEIGHTS.get(name, 1.0) for name in names)
+    left = Counter(view.tenant for view in queue)
+    running: list[View] = []
+    while all(left[name] for name in names):
+        while len(running) < places and len(queue):
+            view = admit_next(queue)
+            running.append(view)
+            left[view.tenant] -= 1
+            served[view.tenant] += view.num_tokens / WEIGHTS.get(view.tenant, 1.0)
+        for view in list(running):
+            queue.charge(view, 1)
+            served[view.tenant] += 1 / WEIGHTS.get(view.tenant, 1.0)
+            lengths[view.stream_id] -= 1
+            if not lengths[view.stream_id]:
+                running.remove(view)
+                queue.remove(view.stream_id)
+        assert abs(served[names[0]] - served[names[1]]) <= bound
+
+
+@given(st.lists(st.sampled_from(["b", "c", "heavy"]), min_size=1, max_size=200))
+def test_a_waiting_sequence_is_admitted_however_many_others_keep_coming(tenants: list[str]) -> None:
+    """Each tenant passes it at most once, and then again only when its own counter has been passed."""
+    queue = queue_of(*(View(i, "b") for i in range(5)), View(999, "a", 10))
+    for i, tenant in enumerate(tenants):
+        queue.add(View(1000 + i, tenant))
+    admitted = 0
+    while 999 in queue:
+        queue.add(View(5000 + admitted, "b"))
+        admit_next(queue)
+        admitted += 1
+    assert admitted <= 4, "one each, and its own"
+
+
+# -- what is ahead
+
+
+def test_what_is_ahead_of_a_newcomer_is_higher_classes_and_what_is_served_before_its_turn() -> None:
+    queue = queue_of(*(View(i, "a", 10) for i in range(10)), View(50, "x", 7, priority=-1), View(60, "y", priority=1))
+    assert queue.ahead_of(0, "a").num_requests == 11
+    assert queue.ahead_of(0, "new").num_requests == pytest.approx(1)
+    assert queue.ahead_of(-1, "new").num_requests == pytest.approx(0)
+    assert queue.ahead_of(2, "a").num_requests == 12
+    assert queue.ahead_of(2, "a") == queue.backlog
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=1, max_size=40),
+    st.sampled_from(["a", "b", "new"]),
+)
+def test_what_is_ahead_is_near_to_what_the_order_says(requests: list[tuple[str, int]], tenant: str) -> None:
+    queue = queue_of(*(View(i, name, size) for i, (name, size) in enumerate(requests)))
+    foretold = queue.ahead_of(0, tenant).num_tokens
+    queue.add(View(999, tenant))
+    before = list(queue.in_order())
+    tokens = sum(view.num_tokens for view in before[: order(queue).index(999)])
+    assert abs(foretold - tokens) <= 3 * 50, "a request of each other tenant more or less"
+
+
+def test_more_tenants_than_are_compared_are_taken_to_be_alike() -> None:
+    count = 3 * fair_share.MAX_COMPARED
+    queue = queue_of(*(View(i, f"t{i % count}", 10) for i in range(2 * count)))
+    for _ in range(count):
+        admit_next(queue)
+    queue.add(View(10_000, "late"))
+    assert queue.ahead_of(0, "late").num_requests == pytest.approx(count + 1, rel=0.05)
+
+
+# -- cost
+
+
+def _cost_of_planning(num_waiting: int, num_tenants: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Heap operations and sequences looked at, to plan 16 admissions, admit them and charge a step."""
+    queue = queue_of(*(View(i, f"t{i % num_tenants}", 1 + i % 7) for i in range(num_waiting)))
+    operations = 0
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            nonlocal operations
+            operations += 1
+            return function(*arguments)
+
+        return call
+
+    for name in ("heappush", "heappop", "heapreplace", "heapify"):
+        monkeypatch.setattr(fair_share, name, counted(getattr(fair_share, name)))
+    for _ in range(3):
+        for view in list(islice(queue.in_order(), 5)):
+            queue.admit(view)
+            queue.charge(view, 3)
+    monkeypatch.undo()
+    return operations
+
+
+@pytest.mark.parametrize("num_tenants", [1, 5, 1000])
+def test_planning_costs_the_same_with_ten_thousand_waiting(num_tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = _cost_of_planning(20, num_tenants, monkeypatch), _cost_of_planning(10_000, num_tenants, monkeypatch)
+    assert many <= 2 * few + 20, (few, many)
+
+
+# -- memory
+
+
+def test_cancelled_sequences_leave_nothing_behind() -> None:
+    queue = queue_of()
+    for i in range(20_000):
+        queue.add(View(i, f"t{i % 3000}", priority=i % 3, start_deadline=float(i)))
+        if i >= 100:
+            queue.remove(i - 100)
+    classes = queue._classes.values()
+    assert len(queue) == 100
+    assert sum(members.new.num_tenants for members in classes) <= 110
+    assert sum(len(members.new._heap) + len(members.new._idle) for members in classes) <= 3 * (2 * 100 + 2 * 16)
+    assert queue._deadlines.num_entries <= 2 * 100 + 16
+
+
+def test_served_tenants_are_forgotten_while_others_keep_the_class_busy() -> None:
+    queue = queue_of(*(View(i, "busy") for i in range(3)))
+    most = 0
+    for i in range(5000):
+        queue.add(View(10 * i + 100, f"passing {i}", num_tokens=1 + i % 40))
+        queue.add(View(10 * i + 101, "busy"))
+        for _ in range(2):
+            view = admit_next(queue)
+            queue.charge(view, 5)
+            queue.remove(view.stream_id)
+        most = max(most, queue._classes[0].new.num_tenants)
+    assert most <= 60
+
+
+def test_a_tenant_that_runs_is_not_forgotten() -> None:
+    queue = queue_of(View(0, "runs", 10), *(View(10 + i, "busy", 10) for i in range(20)))
+    running = admit_next(queue)
+    assert running.tenant == "runs"
+    for _ in range(10):
+        queue.remove(admit_next(queue).stream_id)
+    queue.add(View(50, "new"))  # when the idle ones at the floor are forgotten
+    queue.charge(running, 500)
+    queue.add(View(60, "runs"))
+    assert order(queue)[-1] == 60
+
+
+# -- deadlines
+
+
+def test_who_waits_too_long_is_told_once_in_time() -> None:
+    queue = queue_of(
+        View(0, start_deadline=5.0), View(1, deadline=3.0), View(2), View(3, start_deadline=9.0, deadline=4.0)
+    )
+    assert queue.next_expiry() == 3.0
+    assert queue.expired(2.9) == []
+    assert [view.stream_id for view in queue.expired(4.5)] == [1, 3]
+    assert queue.expired(4.5) == [] and len(queue) == 4
+    queue.admit(queue.get(0) or pytest.fail("0 waits"))
+    assert queue.next_expiry() == math.inf and queue.expired(100.0) == []
+
+
+def test_a_paused_sequence_has_met_its_deadline_to_start() -> None:
+    queue = queue_of(View(0, start_deadline=5.0, deadline=50.0))
+    view = admit_next(queue)
+    queue.add_paused(view)
+    assert queue.expired(49.0) == []
+    assert queue.expired(50.0) == [view]
+
+
+def test_removing_an_unknown_one_is_no_error() -> None:
+    assert queue_of().remove(7) is None
