@@ -126,7 +126,7 @@ def _prompt_rows(sequence: Sequence, first_row: int, num_tokens: int) -> PromptR
     """A row tells of the token after its own."""
     begin = sequence.num_computed + 1
     end = min(begin + num_tokens, sequence.num_prompt)
-    return PromptRows(sequence, first_row, sequence.token_ids[begin:end].copy())
+    return PromptRows(sequence, first_row, np.array(sequence.token_ids[begin:end], np.int32))
 
 
 def _token_ids(plan: StepPlan[Sequence]) -> IntArray:

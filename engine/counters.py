@@ -1,6 +1,6 @@
 """What the executor counts; all of it only grows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -21,4 +21,7 @@ class Counters:
 
     def totals(self) -> dict[str, float]:
         """As the `*_total` fields of `EngineStats`."""
-        return {f"{name}_total": getattr(self, name) for name in self.__slots__}
+        return {total: getattr(self, name) for name, total in _TOTALS}
+
+
+_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))

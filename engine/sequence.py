@@ -24,7 +24,6 @@ class Sequence:
     __slots__ = (
         "_block_size",
         "_chain",
-        "_context",
         "deadline",
         "drafts",
         "fresh_logprobs",
@@ -34,6 +33,7 @@ class Sequence:
         "last_token_id",
         "max_tokens",
         "num_cached_tokens",
+        "num_charged",
         "num_computed",
         "num_held_blocks",
         "num_indexed_blocks",
@@ -52,6 +52,7 @@ class Sequence:
         "stream_id",
         "submitted_at",
         "tenant",
+        "token_ids",
         "was_paused",
         "worst_case_blocks",
     )
@@ -67,15 +68,17 @@ class Sequence:
         self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
         self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
         self.predicted_wait_s = 0.0
-        context = request.prompt_token_ids + request.resume_token_ids
-        self._context: IntArray = np.array(context, np.int32)
+        self.token_ids = request.prompt_token_ids + request.resume_token_ids
+        """The context, [num_tokens]; it only grows. A list, as appending to one is an order faster than to an array."""
         self._block_size = info.block_size
         self._chain = HashChain(request.cache_salt, info.block_size)
         self.num_prompt = len(request.prompt_token_ids)
         self.num_output = len(request.resume_token_ids)
-        self.num_tokens = len(context)
+        self.num_charged = self.num_output
+        """Output tokens that its tenant's account knows of; what an engine before this one brought is not charged."""
+        self.num_tokens = len(self.token_ids)
         """Of the context."""
-        self.last_token_id = context[-1]
+        self.last_token_id = self.token_ids[-1]
         self.max_tokens = params.max_tokens
         self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
@@ -149,24 +152,18 @@ class Sequence:
         """Whether rows of the prompt are wanted, which only computing it brings. After a resume they are known."""
         return self.request.sampling.prompt_logprobs is not None and not self.request.resume_token_ids
 
-    @property
-    def token_ids(self) -> IntArray:
-        """The context, [num_tokens]."""
-        return self._context[: self.num_tokens]
-
     def block_hashes(self, num_blocks: int) -> list[BlockHash]:
         """Names of the first `num_blocks` blocks, which must be full."""
-        return self._chain.of(self._context, num_blocks)
+        return self._chain.of(self.token_ids, num_blocks)
 
     def next_tokens(self, num_tokens: int) -> IntArray:
         """The piece of the context to run next."""
-        return self._context[self.num_computed : self.num_computed + num_tokens]
+        return np.array(self.token_ids[self.num_computed : self.num_computed + num_tokens], np.int32)
 
     def append(self, token_id: int, logprob: TokenLogprob | None = None) -> FinishReason | None:
         """Take the sampled token; returns why the sequence ends with it, if it does."""
-        if self.num_tokens == len(self._context):
-            self._context = np.concatenate([self._context, np.zeros(max(self.num_tokens, 64), np.int32)])
-        self._context[self.num_tokens] = self.last_token_id = token_id
+        self.token_ids.append(token_id)
+        self.last_token_id = token_id
         self.num_tokens += 1
         self.num_output += 1
         self.fresh_token_ids.append(token_id)

@@ -1,9 +1,8 @@
 """Names for prefixes: a chained hash for every full block, so that equal prefixes are found by their last block."""
 
+from array import array
 from hashlib import blake2b
 from typing import NewType
-
-from engine.runners.base import IntArray
 
 BlockHash = NewType("BlockHash", bytes)
 """Of a block's tokens, everything before them, and the request's cache salt."""
@@ -22,13 +21,13 @@ class HashChain:
         self._root = _digest(b"", salt.encode())
         self._hashes: list[BlockHash] = []
 
-    def of(self, token_ids: IntArray, num_blocks: int) -> list[BlockHash]:
+    def of(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:
         """Hashes of the first `num_blocks` blocks of `token_ids`, which must cover them and only ever grow."""
         hashes, size = self._hashes, self._block_size
         while len(hashes) < num_blocks:
             begin = len(hashes) * size
             parent = hashes[-1] if hashes else self._root
-            hashes.append(_digest(parent, token_ids[begin : begin + size].tobytes()))
+            hashes.append(_digest(parent, array("i", token_ids[begin : begin + size]).tobytes()))
         return hashes[:num_blocks]
 
 

@@ -40,6 +40,9 @@ def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Sam
     `rows[i]` is the row of `states[i]`; without `rows` that is i. States may share a row.
     """
     rows = np.arange(len(states)) if rows is None else rows
+    if all(state.is_plain for state in states):
+        token_ids, _, failed = _soundly_likeliest(logits, rows, states)
+        return Samples(token_ids, None, failed)
     reported = np.array([i for i, state in enumerate(states) if state.params.logprobs is not None], np.intp)
     edited = [i for i, state in enumerate(states) if state.edits_logits]
     model, model_rows = logits, rows[reported]
@@ -64,15 +67,26 @@ def _unshared(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
 
 
 def _choose(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, dict[int, SluiceError]]:
-    token_ids = likeliest(logits, rows)
-    peaks = logits[rows, token_ids]
-    is_sound = np.isfinite(peaks)
-    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_sound).tolist()}
-    token_ids[~is_sound] = NO_TOKEN
-    drawn = [i for i, state in enumerate(states) if state.is_random and is_sound[i]]
+    """Token ids [n], and why some have none."""
+    token_ids, peaks, failed = _soundly_likeliest(logits, rows, states)
+    drawn = [i for i, state in enumerate(states) if state.is_random and i not in failed]
     if drawn:
         token_ids[drawn] = draw(logits, draws_of([states[i] for i in drawn], rows[drawn], peaks[drawn]))
     return token_ids, failed
+
+
+def _soundly_likeliest(
+    logits: FloatArray, rows: Rows, states: _States
+) -> tuple[_Ids, FloatArray, dict[int, SluiceError]]:
+    """The likeliest ids [n] and their logits [n]; NO_TOKEN where these are no finite numbers."""
+    token_ids = likeliest(logits, rows)
+    peaks: FloatArray = logits[rows, token_ids]
+    is_sound = np.isfinite(peaks)
+    if is_sound.all():
+        return token_ids, peaks, {}
+    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_sound).tolist()}
+    token_ids[~is_sound] = NO_TOKEN
+    return token_ids, peaks, failed
 
 
 def _failure(state: SamplingState, peak: float) -> SluiceError:

@@ -35,6 +35,7 @@ class SamplingState:
         "bias_values",
         "constraint",
         "filters",
+        "is_plain",
         "num_output",
         "output",
         "params",
@@ -66,6 +67,9 @@ class SamplingState:
         self._bad_words = BadWords(longer, prompt_token_ids) if longer else None
         counts = self.seen is not None or self.output is not None
         self._always_edits = counts or constraint is not None or len(self.bias_ids) + len(self._never) > 0
+        can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
+        self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
+        """Whether the likeliest token is all that is ever wanted."""
         self.filters = _filters(params)
         """temperature, top_k, top_p, min_p, typical_p: one row of the arrays that `draw` works on."""
         for token_id in output_token_ids:

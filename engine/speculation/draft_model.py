@@ -78,8 +78,7 @@ class DraftModel:
             self._kv.hold(sequence, sequence.num_tokens + most)
             state.base, state.drafts = sequence.num_tokens, []
         pieces = [
-            (s, state, most, s.token_ids[state.num_computed : state.num_computed + self._max_num_batched_tokens])
-            for s, state, most in work
+            (s, state, most, _tokens(s, state.num_computed, self._max_num_batched_tokens)) for s, state, most in work
         ]
         while pieces:
             likeliest = self._run(pieces)
@@ -131,9 +130,13 @@ class DraftModel:
         self._runner.close()
 
 
+def _tokens(sequence: Sequence, begin: int, most: int) -> NDArray[np.int32]:
+    return np.array(sequence.token_ids[begin : begin + most], np.int32)
+
+
 def _keep_agreed(state: _State, sequence: Sequence) -> None:
     """Forget what was computed of drafts that did not come true."""
-    actual = sequence.token_ids[state.base : state.base + len(state.drafts)].tolist()
+    actual = sequence.token_ids[state.base : state.base + len(state.drafts)]
     num_agreed = 0
     for draft, token_id in zip(state.drafts, actual, strict=False):
         if draft != token_id:

@@ -46,18 +46,17 @@ class Lookup:
     def continuation(self, sequence: Sequence, most: int) -> list[int]:
         """Up to `most` tokens that may come next; none where the last tokens are new."""
         self._learn(sequence)
-        tail = sequence.token_ids[-LENGTHS[0] :].tolist()
+        tail = sequence.token_ids[-LENGTHS[0] :]
         for length in LENGTHS:
             position = self._next.get(tuple(tail[-length:])) if len(tail) >= length else None
             if position is not None:
-                found: list[int] = sequence.token_ids[position : position + most].tolist()
-                return found
+                return sequence.token_ids[position : position + most]
         return []
 
     def _learn(self, sequence: Sequence) -> None:
         """Enter the runs that have got a token after them since the last time."""
         begin = max(self._num_seen - LENGTHS[0], 0)
-        fresh = sequence.token_ids[begin:].tolist()
+        fresh = sequence.token_ids[begin:]
         for length in LENGTHS:
             runs = zip(*(fresh[offset:] for offset in range(length + 1)), strict=False)
             ends = range(begin + length, sequence.num_tokens)
