@@ -60,8 +60,7 @@ def _compare(model: Model, num_repeats: int, folder: Path, say: Say) -> Samples:
         for worker in workers:
             samples[LAUNCH, worker.engine].append(worker.launch_s)
             say(f"{model.name}: warming up {worker.version}")
-            worker.batch(workload.batch(model.vocab_size, seed=0, output_share=model.warmup_share))
-            worker.single(workload.single(model.vocab_size, seed=0))
+            _warm_up(worker, model)
         for repeat in range(1, num_repeats + 1):
             for worker in workers:
                 values = dict(_measure(worker, model, repeat))
@@ -70,6 +69,13 @@ def _compare(model: Model, num_repeats: int, folder: Path, say: Say) -> Samples:
                 shown = ", ".join(f"{figure} {value:.4g} {UNITS[figure]}" for figure, value in values.items())
                 say(f"{model.name}: {repeat}/{num_repeats} {worker.engine}: {shown}")
     return samples
+
+
+def _warm_up(worker: Worker, model: Model) -> None:
+    for requests in workload.filling(model.vocab_size, model.kv_cache_tokens):
+        worker.batch(requests)
+    worker.batch(workload.batch(model.vocab_size, seed=0, output_share=model.warmup_share))
+    worker.single(workload.single(model.vocab_size, seed=0))
 
 
 def _start(model: Model, folder: Path, say: Say, stack: ExitStack) -> Iterator[Worker]:

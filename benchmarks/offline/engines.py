@@ -14,21 +14,23 @@ from benchmarks.offline.worker import Launch
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to compare with. `warmup_share`: of the outputs, in the batch that warms up.
+    """A model to compare with.
 
-    Kernels are compiled for each new number of tokens, which shows where steps are short.
+    `kv_cache_tokens`: what the KV cache holds. `warmup_share`: of the outputs, in the batch that warms up; kernels are
+    compiled for each new number of tokens, which shows where steps are short.
     """
 
     name: str
     make: Callable[[Path, Path], Path]
     vocab_size: int
     kv_cache_gib: int
+    kv_cache_tokens: int
     warmup_share: float
 
 
 MODELS = (
-    Model("S", model_s, S["vocab_size"], kv_cache_gib=1, warmup_share=1.0),
-    Model("M", build_m, M["vocab_size"], kv_cache_gib=4, warmup_share=0.1),
+    Model("S", model_s, S["vocab_size"], kv_cache_gib=1, kv_cache_tokens=262_144, warmup_share=1.0),
+    Model("M", build_m, M["vocab_size"], kv_cache_gib=3, kv_cache_tokens=28_086, warmup_share=0.1),
 )
 
 

@@ -13,6 +13,7 @@ from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limi
 from engine.runners.openvino.decoder import Decoder
 from engine.runners.openvino.graph.attention import BLOCK_SIZE
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS
+from engine.runners.openvino.padding import padded
 from engine.runners.openvino.precision import DEVICE, choose_cache_dtype, choose_dtype, properties
 from engine.runners.openvino.source import open_decoder
 
@@ -81,12 +82,16 @@ class _InputVector:
 
 
 class OpenVinoRunner:
-    """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into."""
+    """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into.
+
+    The session's cache has one block more than `info` says, for what padding writes.
+    """
 
     def __init__(self, session: Session, decoder: Decoder, info: RunnerInfo) -> None:
         self._session = session
         self._decoder = decoder
         self._info = info
+        self._scratch_block = info.num_blocks
 
     @property
     def info(self) -> RunnerInfo:
@@ -94,7 +99,7 @@ class OpenVinoRunner:
 
     def run(self, batch: StepBatch) -> FloatArray:
         """See `Runner.run`."""
-        return self._session.run(batch)
+        return self._session.run(padded(batch, self._scratch_block))
 
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
@@ -119,7 +124,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     session.warm_up()
     decoder.weights.release_pages()
     num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())
-    session.set_num_blocks(num_blocks)
+    session.set_num_blocks(num_blocks + 1)
     info = RunnerInfo(
         runtime="openvino",
         model_type=decoder.model_type,

@@ -1,4 +1,4 @@
-from benchmarks.offline.workload import batch, single
+from benchmarks.offline.workload import batch, filling, single
 
 
 def lengths(requests: list[tuple[list[int], int]]) -> list[tuple[int, int]]:
@@ -25,3 +25,10 @@ def test_a_share_cuts_the_outputs_only() -> None:
     whole, cut = lengths(batch(100, seed=1)), lengths(batch(100, seed=1, output_share=0.1))
     assert [prompt for prompt, _ in cut] == [prompt for prompt, _ in whole]
     assert [output for _, output in cut] == [output // 10 for _, output in whole]
+
+
+def test_filling_writes_a_whole_cache_in_batches_of_prompts() -> None:
+    batches = list(filling(100, 28_086))
+    assert [len(requests) for requests in batches] == [55]
+    assert [len(requests) for requests in filling(100, 262_144)] == [64] * 8
+    assert all(lengths(requests) == [(512, 1)] * len(requests) for requests in batches)
