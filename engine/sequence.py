@@ -123,6 +123,17 @@ class Sequence:
         """Tokens of the context still to run before the next one is sampled: 1 while it decodes."""
         return self.num_tokens - self.num_computed
 
+    def most_at_once(self, num_tokens_left: int) -> int:
+        """How many of its last `num_tokens_left` context tokens may run in one step.
+
+        Output of an engine that is gone is run one token a step, as it was then: in bf16 a prefill rounds keys and
+        values differently, and the text would take another turn.
+        """
+        num_replayed = len(self.request.resume_token_ids)
+        num_done = self.num_tokens - num_tokens_left
+        num_whole = self.num_tokens - num_replayed if not self.was_paused else self.num_tokens
+        return max(min(num_tokens_left, num_whole - num_done), 1) if num_replayed else num_tokens_left
+
     @property
     def num_prompt_left(self) -> int:
         """Prompt tokens still to prefill; 0 once decoding."""
@@ -169,7 +180,8 @@ class Sequence:
         self.fresh_token_ids.append(token_id)
         if logprob is not None:
             self.fresh_logprobs.append(logprob)
-        self.sampling.observe(token_id)
+        if not self.sampling.is_plain:
+            self.sampling.observe(token_id)
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
         if self.num_output >= self.max_tokens:

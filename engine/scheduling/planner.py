@@ -47,15 +47,21 @@ def plan_step(
     """
     decision = policy(running, waiting, limits, private_blocks)
     kept = _without(running, decision.paused)
-    started = [candidate for candidate in decision.admitted if candidate.num_tokens_left > 1]
     decode = [sequence for sequence in kept if sequence.num_tokens_left == 1]
-    decode += [candidate.sequence for candidate in decision.admitted if candidate.num_tokens_left == 1]
-    long = [Chunk(sequence, sequence.num_tokens_left) for sequence in kept if sequence.num_tokens_left > 1]
-    long += [Chunk(candidate.sequence, candidate.num_tokens_left) for candidate in started]
+    long = [] if len(decode) == len(kept) else [_rest(s, s.num_tokens_left) for s in kept if s.num_tokens_left > 1]
+    for candidate in decision.admitted:
+        if candidate.num_tokens_left == 1:
+            decode.append(candidate.sequence)
+        else:
+            long.append(_rest(candidate.sequence, candidate.num_tokens_left))
     tokens_left = limits.max_num_batched_tokens - len(decode)
     num_drafts = _drafts(decode, tokens_left)
     prefill = _chunks(long, tokens_left - sum(num_drafts))
     return StepPlan(decision.admitted, decision.paused, tuple(decode), num_drafts, prefill)
+
+
+def _rest(sequence: S, num_tokens_left: int) -> Chunk[S]:
+    return Chunk(sequence, sequence.most_at_once(num_tokens_left))
 
 
 def _without(running: Sequence[S], paused: tuple[S, ...]) -> Sequence[S]:

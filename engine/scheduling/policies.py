@@ -19,6 +19,10 @@ class Schedulable(Protocol):
         """Tokens of its context still to run before the next one is sampled: 1 while it decodes."""
         ...
 
+    def most_at_once(self, num_tokens_left: int) -> int:
+        """How many of its last `num_tokens_left` context tokens may run in one step."""
+        ...
+
     @property
     def num_drafts(self) -> int:
         """Draft tokens that it would like to have checked in the next step."""

@@ -395,6 +395,22 @@ def test_a_request_goes_on_where_another_engine_stopped() -> None:
     assert bench.reasons[1] == [FinishReason.LENGTH]
 
 
+def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
+    bench = Bench()
+    lengths = []
+    original = bench.runner.run
+
+    def note(batch: StepBatch) -> FloatArray:
+        lengths.append(len(batch.token_ids))
+        return original(batch)
+
+    bench.runner.run = note  # type: ignore[method-assign]
+    bench.submit(1, list(range(20)), max_tokens=8, resume_token_ids=echo(list(range(20)), 4))
+    bench.finish()
+    assert lengths == [16, 4, 1, 1, 1, 1, 1, 1, 1], "prompt in chunks; four again, of which the last samples; three new"
+    assert bench.tokens[1] == echo(list(range(20)), 8)[4:]
+
+
 def test_who_waits_too_long_is_told_so_on_time() -> None:
     bench = Bench(max_num_seqs=1)
     bench.submit(1, [1], max_tokens=40)

@@ -18,6 +18,10 @@ class View:
     num_held_blocks: int = 0
     num_drafts: int = 0
     num_next_blocks: int = 0
+    most: int = 1000
+
+    def most_at_once(self, num_tokens_left: int) -> int:
+        return min(num_tokens_left, self.most)
 
 
 def views(first: int, sizes: list[tuple[int, int]]) -> list[View]:
@@ -106,6 +110,11 @@ def test_drafts_get_what_decode_leaves_and_prompts_what_drafts_leave() -> None:
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(3, 5)]
     assert plan(running, [], Limits(4, 8, 100)).num_drafts == (4, 0, 1)
     assert plan(running[1:2], [], Limits(4, 8, 100)).num_drafts == ()
+
+
+def test_a_sequence_may_want_its_context_in_small_pieces() -> None:
+    step = plan([View(0, 40, 9, most=1), View(1, 40, 9)], [], Limits(4, 64, 100))
+    assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(0, 1), (1, 40)]
 
 
 sizes = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 12)), max_size=40)

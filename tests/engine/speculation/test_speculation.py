@@ -157,6 +157,22 @@ def test_lookup_learns_as_it_goes(prompt: list[int], output: list[int]) -> None:
     assert lookup.continuation(sequence, 4) == Lookup().continuation(sequence_of(prompt + output), 4)
 
 
+def test_lookup_rests_where_nothing_was_found_for_long() -> None:
+    sequence, lookup = sequence_of([0]), Lookup()
+    looks = []
+    for token_id in range(1, 60):
+        sequence.append(token_id)
+        looks.append(not lookup.rests())
+        if looks[-1]:
+            assert lookup.continuation(sequence, 4) == []
+    assert looks[:16] == [True] * 16
+    assert looks[16:24] == [False, False, False, True] * 2
+    for token_id in (1, 2, 3, 4):
+        sequence.append(token_id)
+    assert lookup.continuation(sequence, 2) == [5, 6], "it has learned all the same"
+    assert not lookup.rests()
+
+
 def test_the_gate_checks_as_many_as_pay() -> None:
     gate = Gate()
     assert gate.num_drafts(4, CHEAP) == 3, "the fourth has a chance of 0.13 only"
