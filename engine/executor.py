@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 """An idle engine speaks at least this often; a silent one hangs."""
 
-MAX_COMMANDS = 64
+MAX_COMMANDS = 32
 """Commands obeyed at once; a submit takes about a tenth of a millisecond."""
 
 CHARGED_TOKENS = 16

@@ -53,7 +53,8 @@ def _step_ms(num_waiting: int, num_steps: int) -> float:
     while executor.stats().prompt_tokens_total < NUM_RUNNING * PROMPT_TOKENS:
         executor.step()
     commands.commands = [Submit(NUM_RUNNING + number, request) for number, request in enumerate(requests)]
-    executor.step()
+    while executor.stats().num_waiting < num_waiting:  # a burst is taken in by and by
+        executor.step()
     before, started = executor.stats(), time.perf_counter()
     for _ in range(num_steps):
         executor.step()
