@@ -9,8 +9,8 @@ from engine.config import EngineConfig, Speculation
 from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import RunnerInfo
 from engine.runners.loader import load_draft_runner, load_runner
+from tests.engine.bench import Bench
 from tests.engine.runners.goldens import checkpoint_path
-from tests.engine.test_executor import Bench
 
 MODEL = checkpoint_path("llama_tiny")
 

@@ -12,8 +12,8 @@ from engine.sequence import Sequence
 from engine.speculation.gate import FIRST_PAUSE, Gate, TokenPrices
 from engine.speculation.ngram import Lookup
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from tests.engine.bench import Bench, echo, requests
 from tests.engine.fake_runner import EchoRunner
-from tests.engine.test_executor import Bench, echo, requests
 
 CHEAP, DEAR = TokenPrices(1.0, 0.01), TokenPrices(1.0, 0.99)
 

@@ -1,0 +1,116 @@
+"""Blocks that several requests share, and what the policies make of too few of them."""
+
+import pytest
+
+from tests.engine.bench import Bench, echo
+from tests.engine.fake_runner import EchoRunner
+
+# -- prefix reuse
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    bench = Bench()
+    prompt = list(range(1, 19))
+    bench.submit(1, prompt, max_tokens=4)
+    bench.finish()
+    assert bench.details[1].num_cached_tokens == 0
+    computed = bench.executor.stats().prompt_tokens_total
+    bench.submit(2, prompt, max_tokens=4)
+    bench.finish()
+    assert bench.tokens[2] == bench.tokens[1] == echo(prompt, 4)
+    assert bench.details[2].num_cached_tokens == 16, "four full blocks of 4; the last token is always computed"
+    stats = bench.executor.stats()
+    assert (stats.prompt_tokens_total - computed, stats.cached_tokens_total) == (2, 16)
+
+
+def test_output_is_reused_in_the_next_turn() -> None:
+    bench = Bench()
+    bench.submit(1, [1, 2, 3], max_tokens=10)
+    bench.finish()
+    conversation = [1, 2, 3, *bench.tokens[1], 9]
+    bench.submit(2, conversation, max_tokens=3)
+    bench.finish()
+    assert bench.details[2].num_cached_tokens == 12
+    assert bench.tokens[2] == echo(conversation, 3)
+
+
+@pytest.mark.parametrize(("salts", "cached"), [(("a", "a"), 16), (("a", "b"), 0), (("a", ""), 0)])
+def test_a_salt_keeps_the_cache_to_itself(salts: tuple[str, str], cached: int) -> None:
+    bench = Bench()
+    for stream_id, salt in enumerate(salts):
+        bench.submit(stream_id, [7] * 18, max_tokens=2, cache_salt=salt)
+        bench.finish()
+    assert bench.details[1].num_cached_tokens == cached
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    bench = Bench(enable_prefix_caching=False)
+    for stream_id in range(2):
+        bench.submit(stream_id, [7] * 18, max_tokens=2)
+        bench.finish()
+    assert bench.details[1].num_cached_tokens == 0
+    assert bench.executor.stats().num_blocks_cached == 0
+
+
+def test_answers_to_one_prompt_share_its_blocks() -> None:
+    bench = Bench(max_num_batched_tokens=32)
+    prompt = list(range(1, 26))
+    for stream_id in range(6):
+        bench.submit(stream_id, prompt, max_tokens=8)
+    for _ in range(3):
+        bench.step()
+    stats = bench.executor.stats()
+    assert stats.num_running == 6
+    assert stats.num_blocks_used == 6 + 6, "six full blocks of prompt for all, and one each of their own"
+    assert stats.prompt_tokens_total == 25 + 5, "one computed it, five only their last token"
+    bench.finish()
+    assert all(bench.tokens[stream_id] == echo(prompt, 8) for stream_id in range(6))
+
+
+def test_shared_blocks_are_reserved_once() -> None:
+    prompt = list(range(1, 34))
+    alone = Bench(EchoRunner(num_blocks=12, block_size=4, max_model_len=64), max_num_batched_tokens=64)
+    for stream_id in range(2):  # 10 blocks each in the worst case, 8 of them the same
+        alone.submit(stream_id, prompt, max_tokens=8)
+    alone.step()
+    alone.step()
+    assert alone.executor.stats().num_running == 2
+    alone.finish()
+    assert all(alone.tokens[stream_id] == echo(prompt, 8) for stream_id in range(2))
+
+
+# -- policies
+
+
+def crowd(policy: str) -> Bench:
+    """Twelve requests that all want far more blocks than there are."""
+    bench = Bench(scheduler_policy=policy, max_num_batched_tokens=64)
+    for stream_id in range(12):
+        bench.submit(stream_id, [stream_id, *range(9)], max_tokens=30)
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i, *range(9)], 30) for i in range(12))
+    return bench
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "static_batch"])
+def test_whoever_started_is_never_paused(policy: str) -> None:
+    stats = crowd(policy).executor.stats()
+    assert (stats.preemptions_total, stats.recomputed_tokens_total) == (0, 0)
+
+
+def test_max_utilization_pauses_recomputes_and_gives_the_same_tokens() -> None:
+    stats = crowd("max_utilization").executor.stats()
+    assert stats.preemptions_total > 0
+    assert stats.recomputed_tokens_total > 0
+
+
+def test_a_static_batch_is_not_joined() -> None:
+    bench = Bench(scheduler_policy="static_batch")
+    bench.submit(1, [1, 2], max_tokens=5)
+    bench.step()
+    bench.submit(2, [3], max_tokens=5)
+    while not bench.reasons[1]:
+        bench.step()
+        assert not bench.tokens[2]
+    bench.finish()
+    assert bench.tokens[2] == echo([3], 5)
