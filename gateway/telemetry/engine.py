@@ -111,5 +111,5 @@ class EngineCollector(Collector):
         yield self._gauge(
             "sluice_engine_last_recovery_seconds", "Time that the last recovery took.", engine.last_recovery_s
         )
-        yield GaugeMetricFamily("sluice_live", "1 while the engine moves.", value=self._service.is_live())
+        yield GaugeMetricFamily("sluice_live", "1 until the engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
