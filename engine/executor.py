@@ -16,6 +16,7 @@ from engine.config import EngineConfig, SchedulerPolicy
 from engine.counters import Counters
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
+from engine.kv.blocks import blocks_for
 from engine.kv.held import KvBlocks
 from engine.runners.base import FloatArray, Runner
 from engine.scheduling.intake import Intake, too_late
@@ -67,6 +68,8 @@ class InflightExecutor:
         self._emit = emit
         self._clock = clock
         self._policy: Policy[Sequence] = policy_of(config.scheduler_policy)
+        self._is_guaranteed = config.scheduler_policy is not SchedulerPolicy.MAX_UTILIZATION
+        """Whether a running sequence finds every block that it may come to need."""
         self._kv = KvBlocks(self.info, is_prefix_caching=config.enable_prefix_caching)
         self._intake = Intake(self.info, config)
         self._drafter = make_drafter(config, self._kv, draft_runner)
@@ -128,7 +131,7 @@ class InflightExecutor:
         running = self._running.values()
         self._kv.check(running)
         assert len(running) <= self._config.max_num_seqs
-        if self._policy is not policy_of(SchedulerPolicy.MAX_UTILIZATION):
+        if self._is_guaranteed:
             assert self.stats().num_blocks_reserved <= self.info.num_blocks, "over-committed"
             assert self._counters.preemptions == self._counters.recomputed_tokens == 0
 
@@ -200,10 +203,11 @@ class InflightExecutor:
         return plan_step(running, waiting, limits, self._policy, self._kv.private_blocks)
 
     def _draft(self, running: list[Sequence]) -> None:
-        """Let those who decode have drafts, where their blocks do not force somebody else to pause."""
+        """Let those who decode have drafts, unless their blocks could force somebody to pause."""
         assert self._drafter is not None
         decoding = [sequence for sequence in running if sequence.num_tokens_left == 1]
-        if not decoding or self._kv.pool.num_free < len(running):
+        most_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
+        if not decoding or not (self._is_guaranteed or self._kv.pool.num_free >= most_blocks * len(running)):
             return
         try:
             self._drafter.propose(decoding, TokenPrices(*self._intake.forecast.token_prices(len(running))))
@@ -285,19 +289,18 @@ class InflightExecutor:
         outcomes, without_token = take_tokens(built, logits, plan.num_drafts)
         if plan.num_drafts:
             self._observe_drafts(plan)
+        for sequence, error in without_token:  # before indexing: nobody else shall share what brought no numbers
+            self._fail(sequence, error)
         self._kv.index((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
         for sequence, reason in outcomes:
             self._counters.generation_tokens += len(sequence.fresh_token_ids)
             if reason is not None:
-                self._charge(sequence)
                 self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
                 self._finish(sequence, reason)
                 continue
             self._events.append(event_of(sequence, None))
             if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
                 self._charge(sequence)
-        for sequence, error in without_token:
-            self._fail(sequence, error)
 
     def _observe_drafts(self, plan: StepPlan[Sequence]) -> None:
         assert self._drafter is not None
@@ -334,6 +337,8 @@ class InflightExecutor:
 
     def _release(self, sequence: Sequence) -> None:
         """Take the sequence out of the engine; its blocks are free for the next step."""
+        if sequence.stream_id in self._running:
+            self._charge(sequence)
         self._intake.remove(sequence.stream_id)
         self._running.pop(sequence.stream_id, None)
         if self._drafter is not None:

@@ -129,10 +129,8 @@ class Sequence:
         Output of an engine that is gone is run one token a step, as it was then: in bf16 a prefill rounds keys and
         values differently, and the text would take another turn.
         """
-        num_replayed = len(self.request.resume_token_ids)
-        num_done = self.num_tokens - num_tokens_left
-        num_whole = self.num_tokens - num_replayed if not self.was_paused else self.num_tokens
-        return max(min(num_tokens_left, num_whole - num_done), 1) if num_replayed else num_tokens_left
+        num_replayed = 0 if self.was_paused else len(self.request.resume_token_ids)
+        return max(num_tokens_left - num_replayed, 1)
 
     @property
     def num_prompt_left(self) -> int:
@@ -147,11 +145,6 @@ class Sequence:
     def num_next_blocks(self) -> int:
         """Blocks beyond those held that it needs to sample its next token, drafts included."""
         return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_held_blocks
-
-    @property
-    def max_tokens_left(self) -> int:
-        """Tokens, of context and output, that this sequence may still run through the model."""
-        return self.num_tokens_left + self.max_tokens - self.num_output
 
     @property
     def max_drafts(self) -> int:

@@ -88,6 +88,14 @@ def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
     assert bench.tokens[2] == echo([1, 2], 5)
 
 
+def test_what_brought_no_numbers_is_not_shared() -> None:
+    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench.submit(1, [666] * 9, max_tokens=5)
+    bench.finish()
+    assert len(bench.failures) == 1
+    assert bench.executor.stats().num_blocks_cached == 0
+
+
 def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
     bench = Bench(max_num_batched_tokens=7)
     prompt = list(range(1, 19))

@@ -77,6 +77,19 @@ def test_a_draft_model_shares_the_block_tables_and_saves_steps() -> None:
     assert stats.steps_total < 30
 
 
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_drafts_that_need_several_blocks_never_take_more_than_there_are(
+    policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = draft_bench(scheduler_policy=policy, num_speculative_tokens=12, max_num_batched_tokens=64)
+    for stream_id in range(10):
+        bench.submit(stream_id, [stream_id, *range(9)], max_tokens=30)
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i, *range(9)], 30) for i in range(10))
+    assert "drafting failed" not in caplog.text
+    assert bench.executor.stats().accepted_tokens_total > 0
+
+
 def test_a_draft_model_catches_up_with_a_long_context_in_pieces() -> None:
     bench = draft_bench(max_num_batched_tokens=8)
     prompt = list(range(30))
