@@ -12,10 +12,13 @@ class ErrorCode(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
     UNIMPLEMENTED = "unimplemented"
+    ALREADY_EXISTS = "already_exists"
+    CANCELLED = "cancelled"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     DEADLINE = "deadline"
     INTERNAL = "internal"
+    UNKNOWN = "unknown"
 
 
 class SluiceError(Exception):

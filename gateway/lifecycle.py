@@ -24,7 +24,7 @@ from gateway.listeners import is_loopback, listen, url_of
 if TYPE_CHECKING:  # imported for real while the engine loads
     from gateway.http.servers import HttpServer
     from gateway.service import InferenceService
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,12 @@ class Server:
         _say(f"Listening on {http} (metrics {metrics_url}/metrics)")
         return service
 
-    def _load_text(self) -> "LlmModel":
-        from pipelines.backends.llm import LlmModel
+    def _load_text(self) -> "LlmText":
+        from pipelines.backends.llm.text import LlmText
 
-        return LlmModel.load(self._name, self._checkpoint, self._engine)
+        return LlmText.load(self._name, self._checkpoint, self._engine)
 
-    def _say_ready(self, model: "LlmModel") -> None:
+    def _say_ready(self, model: "LlmText") -> None:
         info = model.info
         what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
         cache = f"KV cache {info.num_blocks * info.block_size} tokens"

@@ -14,7 +14,7 @@ from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 
 if TYPE_CHECKING:  # both are heavy to import, and the server listens before they are
     from engine.client.base import EngineClient
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 _RETRY_LOADING_S = 1.0
 _RETRY_ELSEWHERE_S = 5.0
@@ -55,14 +55,14 @@ class InferenceService:
         self._engine = engine
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._phase = Phase.LOADING
-        self._models: dict[str, LlmModel] = {}
+        self._models: dict[str, LlmText] = {}
         self._num_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     # --- what there is ---
 
-    def model(self, name: str) -> "LlmModel":
+    def model(self, name: str) -> "LlmText":
         """The model called `name`, ready to generate. Raises NOT_FOUND, and UNAVAILABLE while it cannot serve."""
         self._refuse_unless_serving()
         model = self._models.get(name)
@@ -71,7 +71,7 @@ class InferenceService:
             raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
         return model
 
-    def models(self) -> list["LlmModel"]:
+    def models(self) -> list["LlmText"]:
         """Every loaded model; none while loading."""
         return list(self._models.values())
 
@@ -110,7 +110,7 @@ class InferenceService:
 
     # --- what it does ---
 
-    async def generate(self, model: "LlmModel", request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, model: "LlmText", request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
         """Streams the answer to `request`; `protocol` is its label in the metrics.
 
         Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first
@@ -133,7 +133,7 @@ class InferenceService:
             record.close()
             self._closed()
 
-    async def warm_up(self, model: "LlmModel") -> None:
+    async def warm_up(self, model: "LlmText") -> None:
         """Generate one token as for a client, outside the metrics. Raises what a client would see."""
         request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
         async with aclosing(model.generate(request)) as events:
@@ -141,7 +141,7 @@ class InferenceService:
         if num_tokens == 0:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
 
-    def begin_serving(self, model: "LlmModel") -> None:
+    def begin_serving(self, model: "LlmText") -> None:
         """The model has proven itself: take requests for it."""
         self._models[model.name] = model
         self._phase = Phase.SERVING

@@ -18,7 +18,7 @@ from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.llm import LlmModel
+from pipelines.backends.llm.text import LlmText
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from tests.engine.fake_runner import EchoRunner
 
@@ -49,7 +49,7 @@ class Rig:
     service: InferenceService
     engine: InProcessEngineClient
     runner: HeldRunner
-    model: LlmModel
+    model: LlmText
 
     def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
         sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
@@ -76,7 +76,7 @@ async def rig(**limits: int) -> AsyncIterator[Rig]:
     await engine.start()
     service = InferenceService(engine, GatewayMetrics(), HEARTBEAT_TIMEOUT_S)
     try:
-        yield Rig(service, engine, runner, LlmModel.load("rill", TOKENIZER, engine))
+        yield Rig(service, engine, runner, LlmText.load("rill", TOKENIZER, engine))
     finally:
         runner.allow(1_000_000)
         await engine.stop()

@@ -19,7 +19,7 @@ from gateway.service import InferenceService
 from pipelines.text.types import EncodedPrompt, Prompt, TextEvent
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 
 async def answer(
@@ -40,7 +40,7 @@ async def answer(
     return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
 
-async def _encoded(model: "LlmModel", job: Job) -> Sequence[Prompt]:
+async def _encoded(model: "LlmText", job: Job) -> Sequence[Prompt]:
     """The prompts; those that are continued more than once are made tokens of here, once."""
     if job.best_of == 1:
         return job.prompts

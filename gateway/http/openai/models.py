@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 
-def model_object(model: "LlmModel") -> dict[str, object]:
+def model_object(model: "LlmText") -> dict[str, object]:
     """One model in OpenAI's words; `max_model_len`, in tokens, is vLLM's."""
     return {
         "id": model.name,
@@ -18,5 +18,5 @@ def model_object(model: "LlmModel") -> dict[str, object]:
     }
 
 
-def model_list(models: Iterable["LlmModel"]) -> dict[str, object]:
+def model_list(models: Iterable["LlmText"]) -> dict[str, object]:
     return {"object": "list", "data": [model_object(model) for model in models]}

@@ -13,7 +13,7 @@ from gateway.http.v2.parsing import GenerateInputs
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 PROTOCOL = "v2_generate"
 
@@ -106,7 +106,7 @@ class GenerateReply:
     It sees every event of its request, in order, and so collects what the last response sums up.
     """
 
-    def __init__(self, inputs: GenerateInputs, model: "LlmModel") -> None:
+    def __init__(self, inputs: GenerateInputs, model: "LlmText") -> None:
         self._head = {"model_name": model.name, "model_version": model.version}
         if inputs.id:
             self._head["id"] = inputs.id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 PLATFORM = "llm"
 
@@ -96,7 +96,7 @@ give another answer than was asked for.
 """
 
 
-def metadata(model: "LlmModel") -> dict[str, Any]:
+def metadata(model: "LlmText") -> dict[str, Any]:
     """`GET /v2/models/{name}`."""
     return {
         "name": model.name,
@@ -107,7 +107,7 @@ def metadata(model: "LlmModel") -> dict[str, Any]:
     }
 
 
-def config(model: "LlmModel") -> dict[str, Any]:
+def config(model: "LlmText") -> dict[str, Any]:
     """`GET /v2/models/{name}/config`: a ModelConfig as protobuf's JSON has it."""
     return {
         "name": model.name,
@@ -130,7 +130,7 @@ def config(model: "LlmModel") -> dict[str, Any]:
     }
 
 
-def _parameters(model: "LlmModel") -> dict[str, str | int]:
+def _parameters(model: "LlmText") -> dict[str, str | int]:
     """What the engine decided at load: TensorRT-LLM's names where it has one, else vLLM's."""
     info = model.info
     return {

@@ -31,7 +31,7 @@ from gateway.service import InferenceService
 from pipelines.text.types import TextEvent
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm import LlmModel
+    from pipelines.backends.llm.text import LlmText
 
 EXTENSIONS = ["generate", "model_configuration"]
 _MAX_VERSION_DIGITS = 18
@@ -112,21 +112,21 @@ class V2Routes:
         reply = GenerateReply(inputs, found)
         return EventStreamResponse(frames(self._events(request, found, inputs), reply), error_frame)
 
-    async def _read(self, request: Request, name: str) -> "tuple[LlmModel, GenerateInputs]":
+    async def _read(self, request: Request, name: str) -> "tuple[LlmText, GenerateInputs]":
         """The model that is asked, and what it is asked."""
         model = self._model(request, name)
         body = await read_body(request, self._max_input_bytes)
         return model, parse_inputs(body, model.name)
 
-    def _events(self, request: Request, model: "LlmModel", inputs: GenerateInputs) -> AsyncGenerator[TextEvent, None]:
+    def _events(self, request: Request, model: "LlmText", inputs: GenerateInputs) -> AsyncGenerator[TextEvent, None]:
         scheduling = scheduling_of(request.headers, self._defaults)
         return self._service.generate(model, text_request(inputs, scheduling, request_id_of(request)), PROTOCOL)
 
-    def _model(self, request: Request, name: str) -> "LlmModel":
+    def _model(self, request: Request, name: str) -> "LlmText":
         """The model in the request's path."""
         return self._find(name, _version(request))
 
-    def _find(self, name: str, version: int | None) -> "LlmModel":
+    def _find(self, name: str, version: int | None) -> "LlmText":
         """The model and, where one is asked for, the version. Raises NOT_FOUND in Triton's words."""
         asked = f"'{name}'" if version is None else f"'{name}' version {version}"
         try:

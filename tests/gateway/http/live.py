@@ -21,7 +21,7 @@ from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.llm import LlmModel
+from pipelines.backends.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class LiveServer:
     url: str
     service: InferenceService
     engine: InProcessEngineClient
-    model: LlmModel
+    model: LlmText
     runner: SteppedRunner
     loop: asyncio.AbstractEventLoop
     client: httpx.Client
@@ -147,7 +147,7 @@ async def _application(
     engine = InProcessEngineClient(engine_config, runner)
     await engine.start()
     service = InferenceService(engine, GatewayMetrics(), config.shutdown.heartbeat_timeout_s)
-    model = LlmModel.load(MODEL, RILL, engine)
+    model = LlmText.load(MODEL, RILL, engine)
     if is_loaded:
         service.begin_serving(model)
     listener = listen("127.0.0.1", 0, "--http-port")

@@ -25,7 +25,7 @@ from engine.types import (
     TokenEvent,
     TokenLogprob,
 )
-from pipelines.backends.llm import LlmModel
+from pipelines.backends.llm.text import LlmText
 from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
@@ -89,16 +89,16 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def model(engine: ScriptedEngine, rill: Tokenizer) -> LlmModel:
-    return LlmModel("rill", rill, engine, SamplingDefaults(temperature=0.5), created=1)
+def model(engine: ScriptedEngine, rill: Tokenizer) -> LlmText:
+    return LlmText("rill", rill, engine, SamplingDefaults(temperature=0.5), created=1)
 
 
 @pytest.fixture
-async def echo(rill: Tokenizer) -> AsyncIterator[LlmModel]:
+async def echo(rill: Tokenizer) -> AsyncIterator[LlmText]:
     runner = EchoRunner(num_blocks=64, block_size=4, max_model_len=128, eos_token_ids=(5,))
     client = InProcessEngineClient(EngineConfig(model_path=""), runner)
     await client.start()
-    yield LlmModel("echo", rill, client, SamplingDefaults(), created=1)
+    yield LlmText("echo", rill, client, SamplingDefaults(), created=1)
     await client.stop()
 
 
@@ -107,18 +107,18 @@ def request(prompt: Prompt, stop: tuple[str, ...] = (), **sampling: object) -> T
     return TextRequest(request_id="r", prompt=prompt, sampling=overrides, stop=stop)
 
 
-async def collect(model: LlmModel, asked: TextRequest) -> list[TextEvent]:
+async def collect(model: LlmText, asked: TextRequest) -> list[TextEvent]:
     async with aclosing(model.generate(asked)) as events:
         return [event async for event in events]
 
 
-async def refusal(model: LlmModel, asked: TextRequest) -> SluiceError:
+async def refusal(model: LlmText, asked: TextRequest) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
         await anext(model.generate(asked))
     return caught.value
 
 
-async def submit(model: LlmModel, engine: ScriptedEngine, asked: TextRequest) -> None:
+async def submit(model: LlmText, engine: ScriptedEngine, asked: TextRequest) -> None:
     """Bring a request to the engine and let it end there."""
     task = asyncio.create_task(collect(model, asked))
     await engine.submitted.wait()
@@ -126,7 +126,7 @@ async def submit(model: LlmModel, engine: ScriptedEngine, asked: TextRequest) ->
     await task
 
 
-async def test_text_comes_from_the_tokens_of_the_engine(echo: LlmModel, rill: Tokenizer) -> None:
+async def test_text_comes_from_the_tokens_of_the_engine(echo: LlmText, rill: Tokenizer) -> None:
     token_ids = await rill.encode_chat(CHAT)
     num_prompt = len(token_ids)
     for _ in range(20):
@@ -139,17 +139,17 @@ async def test_text_comes_from_the_tokens_of_the_engine(echo: LlmModel, rill: To
     assert sum(event.num_tokens for event in events) == 20
 
 
-async def test_without_max_tokens_the_context_is_filled(echo: LlmModel) -> None:
+async def test_without_max_tokens_the_context_is_filled(echo: LlmText) -> None:
     events = await collect(echo, request([1, 2, 3], ignore_eos=True))
     assert events[-1].prompt_tokens + events[-1].completion_tokens == echo.max_model_len == 128
 
 
-async def test_token_ids_go_to_the_engine_as_they_are(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_token_ids_go_to_the_engine_as_they_are(model: LlmText, engine: ScriptedEngine) -> None:
     await submit(model, engine, request([1, 2, 3]))
     assert engine.submit_command.request.prompt_token_ids == [1, 2, 3]
 
 
-async def test_what_is_not_sent_comes_from_the_model(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_what_is_not_sent_comes_from_the_model(model: LlmText, engine: ScriptedEngine) -> None:
     await submit(model, engine, request([1, 2, 3], top_k=7))
     # The client of the engine adds a seed, so that it could go on after a crash.
     sampling = msgspec.structs.replace(engine.sampling, seed=None)
@@ -162,7 +162,7 @@ async def test_max_tokens_is_what_context_and_cache_leave(
 ) -> None:
     info = msgspec.structs.replace(INFO, max_model_len=max_model_len, num_blocks=num_blocks)
     engine = ScriptedEngine(info)
-    model = LlmModel("rill", rill, engine, SamplingDefaults(), created=1)
+    model = LlmText("rill", rill, engine, SamplingDefaults(), created=1)
     await submit(model, engine, request([1, 2, 3]))
     assert engine.sampling.max_tokens == most
     with pytest.raises(SluiceError):
@@ -173,13 +173,13 @@ async def test_the_tokenizers_end_of_sequence_ends_too(rill: Tokenizer) -> None:
     assert rill.eos_token_id == 5
     for eos_token_ids, ignore_eos, expected in [((5,), False, ()), ((9,), False, (5,)), ((9,), True, ())]:
         engine = ScriptedEngine(msgspec.structs.replace(INFO, eos_token_ids=eos_token_ids))
-        model = LlmModel("rill", rill, engine, SamplingDefaults(), created=1)
+        model = LlmText("rill", rill, engine, SamplingDefaults(), created=1)
         await submit(model, engine, request([1], ignore_eos=ignore_eos))
         assert engine.sampling.stop_token_ids == expected
 
 
 async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
-    model: LlmModel, engine: ScriptedEngine
+    model: LlmText, engine: ScriptedEngine
 ) -> None:
     asked = TextRequest(
         request_id="r",
@@ -200,16 +200,16 @@ async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
     assert sent.sampling.bad_words == bad_word_ids(model.tokenizer, ("cat",))
 
 
-async def test_an_encoded_prompt_is_not_encoded_again(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_an_encoded_prompt_is_not_encoded_again(model: LlmText, engine: ScriptedEngine) -> None:
     await submit(model, engine, request(EncodedPrompt(CHAT, [7, 8])))
     assert engine.submit_command.request.prompt_token_ids == [7, 8]
 
 
-async def test_errors_of_an_encoded_conversation_name_the_messages(model: LlmModel) -> None:
+async def test_errors_of_an_encoded_conversation_name_the_messages(model: LlmText) -> None:
     assert (await refusal(model, request(EncodedPrompt(CHAT, [7] * 200)))).param == "messages"
 
 
-async def test_cached_tokens_are_told_with_every_event(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_cached_tokens_are_told_with_every_event(model: LlmText, engine: ScriptedEngine) -> None:
     task = asyncio.create_task(collect(model, request([1])))
     await engine.submitted.wait()
     engine.say([70], detail=EventDetail(num_cached_tokens=32))
@@ -220,7 +220,7 @@ async def test_cached_tokens_are_told_with_every_event(model: LlmModel, engine: 
 
 @pytest.mark.parametrize("prompt", ["hi, you", [70, 71, 72]])
 async def test_echo_puts_the_prompt_first_with_its_log_probabilities(
-    model: LlmModel, engine: ScriptedEngine, prompt: Prompt
+    model: LlmText, engine: ScriptedEngine, prompt: Prompt
 ) -> None:
     sampling = SamplingOverrides(logprobs=0, prompt_logprobs=0)
     asked = TextRequest(request_id="r", prompt=prompt, sampling=sampling, echo=True)
@@ -242,7 +242,7 @@ async def test_echo_puts_the_prompt_first_with_its_log_probabilities(
 
 @pytest.mark.parametrize("stop_token_ids", [(), (70,)])
 async def test_the_token_that_ends_it_is_told_only_where_the_request_named_it(
-    model: LlmModel, engine: ScriptedEngine, stop_token_ids: tuple[int, ...]
+    model: LlmText, engine: ScriptedEngine, stop_token_ids: tuple[int, ...]
 ) -> None:
     task = asyncio.create_task(collect(model, request([1], stop_token_ids=stop_token_ids)))
     await engine.submitted.wait()
@@ -252,7 +252,7 @@ async def test_the_token_that_ends_it_is_told_only_where_the_request_named_it(
 
 
 async def test_a_stop_string_cancels_before_its_event_is_read(
-    model: LlmModel, engine: ScriptedEngine, rill: Tokenizer
+    model: LlmText, engine: ScriptedEngine, rill: Tokenizer
 ) -> None:
     events = model.generate(request([1], stop=("c",)))
     first = asyncio.ensure_future(anext(events))
@@ -265,7 +265,7 @@ async def test_a_stop_string_cancels_before_its_event_is_read(
     assert len(engine.commands) == 2
 
 
-async def test_closing_cancels(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_closing_cancels(model: LlmText, engine: ScriptedEngine) -> None:
     async with aclosing(model.generate(request([1]))) as events:
         first = asyncio.ensure_future(anext(events))
         await engine.submitted.wait()
@@ -275,7 +275,7 @@ async def test_closing_cancels(model: LlmModel, engine: ScriptedEngine) -> None:
     assert engine.commands[1:] == [Cancel(engine.submit_command.stream_id)]
 
 
-async def test_a_reader_that_is_cancelled_while_waiting_cancels(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_a_reader_that_is_cancelled_while_waiting_cancels(model: LlmText, engine: ScriptedEngine) -> None:
     task = asyncio.create_task(collect(model, request([1])))
     await engine.submitted.wait()
     task.cancel()
@@ -284,7 +284,7 @@ async def test_a_reader_that_is_cancelled_while_waiting_cancels(model: LlmModel,
     assert engine.commands[1:] == [Cancel(engine.submit_command.stream_id)]
 
 
-async def test_a_failure_under_way_comes_after_the_text_before_it(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_a_failure_under_way_comes_after_the_text_before_it(model: LlmText, engine: ScriptedEngine) -> None:
     events = model.generate(request([1]))
     first = asyncio.ensure_future(anext(events))
     await engine.submitted.wait()
@@ -295,7 +295,7 @@ async def test_a_failure_under_way_comes_after_the_text_before_it(model: LlmMode
         await anext(events)
 
 
-async def test_a_full_queue_is_told_by_the_first_event(model: LlmModel, engine: ScriptedEngine) -> None:
+async def test_a_full_queue_is_told_by_the_first_event(model: LlmText, engine: ScriptedEngine) -> None:
     task = asyncio.create_task(collect(model, request([1])))
     await engine.submitted.wait()
     engine.fail(ErrorCode.OVERLOADED, "the queue is full")
@@ -318,7 +318,7 @@ async def test_a_full_queue_is_told_by_the_first_event(model: LlmModel, engine: 
     ],
 )
 async def test_bad_requests_are_refused_at_the_first_event(
-    model: LlmModel, engine: ScriptedEngine, prompt: Prompt, sampling: dict[str, object], param: str, words: str
+    model: LlmText, engine: ScriptedEngine, prompt: Prompt, sampling: dict[str, object], param: str, words: str
 ) -> None:
     error = await refusal(model, request(prompt, (), **sampling))
     assert (error.code, error.param) == (ErrorCode.INVALID, param)
@@ -327,7 +327,7 @@ async def test_bad_requests_are_refused_at_the_first_event(
 
 
 async def test_bad_stop_strings_are_refused_before_the_engine_hears_of_them(
-    model: LlmModel, engine: ScriptedEngine
+    model: LlmText, engine: ScriptedEngine
 ) -> None:
     assert (await refusal(model, request([1], stop=("",)))).param == "stop"
     assert engine.commands == []
@@ -335,13 +335,13 @@ async def test_bad_stop_strings_are_refused_before_the_engine_hears_of_them(
 
 async def test_an_engine_that_is_still_loading_is_unavailable(rill: Tokenizer) -> None:
     engine = InProcessEngineClient(EngineConfig(model_path=""), EchoRunner())
-    model = LlmModel("rill", rill, engine, SamplingDefaults(), created=1)
+    model = LlmText("rill", rill, engine, SamplingDefaults(), created=1)
     assert (await refusal(model, request([1]))).code is ErrorCode.UNAVAILABLE
 
 
 def test_a_checkpoint_is_loaded_before_its_engine_has_started(rill_path: Path) -> None:
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), EchoRunner())
-    model = LlmModel.load("rill", rill_path, engine)
+    model = LlmText.load("rill", rill_path, engine)
     assert (model.name, model.version, model.defaults) == ("rill", "1", SamplingDefaults())
     assert model.created == int((rill_path / "config.json").stat().st_mtime)
     with pytest.raises(SluiceError, match="loading"):

@@ -18,7 +18,7 @@ from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, TextEvent, TextRequest
 
 
-class LlmModel:
+class LlmText:
     """A checkpoint's text side over the engine that runs it. Used from the engine client's event loop."""
 
     def __init__(
@@ -40,7 +40,7 @@ class LlmModel:
         self.tokenizer = tokenizer
 
     @classmethod
-    def load(cls, name: str, path: Path, engine: EngineClient) -> "LlmModel":
+    def load(cls, name: str, path: Path, engine: EngineClient) -> "LlmText":
         """Read the checkpoint's text side; takes most of a second. `engine` need not have started yet.
 
         Raises SluiceError UNAVAILABLE where `path` lacks what is needed or holds what cannot be read.

@@ -1,0 +1,118 @@
+"""What every protocol calls: a model version, whatever runs behind it."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.inference.check import check_request
+from pipelines.inference.job import Job, Receive
+from pipelines.inference.spec import ModelSpec
+from pipelines.inference.statistics import ModelStatistics
+from pipelines.inference.types import InferRequest, InferResponse
+
+if TYPE_CHECKING:
+    from pipelines.backends.llm.text import LlmText
+
+
+class Model(ABC):
+    """One version of one model, loaded. Everything happens on the event loop's thread."""
+
+    def __init__(self, config: ModelConfig, spec: ModelSpec, labels: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`labels` of outputs that have a label file, by output name."""
+        self.config = config
+        self.spec = spec
+        self.labels = dict(labels or {})
+        self.statistics = ModelStatistics()
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_closing = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def version(self) -> int:
+        return self.spec.version
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now: false while what runs it is being restarted, or is lost."""
+        return not self._is_closing
+
+    @property
+    def text(self) -> "LlmText | None":
+        """The face that the OpenAI routes call; None for a model that is no LLM."""
+        return None
+
+    def is_decoupled_for(self, request: InferRequest) -> bool:
+        """Whether `request` may get other than one response. An LLM gives one unless it is asked to stream."""
+        return self.spec.is_decoupled
+
+    def submit(self, request: InferRequest, receive: Receive) -> Job:
+        """Begin `request`; `receive` gets its responses, possibly before this returns.
+
+        Raises SluiceError for what is refused before it begins: INVALID in Triton's words for a request that does not
+        fit the model, OVERLOADED for a full queue, UNAVAILABLE for a model that is going away.
+        """
+        if self._is_closing:
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is being unloaded")
+        check_request(request, self.spec)
+        job = Job(self, request, receive)
+        self._num_in_flight += 1
+        self._idle.clear()
+        try:
+            self._start(job)
+        except BaseException as error:
+            self._refused(job, error)
+            raise
+        return job
+
+    @abstractmethod
+    def _start(self, job: Job) -> None:
+        """Take a checked job: queue it or run it. Raises SluiceError where it is refused; never blocks."""
+
+    def responded(self, job: Job, response: InferResponse) -> None:
+        """Called by the job with each response that it passes on."""
+        if self.spec.is_decoupled:
+            self.statistics.record_response(job, response)
+
+    def finished(self, job: Job) -> None:
+        """Called by the job, once, when it is over."""
+        self.statistics.record_request(job)
+        self._leave()
+
+    def _refused(self, job: Job, error: BaseException) -> None:
+        job.is_finished = True
+        if isinstance(error, SluiceError):
+            job.outcome = error
+            self.statistics.record_refused(job)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._num_in_flight -= 1
+        if self._num_in_flight == 0:
+            self._idle.set()
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    async def unload(self, timeout_s: float | None = None) -> None:
+        """Take nothing new, let what is under way end for up to `timeout_s`, and free everything."""
+        self._is_closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free what it holds now; jobs under way end in an error. Idempotent."""

@@ -1,0 +1,90 @@
+"""A model's configuration as every request needs it: read once out of the protobuf, which is slow to ask."""
+
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from pipelines.tensors import datatypes
+from pipelines.tensors.datatypes import DATA_TYPES, DataType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or an output. `dims` leave out the batch dimension; -1 is any size.
+
+    `reshape`, where not None, are the dims that the backend sees in place of `dims` (config's `reshape`).
+    """
+
+    name: str
+    data_type: DataType
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    allows_ragged: bool = False
+    reshape: tuple[int, ...] | None = None
+    label_filename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model version takes and gives. `max_batch_size` 0: it has no batch dimension.
+
+    `control_inputs` are set by the sequence batcher, never by clients.
+    """
+
+    name: str
+    version: int
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    is_decoupled: bool = False
+    has_sequences: bool = False
+    control_inputs: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        """How logs name it."""
+        return f"{self.name} version {self.version}"
+
+
+def spec_of(config: ModelConfig, version: int) -> ModelSpec:
+    """The spec of a complete and valid configuration."""
+    return ModelSpec(
+        name=config.name,
+        version=version,
+        platform=config.platform or config.backend,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        inputs={
+            each.name: TensorSpec(
+                each.name,
+                _data_type(each.data_type),
+                tuple(each.dims),
+                each.optional,
+                each.allow_ragged_batch,
+                tuple(each.reshape.shape) if each.HasField("reshape") else None,
+            )
+            for each in config.input
+        },
+        outputs={
+            each.name: TensorSpec(
+                each.name,
+                _data_type(each.data_type),
+                tuple(each.dims),
+                reshape=tuple(each.reshape.shape) if each.HasField("reshape") else None,
+                label_filename=each.label_filename,
+            )
+            for each in config.output
+        },
+        is_decoupled=config.model_transaction_policy.decoupled,
+        has_sequences=config.HasField("sequence_batching"),
+        control_inputs=frozenset(each.name for each in config.sequence_batching.control_input),
+    )
+
+
+def _data_type(number: int) -> DataType:
+    from tritonclient.grpc import model_config_pb2
+
+    found = datatypes.of_config(model_config_pb2.DataType.Name(number))
+    return found if found is not None else DATA_TYPES["BYTES"]

@@ -1,0 +1,45 @@
+"""What the repository says of its models."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ModelState(StrEnum):
+    """Of one version, in the repository index's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A row of the repository index. A model that was never loaded has its name alone: version 0 and no state."""
+
+    name: str
+    version: int = 0
+    state: ModelState | None = None
+    reason: str = ""
+
+
+class ControlMode(StrEnum):
+    """Who decides what is loaded (`--model-control-mode`)."""
+
+    NONE = "none"
+    """Everything, once, at the start."""
+    POLL = "poll"
+    """What lies there, looked at every `--repository-poll-secs`."""
+    EXPLICIT = "explicit"
+    """What `--load-model` names, then what clients ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOverrides:
+    """What a load request brings along: a whole configuration as JSON, and files by path inside the model's folder.
+
+    With files, the model is what they and the configuration say, and its folder is not read.
+    """
+
+    config_json: str | None = None
+    files: tuple[tuple[str, bytes], ...] = ()

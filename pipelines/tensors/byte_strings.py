@@ -1,0 +1,44 @@
+"""BYTES tensors on the wire: each element is its length, a little-endian uint32, and then itself."""
+
+from collections.abc import Iterable
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LENGTH = Struct("<I")
+
+
+def pack(elements: Iterable[bytes]) -> bytes:
+    """The wire form of `elements`, in order."""
+    pieces: list[bytes] = []
+    for element in elements:
+        pieces.append(_LENGTH.pack(len(element)))
+        pieces.append(element)
+    return b"".join(pieces)
+
+
+def unpack(raw: bytes | bytearray | memoryview) -> list[bytes]:
+    """The elements of a wire form. Raises ValueError where it ends within an element."""
+    view = memoryview(raw)
+    elements, start, end = [], 0, len(view)
+    while start < end:
+        if start + _LENGTH.size > end:
+            raise ValueError(f"{end - start} bytes are left where a length of {_LENGTH.size} bytes is expected")
+        (length,) = _LENGTH.unpack_from(view, start)
+        start += _LENGTH.size
+        if start + length > end:
+            raise ValueError(f"an element of {length} bytes is announced, and {end - start} bytes are left")
+        elements.append(bytes(view[start : start + length]))
+        start += length
+    return elements
+
+
+def pack_array(array: "NDArray[np.object_] | NDArray[np.bytes_] | NDArray[np.str_]") -> bytes:
+    """The wire form of an array in C order; `str` elements are encoded as UTF-8, others by their `str`."""
+    return pack(as_bytes(element) for element in array.ravel().tolist())
+
+
+def as_bytes(element: object) -> bytes:
+    """One element as the byte string that it stands for."""
+    return element if isinstance(element, bytes) else str(element).encode()
