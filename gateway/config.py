@@ -12,6 +12,8 @@ from typing import Any
 from engine.config import EngineConfig, Speculation
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.options import ConfigError, Option, choice, integer, option, option_of, seconds, size, text_of, truth
+from gateway.repository_options import RepositoryOptions
+from pipelines.repository.types import ControlMode
 
 _PORTS = integer(0, 65535)
 
@@ -129,6 +131,7 @@ class ServeConfig:
     """All options of `sluice serve`. Each field is a group; its docstring is the group's title in --help."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    repository: RepositoryOptions = field(default_factory=RepositoryOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
@@ -149,9 +152,21 @@ class ServeConfig:
             )
         if self.http.port == self.metrics.port != 0:
             raise ConfigError(f"--metrics-port must differ from --http-port, got {self.metrics.port} for both")
+        self._check_repository()
         self._check_cache()
         self._check_speculation()
         self._check_timeouts()
+
+    def _check_repository(self) -> None:
+        repository = self.repository
+        if repository.load and repository.control_mode is not ControlMode.EXPLICIT:
+            raise ConfigError(
+                "--load-model needs --model-control-mode explicit; in the other modes nobody would ask it"
+            )
+        if repository.control_mode is not ControlMode.NONE and not repository.paths:
+            raise ConfigError(f"--model-control-mode {repository.control_mode} needs --model-repository")
+        if self.model.served_model_name and repository.paths and self.model.path is None:
+            raise ConfigError("--served-model-name names MODEL; a repository's models have the names of their folders")
 
     def _check_cache(self) -> None:
         sizes = ("kv_cache_memory_bytes", "kv_cache_memory_fraction", "num_blocks")
@@ -193,6 +208,7 @@ class ServeConfig:
 
 Group = type[
     ModelOptions
+    | RepositoryOptions
     | SchedulingOptions
     | CacheOptions
     | SpeculationOptions
@@ -205,6 +221,7 @@ Group = type[
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
+    "repository": RepositoryOptions,
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,
     "speculation": SpeculationOptions,
@@ -222,8 +239,12 @@ def options_of(group: Group) -> list[tuple[str, Any, Option]]:
     return [(declared.name, declared.default, option_of(declared)) for declared in fields(group)]
 
 
-def read_config(given: Mapping[str, str | bool], environ: Mapping[str, str] | None = None) -> ServeConfig:
-    """The configuration from flags (`given`: flag to its text; a boolean for a switch) and environment.
+Given = Mapping[str, str | bool | list[str]]
+"""What a command line gives: flag to its text, its texts where it may come several times, a boolean for a switch."""
+
+
+def read_config(given: Given, environ: Mapping[str, str] | None = None) -> ServeConfig:
+    """The configuration from flags and environment.
 
     Raises ConfigError for the first option that holds what it must not.
     """
@@ -232,17 +253,25 @@ def read_config(given: Mapping[str, str | bool], environ: Mapping[str, str] | No
     return ServeConfig(**{name: _read_group(group, given, environ) for name, group in GROUPS.items()})
 
 
-def _read_group(group: Group, given: Mapping[str, str | bool], environ: Mapping[str, str]) -> Any:
+def _read_group(group: Group, given: Given, environ: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {}
     for name, _, declared in options_of(group):
         flag = given.get(declared.flag)
-        if isinstance(flag, str):
+        if isinstance(flag, list):
+            values[name] = declared.read_many(flag, declared.flag)
+        elif isinstance(flag, str):
             values[name] = declared.read(flag, declared.flag)
         elif flag is not None:
             values[name] = flag
         elif declared.variable in environ:
-            values[name] = declared.read(environ[declared.variable], declared.variable)
+            values[name] = _from_variable(declared, environ[declared.variable])
     return group(**values)
+
+
+def _from_variable(declared: Option, text: str) -> Any:
+    if not declared.is_many:
+        return declared.read(text, declared.variable)
+    return declared.read_many((part.strip() for part in text.split(",")), declared.variable)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

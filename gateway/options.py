@@ -1,7 +1,7 @@
 """What an option is, and the kinds of value one can hold. Which options there are stands in config.py."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,8 @@ class ConfigError(ValueError):
 class Option:
     """How one field of the configuration is given, and what an operator should know of it.
 
-    `flag` without dashes is a positional argument. `metavar` None makes it a switch.
+    `flag` without dashes is a positional argument. `metavar` None makes it a switch. One that `is_many` may be given
+    several times, and in its variable with commas between; its value is a tuple.
     """
 
     flag: str
@@ -30,6 +31,7 @@ class Option:
     help: str
     metavar: str | None
     aliases: tuple[str, ...] = ()
+    is_many: bool = False
 
     @property
     def variable(self) -> str:
@@ -42,6 +44,10 @@ class Option:
         except ValueError as error:
             raise ConfigError(f"{source} must be {error}, got {text!r}") from None
 
+    def read_many(self, texts: Iterable[str], source: str) -> tuple[Any, ...]:
+        """The values of `texts`. Raises ConfigError."""
+        return tuple(self.read(text, source) for text in texts)
+
 
 def option(
     flag: str,
@@ -51,9 +57,10 @@ def option(
     help: str,
     aliases: tuple[str, ...] = (),
     secret: bool = False,
+    is_many: bool = False,
 ) -> Any:
     """A dataclass field that is an option. A secret one is left out of the configuration's repr."""
-    declared = Option(flag, parse, help, metavar, aliases)
+    declared = Option(flag, parse, help, metavar, aliases, is_many)
     return field(default=default, repr=not secret, metadata={"option": declared})
 
 

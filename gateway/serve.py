@@ -58,8 +58,8 @@ def _with_draft_found(config: ServeConfig) -> ServeConfig:
     return replace(config, speculation=replace(config.speculation, draft_model_path=found))
 
 
-def parse_flags(argv: list[str]) -> dict[str, str | bool]:
-    """What the command line gives: flag to its text, a boolean for a switch. Exits where it cannot be understood."""
+def parse_flags(argv: list[str]) -> dict[str, str | bool | list[str]]:
+    """What the command line gives. Exits where it cannot be understood."""
     return {flag: value for flag, value in vars(_parser().parse_args(argv)).items() if value is not None}
 
 
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> None:
     """Values stay text here: config.py reads flags and variables by the same rules."""
-    text = declared.help if default is None or default is False else f"{declared.help}. Default: {_shown(default)}"
+    text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_shown(default)}"
     text = text.replace("%", "%%")
     if not declared.flag.startswith("-"):
         section.add_argument(declared.flag, nargs="?", default=None, help=text)
@@ -119,7 +119,10 @@ def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> No
         section.add_argument(declared.flag, action=switch, default=None, dest=declared.flag, help=text)
     else:
         names = (declared.flag, *declared.aliases)
-        section.add_argument(*names, metavar=declared.metavar, default=None, dest=declared.flag, help=text)
+        action = "append" if declared.is_many else "store"
+        section.add_argument(
+            *names, metavar=declared.metavar, action=action, default=None, dest=declared.flag, help=text
+        )
 
 
 def _shown(default: Any) -> str:

@@ -1,0 +1,94 @@
+"""The options of `sluice serve` for a Triton model repository, under tritonserver's names."""
+
+from dataclasses import dataclass
+
+from gateway.options import choice, option, seconds, text_of, truth
+from pipelines.repository.types import ControlMode
+
+
+def _mode(text: str) -> ControlMode:
+    return ControlMode(choice(*ControlMode)(text))
+
+
+def _backend_option(text: str) -> tuple[str, str, str]:
+    """BACKEND,KEY=VALUE; without a backend it is for all of them."""
+    backend, comma, setting = text.rpartition(",")
+    key, equals, value = setting.partition("=")
+    if not equals or not key.strip() or (comma and not backend.strip()):
+        raise ValueError("BACKEND,KEY=VALUE, such as onnxruntime,default-max-batch-size=8")
+    return backend.strip(), key.strip(), value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryOptions:
+    """Model repository: Triton's folders of models, served beside MODEL or instead of it"""
+
+    paths: tuple[str, ...] = option(
+        "--model-repository",
+        (),
+        text_of("the folder of a model repository"),
+        "PATH",
+        "folder with one folder for each model: config.pbtxt and numbered versions. May be given several times",
+        ("--model-store",),
+        is_many=True,
+    )
+    control_mode: ControlMode = option(
+        "--model-control-mode",
+        ControlMode.NONE,
+        _mode,
+        "MODE",
+        "none: load everything at the start. explicit: what --load-model names, then what clients load and unload. "
+        "poll: follow the folders as they change; clients may then load nothing",
+    )
+    load: tuple[str, ...] = option(
+        "--load-model",
+        (),
+        text_of("the name of a model, or *"),
+        "NAME",
+        "model to load at the start, in explicit mode; * for all. May be given several times",
+        is_many=True,
+    )
+    poll_s: float = option(
+        "--repository-poll-secs",
+        15.0,
+        seconds(0.1),
+        "SECONDS",
+        "how often the folders are looked at in poll mode. A change is taken up when two looks saw the same, so that "
+        "nothing half copied is served",
+    )
+    is_strict_config: bool = option(
+        "--disable-auto-complete-config",
+        False,
+        truth,
+        None,
+        "take configurations as they are written, and complete nothing from the model's file",
+    )
+    is_strictly_ready: bool = option(
+        "--strict-readiness",
+        True,
+        truth,
+        None,
+        "not ready while any model that should be served cannot be. Off: ready as soon as the server takes requests",
+    )
+    backend_options: tuple[tuple[str, str, str], ...] = option(
+        "--backend-config",
+        (),
+        _backend_option,
+        "BACKEND,KEY=VALUE",
+        "a setting for a backend. May be given several times",
+        is_many=True,
+    )
+    exits_on_error: bool = option(
+        "--exit-on-error",
+        False,
+        truth,
+        None,
+        "end where a model cannot be loaded at the start. Off: serve the others, and list it with the reason",
+    )
+
+    def by_backend(self) -> dict[str, dict[str, str]]:
+        """`--backend-config` by backend and key."""
+        settings: dict[str, dict[str, str]] = {}
+        for backend, key, value in self.backend_options:
+            settings.setdefault(backend, {})[key] = value
+        return settings
