@@ -21,6 +21,7 @@ from benchmarks import (
 )
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
 from benchmarks.offline import comparison
+from benchmarks.triton import comparison as triton
 from gateway.checkpoint import find_checkpoint
 from gateway.options import ConfigError
 
@@ -39,6 +40,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, the answers' sameness
   scheduling    policies under overload, the forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   speculation   prompt lookup on text that is copied and on text that cannot be foreseen
+  triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
     """Run the named benchmarks, print their figures and write them under --out."""
     arguments = _parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    known = _benchmarks(arguments)
+    known = _benchmarks(arguments, lambda line: console.print(f"  {line}", highlight=False))
     unknown = set(arguments.names) - known.keys()
     if unknown:
         sys.stderr.write(f"benchmarks: no {', '.join(sorted(unknown))}; there are {', '.join(known)}\n")
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _benchmarks(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Figure]]]:
+def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], list[Figure]]]:
     repeats = arguments.repeats
     return {
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
@@ -79,6 +81,7 @@ def _benchmarks(arguments: argparse.Namespace) -> dict[str, Callable[[], list[Fi
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
+        "triton": lambda: triton.measure(repeats, arguments.out, say),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }
 

@@ -1,0 +1,1 @@
+"""The v2 protocol beside the real tritonserver, in one run."""

@@ -1,0 +1,128 @@
+"""Sluice and tritonserver in turns, on the same models with the same clients."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from benchmarks.figures import BenchmarkError, Figure, Target
+from benchmarks.offline.environments import Say
+from benchmarks.triton.repository import DENSE_WIDTH, WIDTH, write_onnx_models, write_python_models
+from benchmarks.triton.servers import V2Server, sluice, tritonserver
+
+CLIENTS = (1, 16, 64)
+SECONDS = 4.0
+NUM_WATCHED = 10_000
+"""Streams of which none may be short or stalled."""
+LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to load a server. `reach` is the least ratio to Triton that is asked, at 16 and 64 clients."""
+
+    name: str
+    kind: str
+    unit: str
+    reach: float
+
+
+WAYS = (
+    Way("HTTP infer", "wrk", "requests/s", 0.8),
+    Way("gRPC infer", "grpc", "requests/s", 1.0),
+    Way("gRPC stream", "grpc-stream", "requests/s", 1.5),
+    Way("generate_stream", "generate-stream", "events/s", 1.0),
+)
+
+
+def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
+    """Figures of both servers, and their ratios. Raises BenchmarkError where one does not start or wrk is missing."""
+    if shutil.which("wrk") is None:
+        raise BenchmarkError("the HTTP load needs wrk: apt-get install wrk")
+    folder = out.resolve() / "triton"
+    write_python_models(folder / "python")
+    write_onnx_models(folder / "onnx")
+    with ExitStack() as stack:
+        triton = stack.enter_context(tritonserver(folder / "python", out / "envs", folder / "tritonserver.log", say))
+        ours = stack.enter_context(sluice(folder / "python", folder / "sluice.log"))
+        figures = list(_comparison(ours, triton, repeats, say))
+        figures += _watched(ours, say)
+        figures += [Figure("memory", server.name, "MB", (server.rss_mb(),)) for server in (ours, triton)]
+    with sluice(folder / "onnx", folder / "sluice-onnx.log") as server:
+        return figures + _batching(server, repeats, say)
+
+
+def _comparison(ours: V2Server, triton: V2Server, repeats: int, say: Say) -> Iterator[Figure]:
+    for way in WAYS:
+        for clients in CLIENTS:
+            say(f"{way.name}, {clients} clients")
+            rates: dict[str, list[float]] = {"sluice": [], "triton": []}
+            for repeat in range(repeats):
+                pair = (ours, triton) if repeat % 2 else (triton, ours)
+                for server in pair:
+                    rates[server.name].append(_rate(server, way.kind, clients))
+            name = f"{way.name}, {clients} clients"
+            for server in (ours, triton):
+                yield Figure(name, server.name, way.unit, tuple(rates[server.name]))
+            ratios = tuple(a / b for a, b in zip(rates["sluice"], rates["triton"], strict=True))
+            target = Target(way.reach, is_ceiling=False) if clients > 1 else None
+            yield Figure(name, "sluice / triton", "ratio", ratios, target)
+
+
+def _rate(server: V2Server, kind: str, clients: int) -> float:
+    if kind == "wrk":
+        return _wrk(server, "identity", "INPUT0", WIDTH, clients)
+    tally = _client(server, kind, clients, "--seconds", str(SECONDS))
+    return float(tally["num_events"] / tally["seconds"])
+
+
+def _client(server: V2Server, kind: str, clients: int, *more: str) -> dict[str, float]:
+    port = server.http_port if kind == "generate-stream" else server.grpc_port
+    command = (sys.executable, "-m", "benchmarks.triton.client", kind, str(port), "--clients", str(clients), *more)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    if done.returncode:
+        raise BenchmarkError(f"the {kind} client failed against {server.name}: {done.stderr.strip()[-300:]}")
+    tally: dict[str, float] = json.loads(done.stdout)
+    return tally
+
+
+def _wrk(server: V2Server, model: str, tensor: str, width: int, clients: int) -> float:
+    """JSON infer requests/s. Raises BenchmarkError where any was not answered with a 2xx."""
+    values = [float(index) for index in range(width)]
+    request = {"inputs": [{"name": tensor, "shape": [1, width], "datatype": "FP32", "data": values}]}
+    url = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/infer"
+    with NamedTemporaryFile("w", suffix=".lua") as script:  # wrk reads it more than once
+        script.write("wrk.method = 'POST'\nwrk.headers['content-type'] = 'application/json'\n")
+        script.write(f"wrk.body = '{json.dumps(request)}'\n")
+        script.flush()
+        command = ("wrk", "-t1", f"-c{clients}", f"-d{SECONDS:g}s", "-s", script.name, url)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
+    if rate is None or "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
+        raise BenchmarkError(f"wrk against {server.name}: {done.stdout.strip()[-400:]}{done.stderr.strip()[-200:]}")
+    return float(rate[1])
+
+
+def _watched(ours: V2Server, say: Say) -> list[Figure]:
+    """Whether every one of many streams is whole."""
+    say(f"{NUM_WATCHED} streams, 64 at a time")
+    tally = _client(ours, "generate-stream", 64, "--requests", str(NUM_WATCHED))
+    faults = tally["num_short"] + tally["num_stalled"]
+    return [Figure(f"short or stalled of {NUM_WATCHED}", "sluice", "streams", (float(faults),), Target(0))]
+
+
+def _batching(server: V2Server, repeats: int, say: Say) -> list[Figure]:
+    """A small ONNX network with dynamic batching and without."""
+    figures = []
+    for model in ("dense_batched", "dense_single"):
+        for clients in CLIENTS[1:]:
+            say(f"{model}, {clients} clients")
+            rates = tuple(_wrk(server, model, "x", DENSE_WIDTH, clients) for _ in range(repeats))
+            figures.append(Figure(f"ONNX HTTP infer, {clients} clients", model, "requests/s", rates))
+    return figures

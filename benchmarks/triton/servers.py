@@ -1,0 +1,130 @@
+"""Both servers as subprocesses on free ports: Sluice of this checkout, and tritonserver out of its PyPI wheel."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+
+from benchmarks.figures import BenchmarkError
+from benchmarks.offline.environments import Environment, Say, interpreter
+
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 20.0
+
+TRITON = Environment("triton", "nvidia-pytriton", "0.7.0", ("numpy==1.26.*",))
+"""Its Python backend reads arrays of numpy 2 wrongly, so numpy 1 it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class V2Server:
+    """A ready server."""
+
+    name: str
+    http_port: int
+    grpc_port: int
+    process: psutil.Process
+
+    def rss_mb(self) -> float:
+        """Of the server's own process, in MB of 10^6 bytes: workers that hold models are counted apart."""
+        return float(self.process.memory_info().rss / 1e6)
+
+
+@contextmanager
+def sluice(repository: Path, log: Path) -> Iterator[V2Server]:
+    """This checkout, serving `repository` alone."""
+    http, grpc, metrics = _free_ports()
+    command = [sys.executable, "-m", "gateway", "serve", "--model-repository", str(repository)]
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    with _running("sluice", [*command, *ports], None, log, http, grpc) as server:
+        yield server
+
+
+@contextmanager
+def tritonserver(repository: Path, environments: Path, log: Path, say: Say) -> Iterator[V2Server]:
+    """The real one, 2.51, installed under `environments` if it is not there."""
+    home, python = _install(environments, say)
+    http, grpc, metrics = _free_ports()
+    command = [
+        str(home / "bin" / "tritonserver"),
+        f"--model-repository={repository}",
+        f"--backend-directory={home / 'backends'}",
+        f"--http-port={http}",
+        f"--grpc-port={grpc}",
+        f"--metrics-port={metrics}",
+        "--exit-timeout-secs=3",
+    ]
+    libraries = (home.parents[1] / "nvidia_pytriton.libs", Path(sysconfig.get_config_var("LIBDIR")))
+    inherited = dict(os.environ)  # noqa: TID251 - it is the child's environment, not our configuration
+    environment = {
+        **inherited,
+        "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+        # Its Python workers take the packages of the first python3 in PATH.
+        "PATH": f"{python.parent}:{inherited.get('PATH', '')}",
+    }
+    with _running("triton", command, environment, log, http, grpc) as server:
+        yield server
+
+
+def _install(environments: Path, say: Say) -> tuple[Path, Path]:
+    """Where the server lies, with the worker for this Python in its place; and its environment's interpreter."""
+    python = interpreter(TRITON, environments, say)
+    site = Path(sysconfig.get_path("platlib", vars={"platbase": str(python.parents[1])}))
+    home = site / "pytriton" / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = home / "backends" / "python" / "triton_python_backend_stub"
+    if not stub.is_file():
+        shutil.copy(home / "python_backend_stubs" / version / stub.name, stub)
+    for program in (stub, home / "bin" / "tritonserver"):
+        program.chmod(0o755)
+    return home, python
+
+
+@contextmanager
+def _running(
+    name: str, command: list[str], environment: dict[str, str] | None, log: Path, http: int, grpc: int
+) -> Iterator[V2Server]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        _await_ready(process, http, log)
+        yield V2Server(name, http, grpc, psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/v2/health/ready") as response:
+                if response.status == 200:
+                    return
+        except (OSError, HTTPException):
+            time.sleep(0.1)
+    raise BenchmarkError(f"the server did not become ready; see {log}")
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Ports that were free a moment ago; tritonserver cannot be told to choose one itself."""
+    with socket.socket() as one, socket.socket() as two, socket.socket() as three:
+        for each in (one, two, three):
+            each.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1], three.getsockname()[1]
