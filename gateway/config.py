@@ -5,17 +5,27 @@ default. The tree is made once, in the command line's code, and passed on in par
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.config import EngineConfig, Speculation
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
+from gateway.grpc.options import GrpcOptions
 from gateway.options import ConfigError, Option, choice, integer, option, option_of, seconds, size, text_of, truth
 from gateway.repository_options import RepositoryOptions
 from pipelines.repository.types import ControlMode
 
 _PORTS = integer(0, 65535)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,13 @@ class HttpOptions:
         truth,
         None,
         "refuse OpenAI requests with unknown fields. Without it they are ignored, and a warning header names them",
+    )
+    forwarded_headers: str | None = option(
+        "--http-header-forward-pattern",
+        None,
+        _pattern,
+        "REGEX",
+        "headers whose whole name matches become request parameters of the v2 protocol",
     )
 
 
@@ -137,6 +154,7 @@ class ServeConfig:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
     shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
@@ -214,6 +232,7 @@ Group = type[
     | SpeculationOptions
     | RequestOptions
     | HttpOptions
+    | GrpcOptions
     | MetricsOptions
     | AccessOptions
     | ShutdownOptions
@@ -227,6 +246,7 @@ GROUPS: dict[str, Group] = {
     "speculation": SpeculationOptions,
     "requests": RequestOptions,
     "http": HttpOptions,
+    "grpc": GrpcOptions,
     "metrics": MetricsOptions,
     "access": AccessOptions,
     "shutdown": ShutdownOptions,

@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -19,12 +18,14 @@ from engine.client.process import ProcessEngineClient
 from engine.errors import ErrorCode, SluiceError
 from gateway.checkpoint import model_name
 from gateway.config import ServeConfig
-from gateway.listeners import is_loopback, listen, url_of
+from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
+from pipelines.repository.types import ModelState
 
 if TYPE_CHECKING:  # imported for real while the engine loads
+    from engine.client.base import EngineClient
+    from gateway.grpc.server import GrpcServer
     from gateway.http.servers import HttpServer
     from gateway.service import InferenceService
-    from pipelines.backends.llm.text import LlmText
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +33,22 @@ FLUSH_S = 2.0
 """After the last stream ended: how long its bytes may take to reach a slow client."""
 ECHO_S = 0.1
 """A signal this soon after the first is the same one: `timeout` and others tell a process and its group."""
+MOST_NAMED = 8
+"""Models whose names the ready line has room for."""
 WATCH_S = 1.0
 """How often the log hears of a change in readiness."""
 
 
-def run_server(config: ServeConfig, checkpoint: Path, started: float) -> None:
+def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> None:
     """Serve until told to stop. `started` is when the command began, by perf_counter.
 
     Raises ListenError where a port cannot be had, SluiceError where the model cannot be served.
     """
-    listeners = (
+    listeners = Listeners(
         listen(config.http.host, config.http.port, "--http-port"),
         listen(config.http.host, config.metrics.port, "--metrics-port"),
     )
-    if config.access.api_key is None and not is_loopback(listeners[0]):
+    if config.access.api_key is None and not is_loopback(listeners.http):
         log.warning("listening on %s without an API key: whoever reaches it may use it", config.http.host)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -58,32 +61,35 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(
-    config: ServeConfig, checkpoint: Path, listeners: tuple[socket.socket, socket.socket], started: float
-) -> None:
+async def _serve(config: ServeConfig, checkpoint: Path | None, listeners: Listeners, started: float) -> None:
     server = Server(config, checkpoint, listeners, started)
     server.handle_signals()
     await server.run()
 
 
 class Server:
-    """One engine process and two HTTP servers. Made on the event loop that runs it."""
+    """The servers of the ports, the repository behind them, and the engine of MODEL where one is given.
 
-    def __init__(
-        self, config: ServeConfig, checkpoint: Path, listeners: tuple[socket.socket, socket.socket], started: float
-    ) -> None:
+    Made on the event loop that runs it.
+    """
+
+    def __init__(self, config: ServeConfig, checkpoint: Path | None, listeners: Listeners, started: float) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._listeners = listeners
         self._started = started
-        self._name = config.model.served_model_name or model_name(checkpoint)
-        self._engine = ProcessEngineClient(
-            config.engine(str(checkpoint)), heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s
-        )
+        self._engine = None if checkpoint is None else self._engine_for(checkpoint)
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
         self._servers: list[HttpServer] = []
+        self._grpc: GrpcServer | None = None
+        self._grpc_address = ""
+        self._grpc_stop: asyncio.Task[None] | None = None
+
+    def _engine_for(self, checkpoint: Path) -> ProcessEngineClient:
+        heartbeat_timeout_s = self._config.shutdown.heartbeat_timeout_s
+        return ProcessEngineClient(self._config.engine(str(checkpoint)), heartbeat_timeout_s=heartbeat_timeout_s)
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT end the server gently, and a second one at once."""
@@ -101,7 +107,9 @@ class Server:
         if now - self._signalled < ECHO_S:
             return
         log.warning("%s again: ending at once", number.name)
-        self._engine.kill()
+        for engine in self._engines():
+            if isinstance(engine, ProcessEngineClient):
+                engine.kill()
         os._exit(128 + number)
 
     async def run(self) -> None:
@@ -122,52 +130,80 @@ class Server:
 
     async def _start_and_watch(self) -> None:
         """Load the engine, and while it loads everything else; then watch its health for ever."""
-        engine_start = asyncio.create_task(self._engine.start(), name="engine-start")
+        engine_start = asyncio.create_task(self._start_engine(), name="engine-start")
         try:
-            await asyncio.to_thread(import_module, "gateway.http.app")
-            service = self._open_http()
-            model = await asyncio.to_thread(self._load_text)
-            await engine_start
-            await service.warm_up(model)
+            await asyncio.to_thread(_import_what_is_slow)
+            service = await self._open()
+            loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
+            try:
+                await self._load_model(service, engine_start)
+                await loading
+            finally:
+                await _cancel(loading)
         finally:
             await _cancel(engine_start)
-        service.begin_serving(model)
-        self._say_ready(model)
+        self._check_loaded(service)
+        service.begin_serving()
+        self._say_ready(service)
         await self._watch(service)
 
-    def _open_http(self) -> "InferenceService":
-        """Answer on both ports; the probes say that nothing is ready."""
-        from gateway.http.app import create_app, create_metrics_app
-        from gateway.http.servers import HttpServer
-        from gateway.service import InferenceService
-        from gateway.telemetry.engine import EngineCollector
-        from gateway.telemetry.metrics import GatewayMetrics
+    async def _start_engine(self) -> None:
+        if self._engine is not None:
+            await self._engine.start()
 
-        metrics = GatewayMetrics()
-        service = InferenceService(self._engine, metrics, self._config.shutdown.heartbeat_timeout_s)
-        metrics.registry.register(EngineCollector(self._engine, service, self._name))
-        apps = (create_app(service, self._config), create_metrics_app(metrics, self._config.access))
-        self._servers = [HttpServer(app, listener) for app, listener in zip(apps, self._listeners, strict=True)]
+    async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+        """MODEL, tried with one token; it is in no repository."""
+        from pipelines.backends.llm.backend import load_checkpoint
+
+        if self._engine is None or self._checkpoint is None:
+            return
+        name = self._config.model.served_model_name or model_name(self._checkpoint)
+        timeout_s = self._config.shutdown.heartbeat_timeout_s
+        open_record = service.metrics.open_request
+        service.repository.add(
+            await load_checkpoint(
+                name, self._checkpoint, self._engine, engine_start, open_record, heartbeat_timeout_s=timeout_s
+            )
+        )
+
+    async def _open(self) -> "InferenceService":
+        """Answer on the ports; the probes say that nothing is ready."""
+        from gateway.assembly import make_grpc_server, make_http_servers, make_service
+
+        service = make_service(self._config)
+        self._service = service
+        self._servers = make_http_servers(service, self._config, self._listeners)
         for server in self._servers:
             server.start()
-        self._service = service
-        http, metrics_url = map(url_of, self._listeners)
-        _say(f"Listening on {http} (metrics {metrics_url}/metrics)")
+        self._grpc = make_grpc_server(service, self._config)
+        await self._listen_for_grpc()
+        http, metrics = map(url_of, self._listeners)
+        grpc = f", gRPC {self._grpc_address}" if self._grpc_address else ""
+        _say(f"Listening on {http} (metrics {metrics}/metrics{grpc})")
         return service
 
-    def _load_text(self) -> "LlmText":
-        from pipelines.backends.llm.text import LlmText
+    async def _listen_for_grpc(self) -> None:
+        if self._grpc is None:
+            return
+        try:
+            port = await self._grpc.start()
+        except OSError as error:
+            raise ListenError(f"{error}; choose another with --grpc-port (0 takes a free one)") from None
+        self._grpc_address = f"{self._config.grpc.host or self._config.http.host}:{port}"
 
-        return LlmText.load(self._name, self._checkpoint, self._engine)
+    def _check_loaded(self, service: "InferenceService") -> None:
+        """Raise UNAVAILABLE where a model of the repository is not there and that is to end the server."""
+        failed = [entry for entry in service.repository.index() if entry.state is ModelState.UNAVAILABLE]
+        if failed and self._config.repository.exits_on_error:
+            reasons = "; ".join(f"{entry.name} version {entry.version}: {entry.reason}" for entry in failed)
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"not everything could be loaded (--exit-on-error): {reasons}")
 
-    def _say_ready(self, model: "LlmText") -> None:
-        info = model.info
-        what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
-        cache = f"KV cache {info.num_blocks * info.block_size} tokens"
+    def _say_ready(self, service: "InferenceService") -> None:
         http, metrics = map(url_of, self._listeners)
+        grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
         _say(
-            f"Sluice {version('sluice')} serving {model.name} ({what}; {cache})"
-            f" - OpenAI {http}/v1 - v2 {http}/v2 - metrics {metrics}/metrics"
+            f"Sluice {version('sluice')} serving {what_is_served(service)}"
+            f" - OpenAI {http}/v1 - v2 {http}/v2{grpc} - metrics {metrics}/metrics"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )
 
@@ -190,32 +226,70 @@ class Server:
     # -- end
 
     async def _drain(self) -> None:
-        """Let open streams end; those that take too long end with an error event."""
+        """Let what is open end; what takes too long ends with an error."""
         if self._service is None:
             return
         self._service.begin_drain()
         self._servers[0].begin_stop()
         timeout_s = self._config.shutdown.exit_timeout_s
+        if self._grpc is not None:
+            self._grpc_stop = asyncio.create_task(self._grpc.stop(timeout_s + FLUSH_S), name="grpc-stop")
         if await self._service.wait_idle(timeout_s):
             return
-        log.warning("%d streams are still open after %g s; ending them", self._service.num_open, timeout_s)
-        self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+        log.warning("%d requests are still open after %g s; ending them", self._service.num_open, timeout_s)
+        await self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
         await self._service.wait_idle(FLUSH_S)
 
     async def _close(self) -> None:
-        """Close what is open, in any state of the start. The engine's process is gone when this returns."""
+        """Close what is open, in any state of the start. The engines' processes are gone when this returns."""
         try:
-            await asyncio.gather(*(server.stop(FLUSH_S) for server in self._servers))
+            await asyncio.gather(*(server.stop(FLUSH_S) for server in self._servers), self._close_grpc())
         finally:
-            await self._engine.stop()
+            if self._service is not None:
+                await self._service.close()
+            if self._engine is not None:
+                await self._engine.stop()
             for listener in self._listeners:
                 listener.close()
+
+    async def _close_grpc(self) -> None:
+        if self._grpc is None:
+            return
+        await self._grpc.stop(FLUSH_S)
+        if self._grpc_stop is not None:
+            await self._grpc_stop
+
+    def _engines(self) -> "list[EngineClient]":
+        """Of MODEL, from the start, and of what is loaded."""
+        own: list[EngineClient] = [] if self._engine is None else [self._engine]
+        return own + (self._service.engines() if self._service is not None else [])
 
 
 async def _cancel(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def _import_what_is_slow() -> None:
+    """On a thread, so that the event loop goes on."""
+    for name in ("gateway.assembly", "pipelines.backends.llm.backend"):
+        import_module(name)
+
+
+def what_is_served(service: "InferenceService") -> str:
+    """In words: one language model with its limits, else the names of the models, and how many are missing."""
+    models = service.repository.models()
+    num_missing = sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index())
+    missing = f", {num_missing} not available (see the log)" if num_missing else ""
+    if len(models) == 1 and models[0].text is not None:
+        text = models[0].text
+        info = text.info
+        what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
+        return f"{text.name} ({what}; KV cache {info.num_blocks * info.block_size} tokens){missing}"
+    names = sorted({model.name for model in models})
+    shown = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    return f"{len(names)} models ({shown}){missing}" if names else f"no models yet{missing}"
 
 
 def _say(line: str) -> None:

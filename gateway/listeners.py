@@ -3,12 +3,20 @@
 import errno
 import socket
 from ipaddress import ip_address
+from typing import NamedTuple
 
 _BACKLOG = 2048
 
 
 class ListenError(OSError):
     """An address cannot be listened on. The text is one line for the operator."""
+
+
+class Listeners(NamedTuple):
+    """The sockets of HTTP. gRPC's library binds its own."""
+
+    http: socket.socket
+    metrics: socket.socket
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:

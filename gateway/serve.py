@@ -27,26 +27,34 @@ SLUICE_MODEL=/models/qwen3. What the command line says wins.
 examples:
   sluice serve                                    serve the bundled model on 127.0.0.1:8000
   sluice serve /models/Qwen3-0.6B --kv-cache-memory 2G
+  sluice serve --model-repository /models         serve a Triton model repository
   SLUICE_API_KEY=... sluice serve --host 0.0.0.0  serve the network, and ask for a key
   sluice serve --max-num-seqs 16                  fewer streams at once, each of them faster
 
-ports: 8000 HTTP, 8002 metrics; 8001 is kept for gRPC. Exit codes: 0 after a clean shutdown,
+ports: 8000 HTTP, 8001 gRPC, 8002 metrics. Exit codes: 0 after a clean shutdown,
 1 where the server could not start, 2 for a bad option, 128 + signal when told twice to stop.
 """
 
 
 def command(argv: list[str]) -> int:
-    """Serve a model over HTTP: OpenAI API, Triton v2 and Prometheus metrics."""
+    """Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."""
     started = perf_counter()
     flags = parse_flags(argv)
     try:
         config = _with_draft_found(read_config(flags))
-        checkpoint = find_checkpoint(config.model.path)
+        checkpoint = _checkpoint(config)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
     configure_logging(config.logging.level)
     _warn(config)
     return _serve(config, checkpoint, started)
+
+
+def _checkpoint(config: ServeConfig) -> Path | None:
+    """The folder of MODEL; the bundled one where nothing else is to be served."""
+    if config.model.path is None and config.repository.paths:
+        return None
+    return find_checkpoint(config.model.path)
 
 
 def _with_draft_found(config: ServeConfig) -> ServeConfig:
@@ -63,7 +71,7 @@ def parse_flags(argv: list[str]) -> dict[str, str | bool | list[str]]:
     return {flag: value for flag, value in vars(_parser().parse_args(argv)).items() if value is not None}
 
 
-def _serve(config: ServeConfig, checkpoint: Path, started: float) -> int:
+def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     from gateway.lifecycle import run_server  # what it imports is wanted only once the options are right
 
     try:

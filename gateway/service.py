@@ -3,110 +3,109 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
-from enum import Enum
+from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING
 
 from engine.errors import ErrorCode, SluiceError
-from engine.types import FinishReason
+from gateway.health import Health, Phase, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from gateway.v2.description import ServerIdentity
+from gateway.v2.settings import LogSettings, TraceSettings
+from gateway.v2.shared_memory import SharedMemoryRegistry
+from pipelines.backends.llm.recording import recorded
+from pipelines.text.types import TextEvent, TextRequest
 
-if TYPE_CHECKING:  # both are heavy to import, and the server listens before they are
+if TYPE_CHECKING:  # all are heavy to import, and the server listens before they are
     from engine.client.base import EngineClient
     from pipelines.backends.llm.text import LlmText
+    from pipelines.inference.model import Model
+    from pipelines.repository.repository import ModelRepository
 
-_RETRY_LOADING_S = 1.0
-_RETRY_ELSEWHERE_S = 5.0
-_BROKEN_OFF = (FinishReason.CANCELLED, FinishReason.ERROR)
-"""Reasons that the engine, not the client, ended a request for: the client must see no clean end."""
-
-
-class Phase(Enum):
-    """Where the server is in its life. It only moves forward."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """An answer to a probe. `reason` says why not, and is empty where all is well."""
-
-    reason: str = ""
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.reason
+LATEST = -1
 
 
 class InferenceService:
-    """Serves the models of one engine. Lives on the event loop's thread.
+    """Serves the models of one repository. Lives on the event loop's thread.
 
-    While loading it is live and not ready; `begin_serving` makes it ready. Once draining it refuses
-    what is new, and what is open goes on until it ends or `abort_all` ends it. While a lost engine is
-    replaced it is live and not ready: requests are taken and wait. When the engine is given up it is neither,
-    and every request is refused as unavailable: whoever watches the probes restarts the server.
+    While loading everything is refused; `begin_serving` makes it ready. Once draining it refuses what is new, and what
+    is open goes on until it ends or `abort_all` ends it.
     """
 
-    def __init__(self, engine: "EngineClient", metrics: GatewayMetrics, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self,
+        repository: "ModelRepository",
+        metrics: GatewayMetrics,
+        heartbeat_timeout_s: float,
+        *,
+        is_strictly_ready: bool = True,
+        identity: ServerIdentity | None = None,
+    ) -> None:
+        self.repository = repository
         self.metrics = metrics
-        self._engine = engine
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._phase = Phase.LOADING
-        self._models: dict[str, LlmText] = {}
-        self._num_open = 0
+        self.identity = identity or ServerIdentity("sluice", distribution_version("sluice"))
+        self.shared_memory = SharedMemoryRegistry()
+        self.trace = TraceSettings()
+        self.log_settings = LogSettings()
+        self._is_strictly_ready = is_strictly_ready
+        self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
+        self._num_texts = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     # --- what there is ---
 
-    def model(self, name: str) -> "LlmText":
-        """The model called `name`, ready to generate. Raises NOT_FOUND, and UNAVAILABLE while it cannot serve."""
-        self._refuse_unless_serving()
-        model = self._models.get(name)
-        if model is None:
-            available = ", ".join(self._models)
-            raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
-        return model
+    def find(self, name: str, version: int = LATEST) -> "Model":
+        """The model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
+        self._health.refuse_unless_serving()
+        return self.repository.find(name, version)
 
-    def models(self) -> list["LlmText"]:
-        """Every loaded model; none while loading."""
-        return list(self._models.values())
+    def llm(self, name: str) -> "LlmText":
+        """The language model `name`. Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve."""
+        self._health.refuse_unless_serving()
+        llms = {llm.name: llm for llm in self.llms()}
+        if name not in llms:
+            available = ", ".join(llms) or "none"
+            raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
+        llm = llms[name]
+        if llm.engine.failure is not None:
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {llm.engine.failure}")
+        return llm
+
+    def llms(self) -> list["LlmText"]:
+        """Every loaded language model, its highest version; none while loading."""
+        texts = (model.text for model in self.repository.models())
+        return list({text.name: text for text in texts if text is not None}.values())
+
+    def engines(self) -> list["EngineClient"]:
+        """Those of all language models, of every version."""
+        texts = (model.text for model in self.repository.models())
+        return [text.engine for text in texts if text is not None]
 
     # --- how it is ---
 
     def liveness(self) -> Health:
-        """Whether the engine moves, or will: one that loads is not expected to, and one that hangs is replaced."""
-        if self._engine.failure is not None:
-            return Health(f"the engine failed: {self._engine.failure}")
-        if self._phase is Phase.LOADING or self._engine.can_restart:
-            return Health()
-        return self._silence()
+        """Whether the server should be left running."""
+        return self._health.liveness()
 
     def readiness(self) -> Health:
         """Whether a new request would be served now."""
-        if self._phase is Phase.LOADING:
-            return Health("the model is loading")
-        if self._phase is Phase.DRAINING:
-            return Health("the server is shutting down")
-        if self._engine.is_restarting:
-            return Health("the engine is restarting")
-        liveness = self.liveness()
-        return self._silence() if liveness.is_ok else liveness
-
-    def _silence(self) -> Health:
-        age_s = self._engine.heartbeat_age_s()
-        if age_s < self._heartbeat_timeout_s:
-            return Health()
-        return Health(f"the engine has been silent for {age_s:.1f} s")
+        return self._health.readiness()
 
     def is_live(self) -> bool:
         return self.liveness().is_ok
 
     def is_ready(self) -> bool:
         return self.readiness().is_ok
+
+    def is_model_ready(self, name: str, version: int = LATEST) -> bool:
+        """Whether that version is there and would serve now."""
+        try:
+            return self.find(name, version).is_ready
+        except SluiceError:
+            return False
+
+    def _repository_problem(self) -> str:
+        return self.repository.problem if self._is_strictly_ready else ""
 
     # --- what it does ---
 
@@ -116,77 +115,61 @@ class InferenceService:
         Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first
         event. Who stops early closes the stream, which cancels the request in the engine.
         """
-        self._refuse_if_draining()
+        self._health.refuse_if_draining()
         record = self.metrics.open_request(model.name, protocol)
         self._opened()
         try:
-            async with aclosing(model.generate(request)) as events:
+            async with aclosing(recorded(model.generate(request), record)) as events:
                 async for event in events:
-                    if event.finish_reason in _BROKEN_OFF:
-                        raise SluiceError(ErrorCode.UNAVAILABLE, "the engine ended the request before it was complete")
-                    record.observe(event)
                     yield event
-        except Exception as error:
-            record.fail(error)
-            raise
         finally:
-            record.close()
             self._closed()
 
-    async def warm_up(self, model: "LlmText") -> None:
-        """Generate one token as for a client, outside the metrics. Raises what a client would see."""
-        request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
-        async with aclosing(model.generate(request)) as events:
-            num_tokens = sum([event.num_tokens async for event in events])
-        if num_tokens == 0:
-            raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
-
-    def begin_serving(self, model: "LlmText") -> None:
-        """The model has proven itself: take requests for it."""
-        self._models[model.name] = model
-        self._phase = Phase.SERVING
+    def begin_serving(self) -> None:
+        """What is to be served is loaded and has proven itself: take requests."""
+        self._health.phase = Phase.SERVING
 
     # --- how it ends ---
 
     def begin_drain(self) -> None:
         """Refuse new requests from here on; the open ones go on."""
-        self._phase = Phase.DRAINING
+        self._health.phase = Phase.DRAINING
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Whether every open stream ended within `timeout_s`."""
+        """Whether everything open ended within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
+                for model in self.repository.models():
+                    await model.wait_idle()
         except TimeoutError:
             return False
         return True
 
-    def abort_all(self, error: SluiceError) -> None:
-        """End every open stream with `error`, which its client sees as an error event."""
-        self._engine.abort_all(error)
+    async def abort_all(self, error: SluiceError) -> None:
+        """End everything open: streams of language models with `error`, which their clients see as an error event."""
+        for engine in self.engines():
+            engine.abort_all(error)
+        for model in self.repository.models():
+            if model.text is None:
+                await model.close()
+
+    async def close(self) -> None:
+        """Unload everything and free what requests have shared. What is still open ends in an error."""
+        await self.repository.close(0)
+        self.shared_memory.close()
+        self.trace.close()
 
     @property
     def num_open(self) -> int:
-        """Streams that have begun and not ended."""
-        return self._num_open
+        """Requests that have begun and not ended."""
+        return self._num_texts + sum(model.num_in_flight for model in self.repository.models())
 
     def _opened(self) -> None:
-        self._num_open += 1
+        self._num_texts += 1
         self._idle.clear()
 
     def _closed(self) -> None:
-        self._num_open -= 1
-        if self._num_open == 0:
+        self._num_texts -= 1
+        if self._num_texts == 0:
             self._idle.set()
-
-    def _refuse_unless_serving(self) -> None:
-        if self._phase is Phase.LOADING:
-            raise SluiceError(ErrorCode.UNAVAILABLE, "the model is loading", retry_after_s=_RETRY_LOADING_S)
-        self._refuse_if_draining()
-        if self._engine.failure is not None:
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {self._engine.failure}")
-
-    def _refuse_if_draining(self) -> None:
-        if self._phase is Phase.DRAINING:
-            message = "the server is shutting down"
-            raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_ELSEWHERE_S)

@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.api_key import ApiKeyMiddleware
 from gateway.config import AccessOptions, ServeConfig
@@ -15,12 +16,12 @@ from gateway.http import health
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
 from gateway.http.request_id import RequestIdMiddleware
-from gateway.http.v2 import routes as v2_routes
+from gateway.http.v2.app import create_v2
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 
 
-def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
+def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     """Both protocols and /health, behind the API key where there is one."""
     app = FastAPI(
         title="Sluice",
@@ -31,12 +32,23 @@ def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
     )
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
-    app.include_router(v2_routes.router(service, config))
-    _install(app, service.metrics, config.access)
-    return app
+    install_error_handlers(app)
+    v2 = create_v2(service, config, config.http.forwarded_headers or "")
+    return _guarded(_Protocols(app, v2), service.metrics, config.access)
 
 
-def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
+class _Protocols:
+    """Triton's protocol is an application of its own: the framework's routing costs more than an inference."""
+
+    def __init__(self, app: ASGIApp, v2: ASGIApp) -> None:
+        self._app = app
+        self._v2 = v2
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)
+
+
+def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> ASGIApp:
     """GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
 
     async def scrape(request: Request) -> Response:
@@ -45,20 +57,19 @@ def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starle
 
     app = Starlette(routes=[Route("/metrics", scrape)])
     app.router.redirect_slashes = False
-    _install(app, metrics, access)
-    return app
-
-
-def _install(app: Starlette, metrics: GatewayMetrics, access: AccessOptions) -> None:
-    """What every request passes, innermost first, and how failures are answered."""
     install_error_handlers(app)
+    return _guarded(app, metrics, access)
+
+
+def _guarded(app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions) -> ASGIApp:
+    """What every request passes before `app`."""
     if access.api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=access.api_key)
+        app = ApiKeyMiddleware(app, api_key=access.api_key)
 
     def count_response(path: str, status: int) -> None:
         metrics.responses.labels(_protocol(path), str(status)).inc()
 
-    app.add_middleware(RequestIdMiddleware, count_response=count_response)
+    return RequestIdMiddleware(app, count_response=count_response)
 
 
 def _protocol(path: str) -> str:

@@ -1,16 +1,16 @@
 """The engine's state as Prometheus families, read from its last frame when somebody scrapes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.types import EngineStats
-from gateway.service import InferenceService
 
 if TYPE_CHECKING:
     from engine.client.base import EngineClient
+    from gateway.service import InferenceService
 
 _LABELS = ("model",)
 
@@ -66,50 +66,54 @@ _SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_poisoned_requests", "Requests failed as engines crashed on them.", lambda e: e.num_poisoned),
 )
 
+_PULSE: tuple[tuple[str, str, Supervised], ...] = (
+    ("sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", lambda e: e.heartbeat_age_s()),
+    ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.last_recovery_s),
+)
+
 
 class EngineCollector(Collector):
-    """Families of one engine. Its own state goes back as far as its start."""
+    """Families of every loaded language model's engine. An engine's own state goes back as far as its start."""
 
-    def __init__(self, engine: "EngineClient", service: InferenceService, model: str) -> None:
-        self._engine = engine
+    def __init__(self, service: "InferenceService") -> None:
         self._service = service
-        self._model = model
 
     def collect(self) -> Iterable[Metric]:
-        engine, stats = self._engine, self._engine.stats
-        yield from (self._gauge(name, text, value(stats)) for name, text, value in _GAUGES)
-        yield from (self._counter(name, text, value(stats)) for name, text, value in _COUNTERS)
-        yield from (self._counter(name, text, value(engine)) for name, text, value in _SUPERVISION)
-        yield self._seconds(stats)
-        yield from self._health()
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-        gauge.add_metric((self._model,), value)
-        return gauge
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        counter = CounterMetricFamily(name, text, labels=_LABELS)
-        counter.add_metric((self._model,), value)
-        return counter
-
-    def _seconds(self, stats: EngineStats) -> Metric:
-        family = CounterMetricFamily(
-            "sluice_engine_seconds",
-            "Time the engine spent in steps: in the model (runner), and on everything else (overhead).",
-            labels=(*_LABELS, "part"),
-        )
-        family.add_metric((self._model, "runner"), stats.runner_seconds_total)
-        family.add_metric((self._model, "overhead"), stats.overhead_seconds_total)
-        return family
-
-    def _health(self) -> Iterable[Metric]:
-        engine = self._engine
-        yield self._gauge(
-            "sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", engine.heartbeat_age_s()
-        )
-        yield self._gauge(
-            "sluice_engine_last_recovery_seconds", "Time that the last recovery took.", engine.last_recovery_s
-        )
-        yield GaugeMetricFamily("sluice_live", "1 until the engine is given up.", value=self._service.is_live())
+        engines = {llm.name: llm.engine for llm in self._service.llms()}
+        for name, text, of_stats in _GAUGES:
+            yield _gauge(name, text, {model: of_stats(engine.stats) for model, engine in engines.items()})
+        for name, text, of_stats in _COUNTERS:
+            yield _counter(name, text, {model: of_stats(engine.stats) for model, engine in engines.items()})
+        for name, text, of_engine in _SUPERVISION:
+            yield _counter(name, text, {model: of_engine(engine) for model, engine in engines.items()})
+        for name, text, of_engine in _PULSE:
+            yield _gauge(name, text, {model: of_engine(engine) for model, engine in engines.items()})
+        yield _seconds({model: engine.stats for model, engine in engines.items()})
+        yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
+
+
+def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+    for model, value in values.items():
+        gauge.add_metric((model,), value)
+    return gauge
+
+
+def _counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    counter = CounterMetricFamily(name, text, labels=_LABELS)
+    for model, value in values.items():
+        counter.add_metric((model,), value)
+    return counter
+
+
+def _seconds(stats: Mapping[str, EngineStats]) -> Metric:
+    family = CounterMetricFamily(
+        "sluice_engine_seconds",
+        "Time the engine spent in steps: in the model (runner), and on everything else (overhead).",
+        labels=(*_LABELS, "part"),
+    )
+    for model, state in stats.items():
+        family.add_metric((model, "runner"), state.runner_seconds_total)
+        family.add_metric((model, "overhead"), state.overhead_seconds_total)
+    return family

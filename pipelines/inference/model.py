@@ -103,6 +103,10 @@ class Model(ABC):
     def num_in_flight(self) -> int:
         return self._num_in_flight
 
+    async def wait_idle(self) -> None:
+        """Until nothing is under way."""
+        await self._idle.wait()
+
     async def unload(self, timeout_s: float | None = None) -> None:
         """Take nothing new, let what is under way end for up to `timeout_s`, and free everything."""
         self._is_closing = True

@@ -1,5 +1,6 @@
 """`sluice serve` as its users have it: a process of its own, on free ports, with a small model made on the spot."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ class ServerProcess:
     metrics_url: str
     listening_line: str
     ready_line: str = ""
+    grpc_address: str = ""
     model: str = MODEL
 
     @property
@@ -64,7 +66,7 @@ def serve_command(*arguments: str) -> list[str]:
 @contextmanager
 def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that listens; call `wait_ready` before asking it for tokens."""
-    options = ("--served-model-name", MODEL, "--http-port=0", "--metrics-port=0", *arguments)
+    options = ("--served-model-name", MODEL, "--http-port=0", "--grpc-port=0", "--metrics-port=0", *arguments)
     command = serve_command(str(checkpoint), *options)
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -72,8 +74,9 @@ def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterato
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("Listening on "), log_path.read_text()
-        base_url, metrics_url = line.removeprefix("Listening on ").rstrip(")\n").split(" (metrics ")
-        yield ServerProcess(process, log_path, base_url, metrics_url, line)
+        found = re.fullmatch(r"Listening on (\S+) \(metrics ([^,)]+)(, gRPC (\S+))?\)\n", line)
+        assert found, line
+        yield ServerProcess(process, log_path, found[1], found[2], line, grpc_address=found[4] or "")
     finally:
         process.kill()
         process.communicate()

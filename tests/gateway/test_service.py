@@ -18,9 +18,11 @@ from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.llm.model import LlmModel
 from pipelines.backends.llm.text import LlmText
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from tests.engine.fake_runner import EchoRunner
+from tests.gateway.repositories import empty_repository, llm_model
 
 TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
 PATIENCE_S = 20.0
@@ -50,6 +52,12 @@ class Rig:
     engine: InProcessEngineClient
     runner: HeldRunner
     model: LlmText
+    loaded: LlmModel
+
+    def serve(self) -> None:
+        """Done loading."""
+        self.service.repository.add(self.loaded)
+        self.service.begin_serving()
 
     def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
         sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
@@ -74,11 +82,16 @@ async def rig(**limits: int) -> AsyncIterator[Rig]:
     runner = HeldRunner()
     engine = InProcessEngineClient(msgspec.structs.replace(EngineConfig(model_path=""), **limits), runner)
     await engine.start()
-    service = InferenceService(engine, GatewayMetrics(), HEARTBEAT_TIMEOUT_S)
+    metrics = GatewayMetrics()
+    repository = empty_repository(metrics)
+    await repository.start()
+    service = InferenceService(repository, metrics, HEARTBEAT_TIMEOUT_S)
+    model = llm_model("rill", TOKENIZER, engine, metrics)
     try:
-        yield Rig(service, engine, runner, LlmText.load("rill", TOKENIZER, engine))
+        yield Rig(service, engine, runner, model.text, model)
     finally:
         runner.allow(1_000_000)
+        await service.close()
         await engine.stop()
 
 
@@ -102,31 +115,31 @@ async def test_ready_only_after_the_model_has_generated() -> None:
         assert it.service.is_live() and not it.service.is_ready()
         assert it.service.readiness().reason == "the model is loading"
         with pytest.raises(SluiceError, match="the model is loading") as caught:
-            it.service.model("rill")
+            it.service.llm("rill")
         assert caught.value.code is ErrorCode.UNAVAILABLE
-        warming = asyncio.create_task(it.service.warm_up(it.model))
+        warming = asyncio.create_task(it.model.warm_up())
         await asyncio.sleep(0)
         assert not warming.done()
         it.runner.allow(1)
         await warming
-        it.service.begin_serving(it.model)
+        it.serve()
         assert it.service.is_ready()
-        assert it.service.models() == [it.service.model("rill")] == [it.model]
+        assert it.service.llms() == [it.service.llm("rill")] == [it.model]
 
 
 @on_loop
 async def test_unknown_models_are_not_found_and_the_known_ones_named() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         with pytest.raises(SluiceError, match="model 'gpt' not found; available: rill") as caught:
-            it.service.model("gpt")
+            it.service.llm("gpt")
         assert (caught.value.code, caught.value.param) == (ErrorCode.NOT_FOUND, "model")
 
 
 @on_loop
 async def test_streams_and_counts() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(100)
         events = await it.collect(max_tokens=8)
         assert events[-1].finish_reason is FinishReason.LENGTH
@@ -143,7 +156,7 @@ async def test_streams_and_counts() -> None:
 @on_loop
 async def test_refusals_come_before_the_first_event() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         with pytest.raises(SluiceError) as caught:
             await anext(it.stream(prompt="word " * 9000))
         assert caught.value.code is ErrorCode.INVALID
@@ -154,7 +167,7 @@ async def test_refusals_come_before_the_first_event() -> None:
 @on_loop
 async def test_a_full_queue_refuses() -> None:
     async with rig(max_num_seqs=1, max_queued_requests=0) as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         async with aclosing(it.stream(50)) as first:
             it.runner.allow(FIRST_STEPS)
             await anext(first)
@@ -170,7 +183,7 @@ async def test_a_full_queue_refuses() -> None:
 @on_loop
 async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(FIRST_STEPS)
         async with aclosing(it.stream(5000)) as stream:
             await anext(stream)
@@ -185,14 +198,14 @@ async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
 @on_loop
 async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(FIRST_STEPS)
         stream = it.stream(50)
         await anext(stream)
         it.service.begin_drain()
         assert it.service.readiness().reason == "the server is shutting down"
         assert it.service.is_live()
-        for refused in (it.collect(), asyncio.to_thread(it.service.model, "rill")):
+        for refused in (it.collect(), asyncio.to_thread(it.service.llm, "rill")):
             with pytest.raises(SluiceError, match="the server is shutting down") as caught:
                 await refused
             assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -206,14 +219,14 @@ async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
 @on_loop
 async def test_aborting_ends_streams_with_the_error_queued_ones_too() -> None:
     async with rig(max_num_seqs=1) as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(FIRST_STEPS)
         running = it.stream(5000)
         await anext(running)
         queued = asyncio.create_task(it.collect())
         await asyncio.sleep(0)
         it.service.begin_drain()
-        it.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "time is up"))
+        await it.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "time is up"))
         it.runner.allow(100)
         with pytest.raises(SluiceError, match="time is up"):
             async for _ in running:  # what it had before it was aborted comes first
@@ -229,7 +242,7 @@ async def test_a_silent_engine_is_not_live() -> None:
     async with rig() as it:
         it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
         assert it.service.is_live(), "while loading silence is expected"
-        it.service.begin_serving(it.model)
+        it.serve()
         assert it.service.liveness().reason == "the engine has been silent for 5.0 s"
         assert not it.service.is_ready()
 
@@ -237,12 +250,12 @@ async def test_a_silent_engine_is_not_live() -> None:
 @on_loop
 async def test_while_the_engine_restarts_the_server_lives_and_is_not_ready() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(100)
         it.engine.is_restarting = True
         assert it.service.is_live()
         assert it.service.readiness().reason == "the engine is restarting"
-        assert it.service.model("rill") is it.model, "new requests are taken, and wait"
+        assert it.service.llm("rill") is it.model, "new requests are taken, and wait"
         it.engine.is_restarting = False
         assert it.service.is_ready()
 
@@ -250,7 +263,7 @@ async def test_while_the_engine_restarts_the_server_lives_and_is_not_ready() -> 
 @on_loop
 async def test_a_silent_engine_that_can_be_replaced_is_not_ready_and_no_reason_to_restart_the_server() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.engine.can_restart = True
         it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
         assert it.service.is_live()
@@ -260,7 +273,7 @@ async def test_a_silent_engine_that_can_be_replaced_is_not_ready_and_no_reason_t
 @on_loop
 async def test_a_dead_engine_fails_its_streams_and_the_probes() -> None:
     async with rig() as it:
-        it.service.begin_serving(it.model)
+        it.serve()
         it.runner.allow(FIRST_STEPS)
         stream = it.stream(5000)
         await anext(stream)
@@ -272,4 +285,4 @@ async def test_a_dead_engine_fails_its_streams_and_the_probes() -> None:
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert not it.service.is_live() and not it.service.is_ready()
         with pytest.raises(SluiceError, match="the engine failed"):
-            it.service.model("rill")
+            it.service.llm("rill")

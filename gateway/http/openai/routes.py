@@ -51,11 +51,11 @@ class OpenAIRoutes:
 
     async def models(self) -> Response:
         """The models that can be asked."""
-        return _json(model_list(self._service.models()))
+        return _json(model_list(self._service.llms()))
 
     async def model(self, model: str) -> Response:
         """One of the models."""
-        return _json(model_object(self._service.model(model)))
+        return _json(model_object(self._service.llm(model)))
 
     def _scheduling(self, request: Request) -> Scheduling:
         return scheduling_of(request.headers, self._defaults)

@@ -23,6 +23,7 @@ from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.backends.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.gateway.repositories import empty_repository, llm_model
 
 T = TypeVar("T")
 
@@ -146,19 +147,24 @@ async def _application(
     runner = SteppedRunner(num_blocks)
     engine = InProcessEngineClient(engine_config, runner)
     await engine.start()
-    service = InferenceService(engine, GatewayMetrics(), config.shutdown.heartbeat_timeout_s)
-    model = LlmText.load(MODEL, RILL, engine)
+    metrics = GatewayMetrics()
+    repository = empty_repository(metrics)
+    service = InferenceService(repository, metrics, config.shutdown.heartbeat_timeout_s)
+    model = llm_model(MODEL, RILL, engine, metrics)
     if is_loaded:
-        service.begin_serving(model)
+        repository.add(model)
+        await repository.start()
+        service.begin_serving()
     listener = listen("127.0.0.1", 0, "--http-port")
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
         with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
-            yield LiveServer(url_of(listener), service, engine, model, runner, asyncio.get_running_loop(), client)
+            yield LiveServer(url_of(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client)
     finally:
         runner.release()
         await server.stop(PATIENCE_S)
+        await service.close()
         await engine.stop()
         listener.close()
 

@@ -60,7 +60,7 @@ EXPECTED = {
 
 def scraped(live: LiveServer) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(live.engine, live.service, "rill"))
+    registry.register(EngineCollector(live.service))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         sample.name: sample.value for family in families for sample in family.samples if "part" not in sample.labels

@@ -354,7 +354,7 @@ def test_an_unexpected_failure_says_nothing_of_our_inside(
     def fail(name: str) -> None:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(live.service, "model", fail)
+    monkeypatch.setattr(live.service, "llm", fail)
     response = live.post(PATH["chat"], CHAT, headers={"x-request-id": "find-me"})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -1,0 +1,28 @@
+"""Repositories for tests that have models in hand, not in folders."""
+
+from pathlib import Path
+
+from engine.client.base import EngineClient
+from engine.config import EngineConfig
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.base import BackendContext, ModelLookup
+from pipelines.backends.llm.configuration import bundled_config, with_engine_parameters
+from pipelines.backends.llm.model import LlmModel
+from pipelines.backends.llm.text import LlmText
+from pipelines.repository.repository import ModelRepository
+from pipelines.repository.types import ControlMode
+
+
+def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
+    """One without folders; `await start()` makes it ready."""
+
+    def context(models: ModelLookup) -> BackendContext:
+        return BackendContext(models=models, engine_config=EngineConfig, open_record=metrics.open_request)
+
+    return ModelRepository((), ControlMode.NONE, context)
+
+
+def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:
+    """The checkpoint's text side over an engine that has started."""
+    config = with_engine_parameters(bundled_config(name), engine.info)
+    return LlmModel(config, LlmText.load(name, checkpoint, engine), engine, metrics.open_request)
