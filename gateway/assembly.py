@@ -11,6 +11,7 @@ from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.repository.repository import ModelRepository
 
@@ -26,6 +27,7 @@ def make_service(config: ServeConfig) -> InferenceService:
         metrics,
         config.shutdown.heartbeat_timeout_s,
         is_strictly_ready=config.repository.is_strictly_ready,
+        identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
     )
     metrics.registry.register(EngineCollector(service))
     metrics.registry.register(InferenceCollector(service.repository.models))

@@ -77,6 +77,13 @@ class HttpOptions:
         None,
         "refuse OpenAI requests with unknown fields. Without it they are ignored, and a warning header names them",
     )
+    server_id: str = option(
+        "--id",
+        "triton",
+        text_of("a name without control characters"),
+        "NAME",
+        "the name under which the server presents itself in the v2 protocol's metadata",
+    )
     forwarded_headers: str | None = option(
         "--http-header-forward-pattern",
         None,

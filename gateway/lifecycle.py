@@ -273,6 +273,8 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
 
 def _import_what_is_slow() -> None:
     """On a thread, so that the event loop goes on."""
+    # Else gRPC logs a line for every process that we start: the workers that it fears for never use it.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - a library's switch, not an option of ours
     for name in ("gateway.assembly", "pipelines.backends.llm.backend"):
         import_module(name)
 

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING
 
 from engine.errors import ErrorCode, SluiceError
 from gateway.health import Health, Phase, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.v2.description import ServerIdentity
+from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from pipelines.backends.llm.recording import recorded
@@ -42,7 +41,7 @@ class InferenceService:
     ) -> None:
         self.repository = repository
         self.metrics = metrics
-        self.identity = identity or ServerIdentity("sluice", distribution_version("sluice"))
+        self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry()
         self.trace = TraceSettings()
         self.log_settings = LogSettings()

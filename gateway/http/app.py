@@ -1,6 +1,7 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
 from importlib.metadata import version
+from typing import TypeVar
 
 from fastapi import FastAPI
 from prometheus_client.exposition import choose_encoder
@@ -20,8 +21,10 @@ from gateway.http.v2.app import create_v2
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 
+StarletteT = TypeVar("StarletteT", bound=Starlette)
 
-def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
+
+def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
     """Both protocols and /health, behind the API key where there is one."""
     app = FastAPI(
         title="Sluice",
@@ -33,8 +36,8 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
     install_error_handlers(app)
-    v2 = create_v2(service, config, config.http.forwarded_headers or "")
-    return _guarded(_Protocols(app, v2), service.metrics, config.access)
+    app.add_middleware(_Protocols, v2=create_v2(service, config, config.http.forwarded_headers or ""))
+    return _guarded(app, service.metrics, config.access)
 
 
 class _Protocols:
@@ -48,7 +51,7 @@ class _Protocols:
         await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)
 
 
-def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> ASGIApp:
+def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
     """GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
 
     async def scrape(request: Request) -> Response:
@@ -61,15 +64,16 @@ def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> ASGIAp
     return _guarded(app, metrics, access)
 
 
-def _guarded(app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions) -> ASGIApp:
-    """What every request passes before `app`."""
+def _guarded(app: StarletteT, metrics: GatewayMetrics, access: AccessOptions) -> StarletteT:
+    """What every request passes before what `app` has so far."""
     if access.api_key is not None:
-        app = ApiKeyMiddleware(app, api_key=access.api_key)
+        app.add_middleware(ApiKeyMiddleware, api_key=access.api_key)
 
     def count_response(path: str, status: int) -> None:
-        metrics.responses.labels(_protocol(path), str(status)).inc()
+        metrics.count_response(_protocol(path), status)
 
-    return RequestIdMiddleware(app, count_response=count_response)
+    app.add_middleware(RequestIdMiddleware, count_response=count_response)
+    return app
 
 
 def _protocol(path: str) -> str:

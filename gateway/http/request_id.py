@@ -1,10 +1,10 @@
 """Gives every request an id, counts its answer, and is where an unexpected failure becomes a 500."""
 
+import itertools
 import re
 import secrets
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +12,11 @@ from gateway.http.errors import as_sluice_error, error_response
 from gateway.telemetry.logs import current_request_id
 
 _REPEATABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
+
+_HEADER = b"x-request-id"
+_OURS = secrets.token_hex(7)
+_NUMBERS = itertools.count(secrets.randbits(32))
+"""Ids are numbers behind this process's own mark: a random one for each request costs more than parsing its head."""
 
 CountResponse = Callable[[str, int], None]
 """Told the path and the status of every answer."""
@@ -38,13 +43,13 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _repeatable(Headers(scope=scope).get("x-request-id")) or secrets.token_hex(12)
+        request_id = _sent_id(scope) or f"{_OURS}{next(_NUMBERS):010x}"
         scope.setdefault("state", {})["request_id"] = request_id
         current_request_id.set(request_id)
         await self._serve(scope, receive, send, request_id)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        header = (b"x-request-id", request_id.encode("ascii"))
+        header = (_HEADER, request_id.encode("ascii"))
         has_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -64,6 +69,10 @@ class RequestIdMiddleware:
             await response(scope, receive, send_with_id)
 
 
-def _repeatable(header: str | None) -> str | None:
+def _sent_id(scope: Scope) -> str | None:
     """The client's id where it is safe to repeat in a header and a log line."""
-    return header if header is not None and _REPEATABLE.fullmatch(header) else None
+    for name, value in scope["headers"]:
+        if name == _HEADER:
+            sent = value.decode("latin-1")
+            return sent if _REPEATABLE.fullmatch(sent) else None
+    return None

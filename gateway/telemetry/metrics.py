@@ -1,12 +1,13 @@
 """What the gateway counts, as Prometheus families. docs/metrics.md explains each to an operator.
 
-Per request the library's own metrics are used. Per token they cost four times as much as plain numbers
-(1.1 against 0.3 microseconds: a lock and a loop over buckets each), so tokens and the gaps between them
-are kept as those, and turned into families when somebody scrapes. All of it belongs to the event loop's
+Per request to an LLM the library's own metrics are used. Per token they cost four times as much as plain numbers
+(1.1 against 0.3 microseconds: a lock and a loop over buckets each), so tokens, the gaps between them and
+HTTP answers are kept as those, and turned into families when somebody scrapes. All of it belongs to the event loop's
 thread, the scrape too.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from time import perf_counter
@@ -103,16 +104,11 @@ class GatewayMetrics(Collector):
         self.clock = clock
         self.registry = CollectorRegistry(auto_describe=False)
         self._tallies: dict[str, TokenTally] = {}
+        self._responses: dict[tuple[str, int], int] = defaultdict(int)
         self.requests = Counter(
             "sluice_requests",
             "Requests that reached a model, by how they ended: ok, cancelled, or an error code.",
             ("model", "protocol", "outcome"),
-            registry=self.registry,
-        )
-        self.responses = Counter(
-            "sluice_http_responses",
-            "HTTP answers by protocol and status, refused ones included.",
-            ("protocol", "status"),
             registry=self.registry,
         )
         self.time_to_first_token = Histogram(
@@ -132,6 +128,10 @@ class GatewayMetrics(Collector):
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
+    def count_response(self, protocol: str, status: int) -> None:
+        """One HTTP answer."""
+        self._responses[protocol, status] += 1
+
     def open_request(self, model: str, protocol: str) -> RequestRecord:
         """Begin to measure a request. `close` the record when it is over."""
         tally = self._tallies.get(model)
@@ -140,7 +140,7 @@ class GatewayMetrics(Collector):
         return RequestRecord(self, tally, model, protocol)
 
     def collect(self) -> Iterable[Metric]:
-        """The families of the per-token numbers."""
+        """The families of the plain numbers."""
         prompt = CounterMetricFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", labels=("model",))
         generated = CounterMetricFamily("sluice_generation_tokens", "Tokens sent to clients.", labels=("model",))
         gaps = HistogramMetricFamily(
@@ -150,4 +150,11 @@ class GatewayMetrics(Collector):
             prompt.add_metric((model,), tally.prompt_tokens)
             generated.add_metric((model,), tally.generation_tokens)
             gaps.add_metric((model,), tally.buckets(), tally.gap_seconds)
-        return prompt, generated, gaps
+        responses = CounterMetricFamily(
+            "sluice_http_responses",
+            "HTTP answers by protocol and status, refused ones included.",
+            labels=("protocol", "status"),
+        )
+        for (protocol, status), count in self._responses.items():
+            responses.add_metric((protocol, str(status)), count)
+        return prompt, generated, gaps, responses

@@ -92,7 +92,7 @@ def test_a_stream_that_fails_ends_in_an_error_event_and_not_in_done(path_and_bod
 
 def test_aborted_streams_say_why(live: LiveServer) -> None:
     async def abort() -> None:
-        live.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+        await live.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
 
     live.runner.hold_after(3)
     with live.client.stream("POST", PATH, json=BODY | {"stream": True}) as response:

@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.telemetry.host import CpuUtilization, host_memory
+from gateway.telemetry.inference import InferenceCollector
+from pipelines.batching.scheduled import ScheduledModel
+from pipelines.inference.statistics import CacheUsage
+from tests.pipelines.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
+
+TRITON = Path(__file__).parent / "data" / "triton_metrics.txt"
+"""HELP and TYPE lines of tritonserver 2.51's metrics page."""
+ABSENT = {"nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"}
+"""There is no GPU whose copies such a pool would serve."""
+
+
+def exposed(*models: ScheduledModel) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(InferenceCollector(lambda: models))
+    return generate_latest(registry).decode()
+
+
+def described(text: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if line.startswith("#"))
+
+
+async def test_families_are_those_of_triton_word_by_word() -> None:
+    model = model_of("", AtOnceInstance())
+    model.statistics.cache = CacheUsage(1 << 20)
+    expected = [line for line in described(TRITON.read_text()) if line.split()[2] not in ABSENT]
+    assert list(described(exposed(model))) == expected
+
+
+async def test_values_come_with_model_and_version() -> None:
+    held = HeldInstance()
+    client = Client(model_of('metric_tags { key: "team" value: "a" }', held))
+    client.submit("a", rows=3)
+    client.submit("b")
+    client.submit("c")
+    held.finish()
+    text = exposed(client.model)
+    labels = 'model="echo",team="a",version="1"'
+    assert f"nv_inference_request_success{{{labels}}} 1.0" in text
+    assert f"nv_inference_count{{{labels}}} 3.0" in text
+    assert f"nv_inference_exec_count{{{labels}}} 1.0" in text
+    assert f"nv_inference_pending_request_count{{{labels}}} 1.0" in text
+    assert 'nv_inference_request_failure{model="echo",reason="REJECTED",team="a",version="1"} 0.0' in text
+    assert "nv_cache" not in text
+
+
+async def test_durations_are_microseconds() -> None:
+    model = model_of("", AtOnceInstance())
+    model.statistics.infer.success.ns = 1_234_567
+    assert 'nv_inference_request_duration_us{model="echo",version="1"} 1234.0' in exposed(model)
+
+
+async def test_prometheus_reads_it_in_both_forms() -> None:
+    model = model_of("", AtOnceInstance())
+    families = {each.name: each for each in text_string_to_metric_families(exposed(model))}
+    assert families["nv_inference_count"].type == "counter"
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(InferenceCollector(lambda: [model]))
+    assert 'nv_inference_count{model="echo",version="1"} 0' in exposition.generate_latest(registry).decode()  # type: ignore[no-untyped-call]
+
+
+def test_the_host_is_read_from_proc(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1 2 3\n")
+    utilization = CpuUtilization(tmp_path)
+    stat.write_text("cpu  130 0 100 760 110 0 0 0 90 0\ncpu0 1 2 3\n")
+    assert utilization.sample() == pytest.approx(0.3)
+    assert utilization.sample() == 0.0
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
+    memory = host_memory(tmp_path)
+    assert memory is not None
+    assert (memory.total_bytes, memory.used_bytes) == (1000 * 1024, 600 * 1024)
+
+
+def test_a_host_without_proc_has_no_numbers(tmp_path: Path) -> None:
+    assert host_memory(tmp_path) is None
+    assert CpuUtilization(tmp_path).sample() is None
