@@ -13,7 +13,7 @@ HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load
 def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     overview = capsys.readouterr().out
-    assert "  serve      Serve a model over HTTP" in overview
+    assert "  serve      Serve models: OpenAI API" in overview
     assert "  load       " in overview
 
 
@@ -63,7 +63,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     for group in GROUPS.values():
         for _, _, declared in options_of(group):
             assert declared.flag in shown
-    assert "8001 is kept for gRPC" in shown
+    assert "8001 gRPC" in shown
     assert "Default: 64M" in shown
 
 

@@ -1,30 +1,127 @@
-"""What /docs says of a generate request, made from the declared inputs."""
+"""What /docs says of the v2 routes, which are no routes of the framework."""
 
 from typing import Any
 
 from gateway.http.scheduling import OPENAPI_PARAMETERS
-from gateway.http.v2.llm_model import INPUTS, Tensor
 
-_JSON_TYPE = {"BYTES": "string", "BOOL": "boolean", "INT32": "integer", "UINT64": "integer", "FP32": "number"}
-_PARAMETERS = {
-    "priority": {"type": "integer", "description": "A request parameter: lower runs earlier; 0 as if absent."},
-    "timeout": {"type": "integer", "description": "A request parameter: microseconds until an error; 0 for none."},
-    "cache_salt": {"type": "string", "description": "A request parameter: prompts are shared within one salt."},
+_TAG = "Triton v2"
+_MODEL = "/v2/models/{model}"
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string", "description": "BOOL, UINT8 … INT64, FP16, FP32, FP64, BF16 or BYTES."},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "data": {"type": "array", "items": {}, "description": "The elements, flat or nested."},
+        "parameters": {"type": "object", "description": "binary_data_size, shared_memory_region and its place."},
+    },
 }
+_OUTPUT = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "parameters": {"type": "object", "description": "binary_data, classification, shared_memory_region."},
+    },
+}
+_INFER = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string", "description": "Comes back with the response."},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": _OUTPUT, "description": "All where absent."},
+        "parameters": {
+            "type": "object",
+            "description": "priority, timeout (microseconds), sequence_id, sequence_start, sequence_end, "
+            "binary_data_output, and the model's own.",
+        },
+    },
+}
+_GENERATE = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "Each key that is an input of the model is its value, of which an LLM has text_input, max_tokens, "
+    "temperature, stop_words and more (see the model's metadata). Other keys are request parameters.",
+    "properties": {
+        "id": {"type": "string", "description": "Comes back with every response."},
+        "parameters": {"type": "object", "description": "Counts as if its keys stood beside it."},
+    },
+}
+_LOAD = {
+    "type": "object",
+    "properties": {
+        "parameters": {"type": "object", "description": "config: a configuration as JSON; file:PATH: a file in base64."}
+    },
+}
+_UNLOAD = {"type": "object", "properties": {"parameters": {"type": "object", "description": "unload_dependents."}}}
+_REGION = {
+    "type": "object",
+    "required": ["key", "byte_size"],
+    "properties": {"key": {"type": "string"}, "offset": {"type": "integer"}, "byte_size": {"type": "integer"}},
+}
+_SETTINGS = {"type": "object", "additionalProperties": True, "description": "What to change; null takes a change back."}
 
 
-def generate_body() -> dict[str, Any]:
-    """The OpenAPI entry of a generate request's body and headers."""
-    properties = {"id": {"type": "string", "description": "Comes back with every response."}}
-    properties |= {tensor.name: _schema(tensor) for tensor in INPUTS}
-    properties |= _PARAMETERS
-    required = [tensor.name for tensor in INPUTS if not tensor.is_optional]
-    schema = {"type": "object", "properties": properties, "required": required}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"requestBody": body, "parameters": OPENAPI_PARAMETERS}
+def openapi_paths() -> dict[str, Any]:
+    """The `paths` of the v2 routes. Each model route also exists with /versions/{version} after the model."""
+    return {
+        "/v2": {"get": _operation("What this server is.")},
+        "/v2/health/live": {"get": _operation("Whether the server should be left running: 200 or 400.")},
+        "/v2/health/ready": {"get": _operation("Whether the server takes requests: 200 or 400.")},
+        _MODEL: {"get": _operation("What a model takes and gives.", path=("model",))},
+        f"{_MODEL}/ready": {"get": _operation("Whether a model takes requests: 200 or 400.", path=("model",))},
+        f"{_MODEL}/config": {"get": _operation("A model's configuration.", path=("model",))},
+        f"{_MODEL}/stats": {"get": _operation("What a model has done.", path=("model",))},
+        "/v2/models/stats": {"get": _operation("What every model has done.")},
+        f"{_MODEL}/infer": {"post": _inference("Run a model on tensors.", _INFER)},
+        f"{_MODEL}/generate": {"post": _inference("Run a model on one JSON object; one response.", _GENERATE)},
+        f"{_MODEL}/generate_stream": {
+            "post": _inference("The same; every response as a server-sent event.", _GENERATE, "text/event-stream")
+        },
+        **_control_paths(),
+    }
 
 
-def _schema(tensor: Tensor) -> dict[str, Any]:
-    element = {"type": _JSON_TYPE[tensor.datatype]}
-    schema: dict[str, Any] = {"type": "array", "items": element} if tensor.is_list else element
-    return {**schema, "description": tensor.description}
+def _control_paths() -> dict[str, Any]:
+    repository, system, cuda = "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+    region = ("region",)
+    return {
+        f"{repository}/index": {"post": _operation("The models that there are.", body={"type": "object"})},
+        f"{repository}/models/{{model}}/load": {"post": _operation("Load a model.", _LOAD, ("model",))},
+        f"{repository}/models/{{model}}/unload": {"post": _operation("Unload a model.", _UNLOAD, ("model",))},
+        f"{system}/status": {"get": _operation("The registered regions.")},
+        f"{system}/region/{{region}}/status": {"get": _operation("One registered region.", path=region)},
+        f"{system}/region/{{region}}/register": {"post": _operation("Register shared memory.", _REGION, region)},
+        f"{system}/region/{{region}}/unregister": {"post": _operation("Forget a region.", path=region)},
+        f"{system}/unregister": {"post": _operation("Forget every region.")},
+        f"{cuda}/status": {"get": _operation("The registered regions of GPU memory: none.")},
+        "/v2/trace/setting": _settings("What is traced.", ()),
+        f"{_MODEL}/trace/setting": _settings("What is traced of a model.", ("model",)),
+        "/v2/logging": _settings("What is logged.", ()),
+    }
+
+
+def _settings(summary: str, path: tuple[str, ...]) -> dict[str, Any]:
+    return {"get": _operation(summary, path=path), "post": _operation(f"Change it. {summary}", _SETTINGS, path)}
+
+
+def _inference(summary: str, body: dict[str, Any], content: str = "application/json") -> dict[str, Any]:
+    operation = _operation(summary, body, ("model",), content)
+    operation["parameters"] += OPENAPI_PARAMETERS
+    return operation
+
+
+def _operation(
+    summary: str, body: dict[str, Any] | None = None, path: tuple[str, ...] = (), content: str = "application/json"
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "tags": [_TAG],
+        "summary": summary,
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path],
+        "responses": {"200": {"description": "Done.", "content": {content: {}}}},
+    }
+    if body is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
+    return operation

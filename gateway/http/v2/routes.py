@@ -130,7 +130,7 @@ class V2Routes:
         """The model and, where one is asked for, the version. Raises NOT_FOUND in Triton's words."""
         asked = f"'{name}'" if version is None else f"'{name}' version {version}"
         try:
-            model = self._service.model(name)
+            model = self._service.llm(name)
         except SluiceError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 raise _unknown(asked) from None

@@ -1,13 +1,14 @@
 """An LLM engine as a model: text or token ids in, text out."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
 
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
-from engine.errors import SluiceError
+from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
@@ -15,7 +16,7 @@ from pipelines.text.echo import PromptEcho
 from pipelines.text.logprobs import LogprobTrack
 from pipelines.text.stream import TextStream
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, TextEvent, TextRequest
+from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 
 
 class LlmText:
@@ -40,13 +41,16 @@ class LlmText:
         self.tokenizer = tokenizer
 
     @classmethod
-    def load(cls, name: str, path: Path, engine: EngineClient) -> "LlmText":
+    def load(
+        cls, name: str, path: Path, engine: EngineClient, *, tokenizer_path: Path | None = None, version: str = "1"
+    ) -> "LlmText":
         """Read the checkpoint's text side; takes most of a second. `engine` need not have started yet.
 
         Raises SluiceError UNAVAILABLE where `path` lacks what is needed or holds what cannot be read.
         """
-        tokenizer, defaults = Tokenizer.load(path), load_sampling_defaults(path)
-        return cls(name, tokenizer, engine, defaults, created=int((path / "config.json").stat().st_mtime))
+        tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
+        created = int((path / "config.json").stat().st_mtime)
+        return cls(name, tokenizer, engine, defaults, created=created, version=version)
 
     @property
     def info(self) -> EngineInfo:
@@ -66,17 +70,25 @@ class LlmText:
             return await self.tokenizer.encode_chat(prompt)
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
+    async def warm_up(self) -> None:
+        """Generate one token as for a client, outside the metrics. Raises what a client would see."""
+        request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
+        async with aclosing(self.generate(request)) as events:
+            num_tokens = sum([event.num_tokens async for event in events])
+        if num_tokens == 0:
+            raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
+
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Generate; the last event has the finish reason. Closing the generator cancels.
 
         Raises SluiceError at the first event where the request is refused, at a later one where it failed.
         """
         token_ids = await self.prepare(request.prompt)
-        sampling = self._sampling(request, len(token_ids))
+        sampling = self.sampling(request, len(token_ids))
         echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
         track = self._track(sampling, token_ids, echo)
         stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
-        generation = self._submit(request, token_ids, sampling)
+        generation = self.submit(request, token_ids, sampling)
         try:
             async for token_event in generation:
                 event = stream.feed(token_event)
@@ -93,7 +105,8 @@ class LlmText:
         finally:
             generation.cancel()
 
-    def _submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
+    def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
+        """The tokens of `request` as the engine makes them; its stop strings are not looked for."""
         try:
             return self.engine.submit(
                 GenerateRequest(
@@ -112,7 +125,8 @@ class LlmText:
                 error.param = "messages"
             raise
 
-    def _sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
+    def sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
+        """How the tokens of `request` are chosen: what it says, over the model's defaults."""
         max_tokens = request.sampling.max_tokens
         if max_tokens is None:
             max_tokens = self._most_tokens_after(prompt_tokens)
