@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from starlette.types import ASGIApp
+
 from gateway.config import ServeConfig
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
@@ -58,7 +60,10 @@ def make_repository(config: ServeConfig, metrics: GatewayMetrics) -> ModelReposi
 
 def make_http_servers(service: InferenceService, config: ServeConfig, listeners: "Listeners") -> list[HttpServer]:
     """The protocols' server, which ends first, and the metrics'."""
-    apps = (create_app(service, config), create_metrics_app(service.metrics, config.access))
+    apps: tuple[ASGIApp, ASGIApp] = (
+        create_app(service, config),
+        create_metrics_app(service.metrics, config.access),
+    )
     return [HttpServer(app, listener) for app, listener in zip(apps, listeners, strict=True)]
 
 

@@ -1,7 +1,6 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
 from importlib.metadata import version
-from typing import TypeVar
 
 from fastapi import FastAPI
 from prometheus_client.exposition import choose_encoder
@@ -21,10 +20,8 @@ from gateway.http.v2.app import create_v2
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 
-StarletteT = TypeVar("StarletteT", bound=Starlette)
 
-
-def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
+def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     """Both protocols and /health, behind the API key where there is one."""
     app = FastAPI(
         title="Sluice",
@@ -36,12 +33,13 @@ def create_app(service: InferenceService, config: ServeConfig) -> FastAPI:
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
     install_error_handlers(app)
-    app.add_middleware(_Protocols, v2=create_v2(service, config, config.http.forwarded_headers or ""))
-    return _guarded(app, service.metrics, config.access)
+    app.add_middleware(_Guards, metrics=service.metrics, access=config.access)
+    v2 = create_v2(service, config, config.http.forwarded_headers or "")
+    return _Protocols(app, _Guards(v2, service.metrics, config.access))
 
 
 class _Protocols:
-    """Triton's protocol is an application of its own: the framework's routing costs more than an inference."""
+    """Triton's protocol is an application of its own, beside the framework, which costs more than an inference."""
 
     def __init__(self, app: ASGIApp, v2: ASGIApp) -> None:
         self._app = app
@@ -49,6 +47,18 @@ class _Protocols:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)
+
+
+class _Guards:
+    """What every request passes before an application: its id, its count, and the API key where there is one."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions) -> None:
+        if access.api_key is not None:
+            app = ApiKeyMiddleware(app, api_key=access.api_key)
+        self._guarded = RequestIdMiddleware(app, lambda path, status: metrics.count_response(_protocol(path), status))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guarded(scope, receive, send)
 
 
 def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
@@ -61,18 +71,7 @@ def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starle
     app = Starlette(routes=[Route("/metrics", scrape)])
     app.router.redirect_slashes = False
     install_error_handlers(app)
-    return _guarded(app, metrics, access)
-
-
-def _guarded(app: StarletteT, metrics: GatewayMetrics, access: AccessOptions) -> StarletteT:
-    """What every request passes before what `app` has so far."""
-    if access.api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=access.api_key)
-
-    def count_response(path: str, status: int) -> None:
-        metrics.count_response(_protocol(path), status)
-
-    app.add_middleware(RequestIdMiddleware, count_response=count_response)
+    app.add_middleware(_Guards, metrics=metrics, access=access)
     return app
 
 

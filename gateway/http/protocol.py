@@ -8,6 +8,8 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.http.cork import CorkedTransport
+
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers. The parser itself would collect them without end."""
 HEAD_TIMEOUT_S = 30.0
@@ -29,6 +31,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = CorkedTransport(transport, self.loop)  # type: ignore[assignment]
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._watch_head)
 
