@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 
@@ -17,6 +18,9 @@ from pipelines.text.logprobs import LogprobTrack
 from pipelines.text.stream import TextStream
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
+
+_LOADING = Lock()
+"""transformers imports its parts when they are first asked for, and two threads at that find it half made."""
 
 
 class LlmText:
@@ -48,7 +52,8 @@ class LlmText:
 
         Raises SluiceError UNAVAILABLE where `path` lacks what is needed or holds what cannot be read.
         """
-        tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
+        with _LOADING:
+            tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
         return cls(name, tokenizer, engine, defaults, created=created, version=version)
 

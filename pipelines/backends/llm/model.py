@@ -1,0 +1,254 @@
+"""An LLM as a model of the v2 protocol: its text face and its token face."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from time import perf_counter_ns
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.client.base import EngineClient
+from engine.errors import ErrorCode, SluiceError, invalid
+from pipelines.backends.base import StreamRecord
+from pipelines.backends.llm.answer import Packer, Result, RowSummary, tokens_result
+from pipelines.backends.llm.asked import Asked, ModelDefaults, asked_of
+from pipelines.backends.llm.configuration import declared_inputs
+from pipelines.backends.llm.parameters import excludes_input
+from pipelines.backends.llm.queueing import queue_rules
+from pipelines.backends.llm.recording import recorded
+from pipelines.backends.llm.text import LlmText
+from pipelines.backends.llm.tokens import TokenPiece, generate_tokens
+from pipelines.backends.llm.values import Values, read_rows, wants_stream
+from pipelines.inference.job import Job
+from pipelines.inference.model import Model
+from pipelines.inference.spec import spec_of
+from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.text.types import TextEvent
+
+log = logging.getLogger(__name__)
+
+OpenRecord = Callable[[str, str], StreamRecord]
+
+
+class LlmModel(Model):
+    """Serves what its configuration declares of the faces. Rows of a batch are generated side by side.
+
+    A request that streams gets a response for each piece, any other one gets one response.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        text: LlmText,
+        engine: EngineClient,
+        open_record: OpenRecord,
+        *,
+        heartbeat_timeout_s: float = 10.0,
+    ) -> None:
+        """Owns `engine`, which has started. Raises SluiceError INVALID for a configuration that no LLM can follow."""
+        super().__init__(config, spec_of(config, int(text.version)))
+        self.engine = engine
+        self._text = text
+        self._open_record = open_record
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._declared = declared_inputs(self.spec)
+        self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config))
+        self._running: dict[asyncio.Task[None], Job] = {}
+        self.statistics.count_pending = self._num_queued
+
+    @property
+    def text(self) -> LlmText:
+        return self._text
+
+    @property
+    def is_ready(self) -> bool:
+        engine = self.engine
+        is_well = engine.failure is None and not engine.is_restarting
+        return is_well and not self._is_closing and engine.heartbeat_age_s() < self._heartbeat_timeout_s
+
+    def is_decoupled_for(self, request: InferRequest) -> bool:
+        if not self.spec.is_decoupled:
+            return False
+        streams = wants_stream(request)
+        return request.streams_by_default if streams is None else streams
+
+    async def close(self) -> None:
+        self._is_closing = True
+        await self.engine.stop()
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- a request's begin
+
+    def _start(self, job: Job) -> None:
+        request = job.request
+        rows = read_rows(request, self._declared, self._num_rows(request))
+        if rows[0].get("stop_request"):
+            self._stop_earlier(job)
+            return
+        if wants_stream(request) and not self.spec.is_decoupled:
+            raise invalid("stream", "Streaming is only supported if model is deployed using decoupled mode.")
+        streams = self.is_decoupled_for(request)
+        asked = [self._asked(values, request) for values in rows]
+        if streams and len(asked) != 1:
+            raise invalid("stream", f"only a request of one row can stream, this one has {len(asked)}")
+        _check_wanted(request, asked[0])
+        self._launch(job, asked, streams)
+
+    def _num_rows(self, request: InferRequest) -> int:
+        if self.spec.max_batch_size > 0:
+            return request.batch_size
+        token_ids = request.inputs.get("input_ids")
+        return max(token_ids.shape[0], 1) if token_ids is not None and len(token_ids.shape) == 2 else 1
+
+    def _asked(self, values: Values, request: InferRequest) -> Asked:
+        if not {"text_input", "input_ids"} & values.keys():
+            raise self._nothing_asked(request)
+        return asked_of(values, request, self._defaults)
+
+    def _nothing_asked(self, request: InferRequest) -> SluiceError:
+        missing = "text_input" if "text_input" in self.spec.inputs else "input_ids"
+        got = ",".join(f"'{name}'" for name in request.inputs)
+        return invalid(
+            missing,
+            f"{request.log_prefix}expected number of inputs between 1 and {len(self.spec.inputs)} but got "
+            f"{len(request.inputs)} inputs for model '{self.name}'. Got input(s) [{got}], but missing required "
+            f"input(s) ['{missing}']. Please provide all required input(s).",
+        )
+
+    def _num_queued(self) -> int:
+        return sum(not job.compute_started_ns for job in self._running.values())
+
+    def _stop_earlier(self, job: Job) -> None:
+        """TensorRT-LLM's way to cancel: a second request of the same id."""
+        if not job.request.id:
+            raise invalid("stop", "a request that stops an earlier one must have its id")
+        for task, other in list(self._running.items()):
+            if (other.request.id, other.request.tenant) == (job.request.id, job.request.tenant):
+                other.fail(SluiceError(ErrorCode.CANCELLED, "Request cancelled by client"))
+                task.cancel()
+        job.respond(InferResponse())
+
+    # -- a request's task
+
+    def _launch(self, job: Job, asked: Sequence[Asked], streams: bool) -> None:
+        task = asyncio.create_task(self._run(job, asked, streams), name=f"generate {job.request.id}")
+        self._running[task] = job
+        task.add_done_callback(self._ended)
+
+        def cancel() -> None:
+            task.cancel()
+
+        job.on_cancel = cancel
+
+    async def _run(self, job: Job, asked: Sequence[Asked], streams: bool) -> None:
+        try:
+            await (self._stream(job, asked) if streams else self._answer_whole(job, asked))
+        except SluiceError as error:
+            job.fail(error)
+        except Exception:
+            log.exception("model %s failed on request %r", self.spec.label, job.request.id)
+            job.fail(SluiceError(ErrorCode.INTERNAL, f"model '{self.name}' failed; the server's log has the details"))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """However it ended, even cancelled before it began: its job ends with it."""
+        self._running.pop(task).fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
+
+    async def _stream(self, job: Job, asked: Sequence[Asked]) -> None:
+        """A response for each piece of the one row."""
+        packer, summary = self._packer(job, asked), RowSummary(asked[0])
+        async with aclosing(self._events(job, asked[0])) as events:
+            async for event in events:
+                if not job.compute_started_ns:
+                    _leave_queue(job)
+                summary.note(event)
+                if event.finish_reason is not None:
+                    job.infer_ended_ns = perf_counter_ns()
+                    job.respond(packer.response([_piece(event) | summary.result(event)]))
+                    return
+                if not isinstance(event, TokenPiece):
+                    response = packer.text_response(event.text)
+                else:
+                    response = packer.token_response(event.token_ids)
+                if response.outputs:
+                    job.respond(response)
+
+    async def _answer_whole(self, job: Job, asked: Sequence[Asked]) -> None:
+        results = await _side_by_side([self._whole_row(job, one, row) for row, one in enumerate(asked)])
+        job.infer_ended_ns = perf_counter_ns()
+        job.respond(self._packer(job, asked).response(results))
+
+    async def _whole_row(self, job: Job, asked: Asked, row: int) -> Result:
+        summary = RowSummary(asked, row)
+        texts: list[str] = []
+        token_ids: list[int] = []
+        async with aclosing(self._events(job, asked)) as events:
+            async for event in events:
+                if not job.compute_started_ns:
+                    _leave_queue(job)
+                summary.note(event)
+                if isinstance(event, TokenPiece):
+                    token_ids += event.token_ids
+                else:
+                    texts.append(event.text)
+        result = summary.result(event)
+        if isinstance(asked.prompt, str):
+            return {"text_output": [(asked.prompt + "".join(texts)).encode()]} | result
+        return tokens_result([*asked.prompt, *token_ids]) | result
+
+    def _events(self, job: Job, asked: Asked) -> AsyncGenerator[TextEvent, None]:
+        record = self._open_record(self.name, job.request.protocol)
+        if asked.is_tokens:
+            return recorded(generate_tokens(self._text, asked.request, asked.stop, asked.bad), record)
+        return recorded(self._text.generate(asked.request), record)
+
+    def _packer(self, job: Job, asked: Sequence[Asked]) -> Packer:
+        ends = self._defaults.eos_token_ids
+        pads = (one.pad_id for one in asked if one.pad_id is not None)
+        pad_id = next(pads, ends[0] if ends else 0)
+        return Packer(self.spec, job.request.requested_outputs, len(asked), pad_id)
+
+
+def _eos_token_ids(text: LlmText) -> tuple[int, ...]:
+    """Those that end a text here: the model's, then the one that only its tokenizer knows."""
+    known, of_tokenizer = text.info.eos_token_ids, text.tokenizer.eos_token_id
+    return known if of_tokenizer is None or of_tokenizer in known else (*known, of_tokenizer)
+
+
+def _check_wanted(request: InferRequest, asked: Asked) -> None:
+    """Raise INVALID where an output is wanted that belongs to the other face."""
+    given, others = (
+        ("input_ids", {"text_output"}) if asked.is_tokens else ("text_input", {"output_ids", "sequence_length"})
+    )
+    for name in request.requested_outputs:
+        if name in others:
+            raise invalid(name, f"{request.log_prefix}output '{name}' does not go with input '{given}'")
+
+
+def _leave_queue(job: Job) -> None:
+    """Until its first token a request counts as queued: when its prefill begins, only the engine knows."""
+    job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
+
+
+def _piece(event: TextEvent) -> Result:
+    if isinstance(event, TokenPiece):
+        return tokens_result(event.token_ids)
+    return {"text_output": [event.text.encode()]}
+
+
+async def _side_by_side(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results in order. The first failure ends the others, and is raised when they have ended."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,99 @@
+"""An LLM as a step: its pieces stream through the steps after it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.client.thread import InProcessEngineClient
+from engine.config import EngineConfig
+from pipelines.backends.ensemble.model import EnsembleModel
+from pipelines.backends.llm.configuration import bundled_config
+from pipelines.backends.llm.model import LlmModel
+from pipelines.backends.llm.text import LlmText
+from pipelines.inference.call import infer_stream
+from pipelines.inference.types import InferRequest
+from pipelines.tensors.tensor import Array
+from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.tokenizer import Tokenizer
+from tests.pipelines.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
+from tests.pipelines.backends.llm.asking import Record
+from tests.pipelines.backends.llm.stepped import SteppedRunner
+
+PATIENCE_S = 30.0
+LOUD = """
+    name: "loud" platform: "ensemble"
+    input { name: "prompt" data_type: TYPE_STRING dims: [1] } input { name: "count" data_type: TYPE_INT32 dims: [1] }
+    input { name: "stream" data_type: TYPE_BOOL dims: [1] }
+    output { name: "answer" data_type: TYPE_STRING dims: [-1] }
+    ensemble_scheduling {
+      step {
+        model_name: "llm" model_version: -1
+        input_map { key: "text_input" value: "prompt" } input_map { key: "max_tokens" value: "count" }
+        input_map { key: "stream" value: "stream" } output_map { key: "text_output" value: "said" }
+      }
+      step {
+        model_name: "shout" model_version: -1
+        input_map { key: "X" value: "said" } output_map { key: "Y" value: "answer" }
+      }
+    }
+"""
+
+
+def _upper(X: Array) -> dict[str, Array]:
+    return {"Y": np.array([element.upper() for element in X.ravel()], object)}
+
+
+@pytest.fixture
+async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
+    runner = SteppedRunner(num_blocks=256, block_size=4, max_model_len=512)
+    engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
+    await engine.start()
+    text = LlmText("llm", rill, engine, SamplingDefaults(), created=1)
+    model = LlmModel(bundled_config("llm"), text, engine, Record)
+    yield model
+    await model.close()
+    await engine.stop()
+
+
+@pytest.fixture
+async def loud(llm: LlmModel) -> EnsembleModel:
+    shout = FunctionModel(simple_config("shout", data_type="TYPE_STRING"), _upper)
+    return await load(config_of(LOUD), Models(llm, shout))
+
+
+def asked(**names: str) -> InferRequest:
+    """The same request under the names of the ensemble, or of the LLM."""
+    values: dict[str, Array] = {
+        "prompt": np.array([b"hello"], object),
+        "count": np.array([20], np.int32),
+        "stream": np.array([True]),
+    }
+    return request({names.get(name, name): array for name, array in values.items()})
+
+
+async def test_each_piece_goes_through(llm: LlmModel, loud: EnsembleModel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        direct = [
+            tensor.array.ravel()[0]
+            async for response in infer_stream(llm, asked(prompt="text_input", count="max_tokens"))
+            for tensor in response.outputs
+            if tensor.name == "text_output"
+        ]
+        responses = [response async for response in infer_stream(loud, asked())]
+    pieces = [tensor.array.ravel()[0] for response in responses for tensor in response.outputs]
+    assert len(direct) > 1
+    assert b"".join(pieces) == b"".join(direct).upper()
+    assert responses[-1].is_final
+    assert loud.spec.is_decoupled
+
+
+async def test_leaving_cancels_the_llm(llm: LlmModel, loud: EnsembleModel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        async with aclosing(infer_stream(loud, asked())) as responses:
+            await anext(responses)
+        await llm.wait_idle()
+    assert llm.statistics.infer.fail.count == 1

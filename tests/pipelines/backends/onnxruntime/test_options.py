@@ -1,0 +1,105 @@
+"""onnxruntime's options by Triton's names, and where instances run."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.onnxruntime.options import run_entries, session_options
+from pipelines.backends.onnxruntime.placement import Placement, placements_of, providers_of
+from pipelines.inference.call import infer_one
+from tests.pipelines.backends.onnxruntime.parts import load, one_op, request
+
+
+def config(text: str = "", **parameters: str) -> ModelConfig:
+    parsed: ModelConfig = text_format.Parse(text, ModelConfig(name="m"))
+    for key, value in parameters.items():
+        parsed.parameters[key.replace("__", ".")].string_value = value
+    return parsed
+
+
+def test_parameters_of_a_session() -> None:
+    options = session_options(
+        config(
+            intra_op_thread_count="3",
+            inter_op_thread_count="2",
+            execution_mode="1",
+            enable_mem_arena="0",
+            enable_mem_pattern="false",
+            session__use_device_allocator_for_initializers="1",
+        )
+    )
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
+    assert options.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
+
+
+def test_without_parameters_onnxruntime_decides_and_no_thread_spins() -> None:
+    options = session_options(config())
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (0, 0)
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (True, True)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    spinning = session_options(config(session__intra_op__allow_spinning="1"))
+    assert spinning.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(-1, "ORT_ENABLE_BASIC"), (0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
+)
+def test_levels_are_triton_s(level: int, expected: str) -> None:
+    options = session_options(config(f"optimization {{ graph {{ level: {level} }} }}"))
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intra_op_thread_count", "many"),
+        ("inter_op_thread_count", "-1"),
+        ("execution_mode", "2"),
+        ("enable_mem_arena", "maybe"),
+    ],
+)
+def test_wrong_values_are_named(key: str, value: str) -> None:
+    with pytest.raises(
+        SluiceError, match=f"unable to load model 'm', parameter '{key}' is '{value}', expected "
+    ) as caught:
+        session_options(config(**{key: value}))
+    assert caught.value.code is ErrorCode.INVALID
+
+
+async def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
+    key = "memory.enable_memory_arena_shrinkage"
+    text = f'parameters {{ key: "{key}" value: {{ string_value: "cpu:0" }} }}'
+    assert run_entries(config(text)) == {key: "cpu:0"}
+    model = await load(tmp_path, one_op("Neg"), text)
+    assert (await infer_one(model, request(x=np.ones((1, 2), np.float32)))).outputs[0].array.tolist() == [[-1, -1]]
+    await model.close()
+
+
+def test_instances_are_counted_over_the_groups() -> None:
+    two_groups = config('instance_group { name: "g" count: 2 kind: KIND_CPU } instance_group { name: "h" count: 1 }')
+    assert placements_of(two_groups) == [Placement("g_0"), Placement("g_1"), Placement("h_2")]
+    assert placements_of(config()) == [Placement("m_0")]
+
+
+def test_an_instance_group_for_a_gpu_runs_on_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        placements = placements_of(config('instance_group { name: "g" count: 1 kind: KIND_GPU gpus: [0, 1] }'))
+    assert placements == [Placement("g_0")]
+    assert "onnxruntime has no GPU provider here; instance group g runs on the CPU" in caplog.text
+
+
+def test_an_accelerator_that_there_is_not_is_refused() -> None:
+    wanted = config('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }')
+    with pytest.raises(SluiceError, match="unknown Execution Accelerator 'openvino' is requested"):
+        providers_of(Placement("m_0"), wanted)
+    assert providers_of(Placement("m_0"), config()) == ["CPUExecutionProvider"]

@@ -1,0 +1,144 @@
+"""Models written where a test needs them, and their requests."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from pipelines.backends.base import BackendContext, ModelSource
+from pipelines.backends.python.backend import PythonBackend
+from pipelines.inference.call import infer_one, infer_stream
+from pipelines.inference.model import Model
+from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.repository.completion import normalize
+from pipelines.tensors.tensor import Array, Tensor
+
+REFERENCE_MODELS = Path(__file__).parents[3] / "data" / "triton" / "models"
+
+TEXT = """
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+"""A string in and a string out."""
+DECOUPLED = "model_transaction_policy { decoupled: true }" + TEXT
+ARRAY = """
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+"""
+PRELUDE = """
+import json, os, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+def text_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().flatten()[0].decode()
+
+def text(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([str(value)], np.object_))])
+
+"""
+
+
+def write_model(folder: Path, code: str, config: str = TEXT, prelude: str = PRELUDE) -> ModelSource:
+    """Version 1 of a model named as its folder."""
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.py").write_text(prelude + dedent(code))
+    return source_of(folder, f'backend: "python"\n{config}')
+
+
+def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
+    text = config_text if config_text is not None else (folder / "config.pbtxt").read_text()
+    config = text_format.Parse(text, ModelConfig())
+    config.name = folder.name
+    config.default_model_filename = config.default_model_filename or "model.py"
+    normalize(config)
+    return ModelSource(folder, 1, config)
+
+
+class _Models:
+    """No model knows another one here."""
+
+    def find(self, name: str, version: int = -1) -> Model:
+        raise AssertionError(name)
+
+
+def context() -> BackendContext:
+    def refuse(*_: str) -> object:
+        raise AssertionError("the Python backend runs no engine")
+
+    return BackendContext(_Models(), refuse, refuse)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def loaded(source: ModelSource) -> AsyncIterator[Model]:
+    model = await PythonBackend().load(source, context())
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+def text_request(text: str, **options: object) -> InferRequest:
+    return InferRequest({"TEXT": Tensor.of("TEXT", np.array([text.encode()], np.object_))}, **options)  # type: ignore[arg-type]
+
+
+def array_request(array: Array) -> InferRequest:
+    return InferRequest({"X": Tensor.of("X", array)})
+
+
+async def ask(model: Model, text: str) -> str:
+    """The text that it answers."""
+    return text_of(await infer_one(model, text_request(text)))
+
+
+def text_of(response: InferResponse) -> str:
+    element: bytes = response.outputs[0].array.flatten()[0]
+    return element.decode()
+
+
+async def stream(model: Model, text: str) -> list[str]:
+    """Every response of a decoupled model: its text, or its error's message in brackets."""
+    said = []
+    async for response in infer_stream(model, text_request(text)):
+        if response.error is not None:
+            said.append(f"<{response.error.message}>")
+        elif response.outputs:
+            said.append(text_of(response))
+    return said
+
+
+async def eventually(claim: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Wait until it holds of what sends no event."""
+    deadline = time.monotonic() + limit_s
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children() -> set[int]:
+    """This process' own."""
+    return {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
+
+
+def _children_of(task: str) -> list[str]:
+    try:
+        return Path(f"/proc/self/task/{task}/children").read_text().split()
+    except FileNotFoundError:
+        return []
