@@ -91,7 +91,8 @@ class Model(ABC):
         job.is_finished = True
         if isinstance(error, SluiceError):
             job.outcome = error
-            self.statistics.record_refused(job)
+            if error.code is not ErrorCode.INVALID:  # like Triton, a request that makes no sense is not counted at all
+                self.statistics.record_refused(job)
         self._leave()
 
     def _leave(self) -> None:
