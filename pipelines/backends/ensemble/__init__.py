@@ -1,0 +1,1 @@
+"""Ensembles: models joined to one by the names of their tensors."""

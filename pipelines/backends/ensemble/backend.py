@@ -1,0 +1,54 @@
+"""Loads ensembles."""
+
+import asyncio
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.ensemble.graph import Graph, graph_of
+from pipelines.backends.ensemble.limits import StepLimit
+from pipelines.backends.ensemble.model import EnsembleModel
+from pipelines.backends.ensemble.run import Plan
+from pipelines.backends.ensemble.step_models import check_step_models, decoupled_steps, find_step_models
+from pipelines.backends.labels import read_labels
+from pipelines.inference.model import Model
+from pipelines.inference.spec import spec_of
+
+
+class EnsembleBackend(Backend):
+    """Ensembles have no file, only a configuration; what their steps call is loaded before them."""
+
+    name = "ensemble"
+
+    async def load(self, source: ModelSource, context: BackendContext) -> Model:
+        """Raises SluiceError INVALID where the steps do not fit their models.
+
+        An ensemble with a decoupled step is decoupled, whatever its configuration says.
+        """
+        graph, spec = graph_of(source.config), spec_of(source.config, source.version)
+        step_models = find_step_models(spec.name, graph, context.models)
+        check_step_models(spec, graph, step_models)
+        decoupled = decoupled_steps(spec, graph, step_models)
+        config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
+        limit = config.ensemble_scheduling.max_inflight_requests
+        limits = [StepLimit(limit) for _ in graph.steps]
+        plan = Plan(spec_of(config, source.version), graph, decoupled, limits, context.models)
+        labels = _labels_of_steps(graph, step_models) | await asyncio.to_thread(read_labels, config, source.folder)
+        return EnsembleModel(config, plan, labels)
+
+
+def _with_transaction_policy(config: ModelConfig, *, is_decoupled: bool) -> ModelConfig:
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    completed.model_transaction_policy.decoupled = is_decoupled
+    return completed
+
+
+def _labels_of_steps(graph: Graph, models: list[Model]) -> dict[str, list[str]]:
+    """Those of the models' outputs, under the names that they have here."""
+    return {
+        tensor: list(models[step.index].labels[output])
+        for step in graph.steps
+        for output, tensor in step.outputs.items()
+        if output in models[step.index].labels
+    }

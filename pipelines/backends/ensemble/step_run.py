@@ -1,0 +1,130 @@
+"""One step of one request under way in an ensemble."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.ensemble.graph import Step
+from pipelines.backends.ensemble.sequences import Sequence, sequence_after, sequence_of
+from pipelines.backends.ensemble.shapes import fitted
+from pipelines.backends.ensemble.waves import Value, Wave
+from pipelines.inference.job import Job
+from pipelines.inference.model import Model
+from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pipelines.backends.ensemble.run import EnsembleRun
+
+
+class StepRun:
+    """Asks the step's model, and hands its responses on."""
+
+    def __init__(self, run: "EnsembleRun", wave: Wave, step: Step) -> None:
+        self.wave = wave
+        self._run = run
+        self._step = step
+        self._limit = run.plan.limits[step.index]
+        self._is_decoupled = step.index in run.plan.decoupled
+        self._model: Model | None = None
+        self._job: Job | None = None
+        self._has_answered = False
+        self._is_ended = False
+
+    def enter(self) -> None:
+        """Begin as soon as the step's limit lets it."""
+        self._limit.enter(self._begin)
+
+    def _begin(self) -> bool:
+        if self._run.is_over:
+            return False
+        try:
+            # Found anew and not kept from the request's start: one that was reloaded since then takes nothing more.
+            self._model = model = self._run.plan.models.find(self._step.model_name, self._step.version)
+            request = self._request_to(model)
+            if not self._is_decoupled and model.is_decoupled_for(request):
+                problem = "gives any number of responses, which the ensemble was not loaded for"
+                raise SluiceError(ErrorCode.UNIMPLEMENTED, f"model '{model.name}' {problem}")
+            self._job = model.submit(request, lambda response: self._receive(request, response))
+        except SluiceError as error:
+            self._run.fail(error)
+            self._end()
+            self._limit.leave()
+            return True
+        if self._run.is_over:
+            self.cancel()
+        return True
+
+    def cancel(self) -> None:
+        """Want no more of it. Before there is a job nothing is to be done: `_begin` sees by itself that all is over."""
+        if self._job is not None and not self._is_ended:
+            self._end()
+            self._job.cancel()
+            self._limit.leave()
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._run.ended(self)
+
+    def _request_to(self, model: Model) -> InferRequest:
+        outer = self._run.job.request
+        values = [self.wave.values[name] for name in self._step.reads]
+        own = next((value.sequence for value in values if value.sequence is not None), None)
+        correlation_id, sequence = own if own is not None else sequence_of(outer)
+        return replace(
+            outer,
+            inputs=self._inputs_of(model),
+            requested_outputs=tuple(self._step.outputs),
+            parameters=dict(outer.parameters),
+            correlation_id=correlation_id,
+            sequence=sequence,
+            batch_size=1,
+        )
+
+    def _inputs_of(self, model: Model) -> dict[str, Tensor]:
+        inputs = {}
+        for name, source in self._step.inputs.items():
+            value, spec = self.wave.values[source], model.spec.inputs.get(name)
+            tensor = value.tensor
+            if tensor is None:
+                continue
+            if spec is not None:
+                is_batching = model.spec.max_batch_size > 0
+                tensor = fitted(tensor, spec.dims, is_batching=is_batching, batch_size=value.batch_size)
+            inputs[name] = tensor.renamed(name)
+        return inputs
+
+    def _receive(self, request: InferRequest, response: InferResponse) -> None:
+        if response.is_final and not self._is_ended:
+            self._end()
+        if not self._run.is_over:
+            self._hand_on(request, response)
+        if response.is_final:
+            # Only now: it may begin a step of this very request, which must find this response's tensors in place.
+            self._limit.leave()
+
+    def _hand_on(self, request: InferRequest, response: InferResponse) -> None:
+        if response.error is not None:
+            self._run.fail(response.error)
+        elif response.outputs or not (self._is_decoupled or self._has_answered):
+            self._has_answered = True
+            try:
+                values = self._values_of(request, response)
+            except SluiceError as error:
+                self._run.fail(error)
+                return
+            self._run.feed(self.wave.add_child() if self._is_decoupled else self.wave, values)
+        else:
+            self._run.settle()
+
+    def _values_of(self, request: InferRequest, response: InferResponse) -> dict[str, Value]:
+        """An output that the response lacks is there as nothing: it may be an optional input of the next step."""
+        assert self._model is not None
+        batch_size = request.batch_size if self._model.spec.max_batch_size > 0 else 0
+        sequence: Sequence = sequence_after(response, sequence_of(request))
+        values = {name: Value(None, batch_size, sequence) for name in self._step.writes}
+        for tensor in response.outputs:
+            name = self._step.outputs.get(tensor.name)
+            if name is not None:
+                values[name] = Value(tensor, batch_size, sequence)
+        return values

@@ -1,0 +1,95 @@
+"""One copy of an ONNX model: a thread that runs batches."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.base import Instance
+from pipelines.backends.onnxruntime.batch import BatchForm
+from pipelines.backends.onnxruntime.failures import failure_of
+from pipelines.backends.onnxruntime.options import run_entries, run_options
+from pipelines.backends.onnxruntime.session import OnnxSession
+from pipelines.inference.job import Job
+from pipelines.inference.types import InferResponse
+
+if TYPE_CHECKING:
+    from onnxruntime import RunOptions
+
+
+class _Batch:
+    """Jobs that run together. Once nobody wants any of them, the run is ended."""
+
+    def __init__(self, jobs: list[Job], options: "RunOptions", done: Callable[[], None]) -> None:
+        self.jobs = jobs
+        self.options = options
+        self.done = done
+        self.responses: list[InferResponse] = []
+        for job in jobs:
+            job.on_cancel = self._cancelled
+
+    def _cancelled(self) -> None:
+        if all(job.is_cancelled for job in self.jobs):
+            self.options.terminate = True
+
+
+class OnnxInstance(Instance):
+    """Instances on one device share a session, and so its weights and its threads within an operator."""
+
+    def __init__(self, name: str, session: OnnxSession, form: BatchForm, config: ModelConfig) -> None:
+        self.name = name
+        self._session = session
+        self._form = form
+        self._entries = run_entries(config)
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._batch: _Batch | None = None
+
+    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+        self._batch = batch = _Batch(jobs, run_options(self._entries), done)
+        self._thread.submit(self._run, batch)
+
+    def _run(self, batch: _Batch) -> None:
+        """On the thread."""
+        batch.responses = self._responses(batch, batch.jobs)
+        self._loop.call_soon_threadsafe(self._ended, batch)
+
+    def _responses(self, batch: _Batch, jobs: Sequence[Job]) -> list[InferResponse]:
+        """One a job. What fails a batch of several is run again one by one: it may be the fault of one of them."""
+        try:
+            return self._answered(batch, jobs)
+        except Exception as error:
+            if len(jobs) > 1 and not batch.options.terminate:
+                return [response for job in jobs for response in self._responses(batch, [job])]
+            failure = error if isinstance(error, SluiceError) else failure_of(error)
+            return [InferResponse(error=failure) for _ in jobs]
+
+    def _answered(self, batch: _Batch, jobs: Sequence[Job]) -> list[InferResponse]:
+        requests = [job.request for job in jobs]
+        outputs = self._form.outputs_of(requests)
+        inputs = self._form.joined(requests)
+        started = perf_counter_ns()
+        arrays = self._session.run(inputs, outputs, batch.options)
+        ended = perf_counter_ns()
+        for job in jobs:
+            job.infer_started_ns, job.infer_ended_ns = started, ended
+        return [InferResponse(tensors) for tensors in self._form.divided(requests, outputs, arrays)]
+
+    def _ended(self, batch: _Batch) -> None:
+        self._batch = None
+        # First: the thread takes the next batch while this one's responses are written.
+        batch.done()
+        for job, response in zip(batch.jobs, batch.responses, strict=True):
+            job.respond(response)
+
+    async def close(self) -> None:
+        """A run under way is ended at its next operator; its thread ends by itself."""
+        if self._batch is not None:
+            self._batch.options.terminate = True
+            for job in self._batch.jobs:
+                job.fail(SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is unloaded"))
+        self._thread.shutdown(wait=False)

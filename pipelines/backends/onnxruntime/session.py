@@ -1,0 +1,99 @@
+"""An ONNX model that is open: arrays in, arrays out."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.base import ModelSource
+from pipelines.backends.onnxruntime.failures import failure_of
+from pipelines.backends.onnxruntime.options import session_options
+from pipelines.backends.onnxruntime.signature import Signature, signature_of
+from pipelines.tensors.datatypes import BYTES, DATA_TYPES
+from pipelines.tensors.tensor import Array
+
+if TYPE_CHECKING:
+    from onnxruntime import OrtValue, RunOptions
+
+Provider = str | tuple[str, dict[str, str]]
+_BF16 = DATA_TYPES["BF16"]
+_ONNX_BF16 = 16
+"""TensorProto.BFLOAT16."""
+
+
+class OnnxSession:
+    """Threads may run it side by side; its weights are there once."""
+
+    def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider]) -> None:
+        """Reads the file: for a thread. Raises SluiceError with onnxruntime's reason."""
+        import onnxruntime
+
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), sess_options=session_options(config), providers=list(providers)
+            )
+        except SluiceError:
+            raise
+        except Exception as error:
+            raise failure_of(error) from error
+        self.signature: Signature = signature_of(self._session)
+        tensors = (*self.signature.inputs.values(), *self.signature.outputs.values())
+        # numpy has no bfloat16 that onnxruntime takes: such a model's tensors go as onnxruntime's own values.
+        self._needs_values = any(tensor.data_type is _BF16 for tensor in tensors)
+
+    def run(self, inputs: dict[str, Array], outputs: list[str], options: "RunOptions") -> list[Array]:
+        """The arrays of `outputs`. BYTES are object arrays of `str`, BF16 has ml_dtypes' type.
+
+        Blocks; setting `options.terminate` ends it early. Raises what onnxruntime raises.
+        """
+        if not self._needs_values:
+            arrays: list[Array] = self._session.run(outputs, inputs, options)
+            return arrays
+        values = {name: _value_of(array) for name, array in inputs.items()}
+        return [_array_of(value) for value in self._session.run_with_ort_values(outputs, values, options)]
+
+
+def model_path(source: ModelSource) -> Path:
+    """The file to open: of a folder, the model.onnx in it. Raises SluiceError UNAVAILABLE."""
+    path = source.model_file if source.config.default_model_filename else source.version_folder / "model.onnx"
+    if path.is_dir():
+        path = path / "model.onnx"
+    if not path.exists():
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{source.name}'")
+    return path
+
+
+def text_array(array: Array) -> Array:
+    """BYTES as onnxruntime takes them. Raises UnicodeDecodeError: its strings are text."""
+    decoded = np.empty(array.size, np.object_)
+    decoded[:] = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
+    return decoded.reshape(array.shape)
+
+
+def bytes_array(array: Array) -> Array:
+    """The strings that onnxruntime gave as BYTES."""
+    encoded = np.empty(array.size, BYTES.dtype)
+    encoded[:] = [element.encode() for element in array.ravel().tolist()]
+    return encoded.reshape(array.shape)
+
+
+def _value_of(array: Array) -> "OrtValue":
+    from onnxruntime import OrtValue
+
+    if array.dtype == _BF16.dtype:
+        bits = np.ascontiguousarray(array).view(np.uint16)
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BF16)
+    return OrtValue.ortvalue_from_numpy(array)
+
+
+def _array_of(value: Any) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    copied = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(copied, ml_dtypes.bfloat16).reshape(value.shape())
