@@ -2,7 +2,6 @@
 
 from pipelines.inference.check import reshaped_dims
 from pipelines.inference.spec import ModelSpec
-from pipelines.tensors.datatypes import BYTES
 from pipelines.tensors.tensor import Tensor
 
 
@@ -31,7 +30,4 @@ class OutputShapes:
         leading, dims = tensor.shape[: self._num_leading], tensor.shape[self._num_leading :]
         if len(dims) != len(given):
             return tensor
-        shape = leading + reshaped_dims(dims, given, promised)
-        if tensor.data_type is BYTES:
-            return Tensor(tensor.name, tensor.datatype, shape, raw=tensor.raw)
-        return Tensor(tensor.name, tensor.datatype, shape, array=tensor.array.reshape(shape))
+        return tensor.reshaped(leading + reshaped_dims(dims, given, promised))

@@ -112,10 +112,7 @@ def _fits(dims: tuple[int, ...], declared: tuple[int, ...]) -> bool:
 def _reshaped(tensor: Tensor, wanted: TensorSpec, leading: tuple[int, ...]) -> Tensor:
     assert wanted.reshape is not None
     dims = tensor.shape[len(leading) :]
-    shape = leading + reshaped_dims(dims, wanted.dims, wanted.reshape)
-    if wanted.data_type is BYTES:
-        return Tensor(tensor.name, tensor.datatype, shape, raw=tensor.raw)
-    return Tensor(tensor.name, tensor.datatype, shape, array=tensor.array.reshape(shape))
+    return tensor.reshaped(leading + reshaped_dims(dims, wanted.dims, wanted.reshape))
 
 
 def _unexpected_input(name: str, spec: ModelSpec) -> SluiceError:

@@ -80,6 +80,11 @@ class Tensor:
         """The same value under another name; nothing is copied."""
         return Tensor(name, self.datatype, self.shape, self._raw, self._array)
 
+    def reshaped(self, shape: Sequence[int]) -> "Tensor":
+        """The same elements in another shape; nothing is copied where the array is contiguous."""
+        array = None if self._array is None else self._array.reshape(shape)
+        return Tensor(self.name, self.datatype, shape, self._raw, array)
+
     def check_size(self) -> None:
         """Raise ValueError where the wire bytes do not fit type and shape."""
         if self._raw is None:

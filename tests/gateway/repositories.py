@@ -17,7 +17,11 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
     """One without folders; `await start()` makes it ready."""
 
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models=models, engine_config=EngineConfig, open_record=metrics.open_request)
+        return BackendContext(
+            models=models,
+            engine_config=lambda checkpoint: EngineConfig(model_path=checkpoint),
+            open_record=metrics.open_request,
+        )
 
     return ModelRepository((), ControlMode.NONE, context)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from pipelines.tensors.datatypes import BYTES
 from pipelines.tensors.tensor import Tensor
 
 Shape = tuple[int, ...]
@@ -23,12 +22,5 @@ def fitted(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_size
     if is_batching == (batch_size > 0):
         return tensor
     if is_batching:
-        return _reshaped(tensor, (1, *shape)) if agree(dims, shape) else tensor
-    return _reshaped(tensor, shape[1:]) if batch_size == 1 and not agree(dims, shape) else tensor
-
-
-def _reshaped(tensor: Tensor, shape: Shape) -> Tensor:
-    if tensor.data_type is BYTES:
-        # Its wire form has no shape; as an array it would have to be taken apart.
-        return Tensor(tensor.name, tensor.datatype, shape, raw=tensor.raw)
-    return Tensor(tensor.name, tensor.datatype, shape, array=tensor.array.reshape(shape))
+        return tensor.reshaped((1, *shape)) if agree(dims, shape) else tensor
+    return tensor.reshaped(shape[1:]) if batch_size == 1 and not agree(dims, shape) else tensor
