@@ -1,0 +1,129 @@
+"""ModelInfer, and what it has in common with ModelStreamInfer."""
+
+import asyncio
+import re
+from collections.abc import Iterable
+from time import perf_counter_ns
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from gateway.grpc.requests import Asked, read_request
+from gateway.grpc.responses import write_response
+from gateway.grpc.service import Service
+from gateway.v2.trace import Trace
+from gateway.v2.version import parse_version
+from pipelines.inference.call import infer_one
+from pipelines.inference.types import InferResponse
+
+_TENANT = "x-sluice-tenant"
+_MAX_TENANT_LENGTH = 128
+
+Metadata = Iterable[tuple[str, Any]]
+
+
+def parse(message_type: Any, raw: bytes) -> Any:
+    """A message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
+    try:
+        return message_type.FromString(raw)
+    except DecodeError:
+        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None
+
+
+class InferReader:
+    """Makes requests to models of messages."""
+
+    def __init__(self, service: Service, header_forward_pattern: str | None) -> None:
+        self._service = service
+        self._forwarded = (
+            re.compile(header_forward_pattern, re.IGNORECASE) if header_forward_pattern is not None else None
+        )
+
+    def read(self, message: "service_pb2.ModelInferRequest", context: Any) -> Asked:
+        """Raises SluiceError for a model that is not there, and for a message that is wrong."""
+        version = parse_version(message.model_version)
+        model = self._service.find(message.model_name, version)
+        if self._forwarded is None and model.text is None:
+            return read_request(message, model, self._service.shared_memory)
+        metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
+        asked = read_request(message, model, self._service.shared_memory, self._forward(metadata))
+        asked.request.tenant = _tenant(metadata)
+        return asked
+
+    def begin_trace(self, asked: Asked, received_ns: int) -> Trace | None:
+        """The trace of a request that came at `received_ns` (perf_counter_ns), if it is one of those to be traced."""
+        trace = self._service.trace.begin(asked.model, asked.request)
+        if trace is not None:
+            trace.capture("GRPC_WAITREAD_END", received_ns)
+        return trace
+
+    def _forward(self, metadata: Metadata) -> list[tuple[str, str]]:
+        if self._forwarded is None:
+            return []
+        return [(key, value) for key, value in metadata if self._forwarded.search(key)]
+
+
+class ModelInfer:
+    """The unary call: one request, one response."""
+
+    def __init__(self, reader: InferReader) -> None:
+        self._reader = reader
+
+    async def __call__(self, raw: bytes, context: Any) -> bytes:
+        """Raises SluiceError. Cancelling it cancels the request."""
+        received_ns = perf_counter_ns()
+        asked = self._reader.read(parse(service_pb2.ModelInferRequest, raw), context)
+        if asked.is_decoupled:
+            reason = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, reason)
+        trace = self._reader.begin_trace(asked, received_ns)
+        if trace is None:
+            return _serialized(asked, await infer_one(asked.model, asked.request))
+        try:
+            return await _infer_traced(asked, trace)
+        finally:
+            trace.finish()
+
+
+def _serialized(asked: Asked, response: InferResponse) -> bytes:
+    message = service_pb2.ModelInferResponse()
+    write_response(message, asked, response)
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+async def _infer_traced(asked: Asked, trace: Trace) -> bytes:
+    """As `infer_one`, noting where the job's time goes."""
+    answered: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def receive(response: InferResponse) -> None:
+        if not answered.done():
+            answered.set_result(response)
+
+    job = asked.model.submit(asked.request, receive)
+    try:
+        response = await answered
+    finally:
+        job.cancel()
+        trace.capture_job(job)
+    if response.error is not None:
+        raise response.error
+    trace.capture("INFER_RESPONSE_COMPLETE")
+    trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+    trace.capture("GRPC_SEND_START")
+    return _serialized(asked, response)
+
+
+def _tenant(metadata: Metadata) -> str:
+    """Whom an LLM's tokens are charged to. Raises INVALID for what is no name."""
+    tenant: str = dict(metadata).get(_TENANT, "")
+    if len(tenant) > _MAX_TENANT_LENGTH or not tenant.isprintable():
+        raise invalid(_TENANT, f"{_TENANT} must have at most {_MAX_TENANT_LENGTH} printable characters")
+    return tenant
+
+
+def _text(value: str | bytes) -> str:
+    """A value of metadata; that of a binary key is bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")

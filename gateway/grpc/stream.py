@@ -1,0 +1,229 @@
+"""ModelStreamInfer: any number of requests on one stream, and their responses as they come.
+
+Requests run side by side. Responses of models that are not decoupled come in the order of their requests, as Triton
+sends them; those of decoupled ones come at once. An error is a message, and the stream goes on.
+"""
+
+import asyncio
+from collections import deque
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.grpc.errors import as_sluice_error
+from gateway.grpc.infer import InferReader, parse
+from gateway.grpc.requests import Asked
+from gateway.grpc.responses import refusal_message, stream_message
+from gateway.v2.trace import Trace
+from pipelines.inference.call import MAX_UNREAD
+from pipelines.inference.job import Job
+from pipelines.inference.types import InferResponse
+
+MAX_IN_FLIGHT = 1024
+"""Requests of one stream that are read and not answered; the client's next ones wait in the connection."""
+
+_METHOD = "ModelStreamInfer"
+
+
+class _Slot:
+    """One request's place in its stream."""
+
+    __slots__ = ("asked", "held", "is_ordered", "is_over", "job", "trace")
+
+    def __init__(self) -> None:
+        self.asked: Asked | None = None
+        self.job: Job | None = None
+        self.held: list[InferResponse] = []
+        """Responses that wait for those of earlier requests."""
+        self.is_ordered = True
+        self.is_over = False
+        self.trace: Trace | None = None
+
+    def end_trace(self) -> None:
+        """All that there is to note has happened."""
+        if self.trace is not None:
+            self.trace.finish()
+
+
+class InferStream:
+    """One call: a task of its own reads, the call's task writes, and models put responses between the two."""
+
+    def __init__(self, reader: InferReader, context: Any) -> None:
+        self._reader = reader
+        self._context = context
+        self._slots: set[_Slot] = set()
+        """Requests that are not over, or whose responses wait for those of earlier ones."""
+        self._order: deque[_Slot] = deque()
+        """Those of them whose responses come in order."""
+        self._unwritten: deque[tuple[_Slot, InferResponse]] = deque()
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._has_ended = False
+        self._failure: SluiceError | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until the client has said all and heard all. Raises SluiceError for what ends the stream early."""
+        self._reading = asyncio.create_task(self._read())
+        try:
+            await self._write()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self._reading.cancel()
+            self._cancel_all()
+
+    def finish(self, error: SluiceError) -> None:
+        """Read no more requests; when those under way are answered, end with `error`."""
+        if self._failure is None:
+            self._failure = error
+        if self._reading is not None:
+            self._reading.cancel()
+        self._end()
+
+    # --- requests ---
+
+    async def _read(self) -> None:
+        try:
+            while (raw := await self._context.read()) is not grpc.aio.EOF:
+                self._begin(parse(service_pb2.ModelInferRequest, raw))
+                if self._is_full:
+                    await self._wait_for_room()
+            self._end()
+        except Exception as error:
+            self._failure = as_sluice_error(error, _METHOD)
+            self._end()
+
+    def _begin(self, message: "service_pb2.ModelInferRequest") -> None:
+        received_ns = perf_counter_ns()
+        slot = _Slot()
+        self._slots.add(slot)
+        try:
+            slot.asked = asked = self._reader.read(message, self._context)
+            slot.is_ordered = not (asked.is_decoupled or asked.model.spec.is_decoupled)
+            if slot.is_ordered:
+                self._order.append(slot)
+            slot.trace = self._reader.begin_trace(asked, received_ns)
+            job = asked.model.submit(asked.request, partial(self._receive, slot))
+            if not slot.is_over or slot.trace is not None:
+                slot.job = job
+            if self._failure is not None:
+                job.cancel()  # it answered too much within `submit`
+        except Exception as error:
+            self._refuse(slot, message.id, as_sluice_error(error, _METHOD))
+
+    def _refuse(self, slot: _Slot, request_id: str, error: SluiceError) -> None:
+        """Answer a request that has not begun, in its turn."""
+        slot.asked = None
+        if not slot.is_ordered or not self._order or self._order[-1] is not slot:
+            slot.is_ordered = True
+            self._order.append(slot)
+        self._receive(slot, InferResponse(error=error, id=request_id))
+
+    # --- responses ---
+
+    def _receive(self, slot: _Slot, response: InferResponse) -> None:
+        if response.is_final:
+            slot.is_over = True
+            if slot.trace is None:
+                slot.job = None  # they hold each other, which only the garbage collector would end
+        if not slot.is_ordered:
+            if slot.is_over:
+                self._slots.discard(slot)
+            self._put(slot, response)
+        elif self._order and self._order[0] is slot:
+            self._put(slot, response)
+            if slot.is_over:
+                self._release()
+        else:
+            slot.held.append(response)
+
+    def _release(self) -> None:
+        """The first request in order is over: put what has waited for it."""
+        order = self._order
+        while order and order[0].is_over:
+            self._slots.discard(order.popleft())
+            if order:
+                held, order[0].held = order[0].held, []
+                for response in held:
+                    self._put(order[0], response)
+
+    def _put(self, slot: _Slot, response: InferResponse) -> None:
+        self._unwritten.append((slot, response))
+        if len(self._unwritten) > MAX_UNREAD:
+            self._cancel_all()
+            self._unwritten.clear()
+            self.finish(SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind"))
+        self._wake()
+
+    async def _write(self) -> None:
+        loop, write, unwritten = asyncio.get_running_loop(), self._context.write, self._unwritten
+        while not (self._has_ended and not self._slots and not unwritten):
+            if not unwritten:
+                self._news = loop.create_future()
+                await self._news
+                continue
+            slot, response = unwritten.popleft()
+            message = _message(slot, response)
+            if message is not None:
+                await write(message.SerializeToString())
+            if slot.trace is not None and response.is_final:
+                slot.end_trace()
+            if self._room is not None and not self._room.done():
+                self._room.set_result(None)
+
+    # --- waiting and ending ---
+
+    async def _wait_for_room(self) -> None:
+        while self._is_full:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._slots) + len(self._unwritten) >= MAX_IN_FLIGHT
+
+    def _wake(self) -> None:
+        news = self._news
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    def _cancel_all(self) -> None:
+        """Want nothing more of what is under way."""
+        slots, self._slots = self._slots, set()
+        self._order.clear()
+        for slot, _ in self._unwritten:
+            slot.end_trace()
+        for slot in slots:
+            if slot.job is not None:
+                slot.job.cancel()
+            slot.end_trace()
+
+
+def _message(slot: _Slot, response: InferResponse) -> "service_pb2.ModelStreamInferResponse | None":
+    """What the client is told of `response`; None where that is nothing."""
+    asked = slot.asked
+    if asked is None:
+        assert response.error is not None
+        return refusal_message(response.id, response.error)
+    if slot.trace is not None:
+        _note_response(slot.trace, slot, response)
+    if response.is_empty and asked.is_decoupled and not asked.wants_empty_final:
+        return None
+    return stream_message(asked, response)
+
+
+def _note_response(trace: Trace, slot: _Slot, response: InferResponse) -> None:
+    if response.is_final and slot.job is not None:
+        trace.capture_job(slot.job)
+    trace.capture("INFER_RESPONSE_COMPLETE")
+    trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+    trace.capture("GRPC_SEND_START")

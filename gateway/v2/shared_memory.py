@@ -1,0 +1,138 @@
+"""POSIX shared memory that clients have registered: tensors lie there, and requests only say where."""
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+
+from engine.errors import ErrorCode, SluiceError
+
+_FOLDER = "/dev/shm"
+"""Where Linux keeps what `shm_open` opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """`byte_size` bytes from `offset` on of the shared memory object `key`, as its client calls it."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class SharedMemoryRegistry:
+    """Registered regions, by name. Event loop's thread only.
+
+    What `read` and `window` give stays mapped for as long as somebody holds it, whatever is unregistered meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._mapped: dict[str, _Mapped] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map a region. Raises ALREADY_EXISTS for a known name, INTERNAL where `key` cannot be opened, INVALID for
+        what does not lie within it."""
+        if name in self._mapped:
+            raise SluiceError(ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        self._mapped[name] = _Mapped(Region(name, key, offset, byte_size))
+
+    def unregister(self, name: str) -> None:
+        """Forget a region; one that is not known is no error."""
+        self._mapped.pop(name, None)
+
+    def unregister_all(self) -> None:
+        """Forget every region."""
+        self._mapped.clear()
+
+    def status(self, name: str | None = None) -> list[Region]:
+        """The region called `name`, else all of them by name. Raises NOT_FOUND."""
+        if not name:
+            return [self._mapped[each].region for each in sorted(self._mapped)]
+        if name not in self._mapped:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find system shared memory region: '{name}'")
+        return [self._mapped[name].region]
+
+    def read(self, name: str, offset: int, byte_size: int) -> memoryview:
+        """`byte_size` bytes of a region from its `offset` on, read-only and not copied: clients may change them.
+
+        Raises NOT_FOUND, and INVALID for what lies outside the region.
+        """
+        return self.window(name, offset, byte_size).toreadonly()
+
+    def window(self, name: str, offset: int, byte_size: int) -> memoryview:
+        """The same, to be written: checked when a request comes, filled when its response does. Raises as `read`."""
+        mapped = self._mapped.get(name)
+        if mapped is None:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
+        return mapped.window(offset, byte_size)
+
+    def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Copy `data` into a region. Raises as `read`."""
+        view = memoryview(data).cast("B")
+        self.window(name, offset, len(view))[:] = view
+
+    def close(self) -> None:
+        """Forget everything; what nobody holds is unmapped."""
+        self._mapped.clear()
+
+
+class _Mapped:
+    """A region in this process's memory. The mapping ends with the last view of it."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        # A mapping begins at a page; the region need not.
+        self._start = region.offset % mmap.ALLOCATIONGRANULARITY
+        self._map = _map(region, region.offset - self._start)
+
+    def window(self, offset: int, byte_size: int) -> memoryview:
+        region = self.region
+        if not 0 <= offset <= region.byte_size or (offset == region.byte_size and byte_size > 0):
+            raise SluiceError(ErrorCode.INVALID, f"Invalid offset for shared memory region: '{region.name}'")
+        # A client may have cut its object short, and touching what is gone would end the process.
+        available = min(region.byte_size, self._map.size() - region.offset)
+        if not 0 <= byte_size <= available - offset:
+            message = f"Invalid offset + byte size for shared memory region: '{region.name}'"
+            raise SluiceError(ErrorCode.INVALID, message)
+        start = self._start + offset
+        return memoryview(self._map)[start : start + byte_size]
+
+
+def _map(region: Region, page_offset: int) -> mmap.mmap:
+    descriptor = _open(region.key)
+    try:
+        size = _size_of(descriptor, region.key)
+        if region.offset < 0 or region.byte_size < 0 or region.offset + region.byte_size > size:
+            raise _not_registered(region, "invalid args")
+        if region.byte_size == 0:
+            raise _not_registered(region, "unable to process address spaceInvalid argument")
+        return mmap.mmap(descriptor, region.offset - page_offset + region.byte_size, offset=page_offset)
+    finally:
+        os.close(descriptor)
+
+
+def _open(key: str) -> int:
+    """As shm_open: slashes before the name are left out, and none may be inside."""
+    name = key.lstrip("/")
+    if not name or "/" in name or name in (".", ".."):
+        raise _not_opened(key)
+    try:
+        return os.open(os.path.join(_FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):  # ValueError: a null character in the name
+        raise _not_opened(key) from None
+
+
+def _size_of(descriptor: int, key: str) -> int:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise _not_opened(key)
+    return status.st_size
+
+
+def _not_opened(key: str) -> SluiceError:
+    return SluiceError(ErrorCode.INTERNAL, f"Unable to open shared memory region: '{key}'")
+
+
+def _not_registered(region: Region, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, f"failed to register shared memory region '{region.name}': {reason}")

@@ -1,0 +1,26 @@
+"""The version of a model as clients write it."""
+
+import re
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.inference.types import LATEST
+
+_LEADING_INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_HIGHEST = 2**63 - 1
+
+
+def parse_version(text: str) -> int:
+    """The version that `text` names, by C's `strtol` as Triton reads it; empty is LATEST. Raises INVALID."""
+    if not text:
+        return LATEST
+    match = _LEADING_INTEGER.match(text)
+    if match is None or abs(version := int(match[1])) > _HIGHEST:
+        message = (
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+        raise SluiceError(ErrorCode.INVALID, message)
+    if version < 0:
+        message = f"invalid model version specified '{text}' , version should be an integral value > 0"
+        raise SluiceError(ErrorCode.INVALID, message)
+    return version

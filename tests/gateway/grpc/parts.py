@@ -1,0 +1,240 @@
+"""A small service with models of its own, and a gRPC server over it on a free port."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.grpc.options import GrpcOptions
+from gateway.grpc.server import GrpcServer
+from gateway.v2.description import ServerIdentity
+from gateway.v2.settings import LogSettings, TraceSettings
+from gateway.v2.shared_memory import SharedMemoryRegistry
+from pipelines.inference.job import Job
+from pipelines.inference.model import Model
+from pipelines.inference.spec import spec_of
+from pipelines.inference.types import LATEST, InferResponse
+from pipelines.repository.types import IndexEntry, LoadOverrides, ModelState
+from pipelines.tensors.datatypes import DATA_TYPES
+from pipelines.tensors.tensor import Tensor
+
+PATIENCE_S = 20.0
+IDENTITY = ServerIdentity("triton", "2.51.0")
+
+
+class EchoModel(Model):
+    """Answers at once: OUTPUT0 is INPUT0."""
+
+    def __init__(
+        self,
+        name: str = "echo",
+        datatype: str = "INT32",
+        dims: Sequence[int] = (-1,),
+        max_batch_size: int = 0,
+        version: int = 1,
+        is_decoupled: bool = False,
+        labels: Iterable[str] = (),
+    ) -> None:
+        config = model_config_pb2.ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+        for tensor, tensor_name in ((config.input.add(), "INPUT0"), (config.output.add(), "OUTPUT0")):
+            tensor.name = tensor_name
+            tensor.data_type = model_config_pb2.DataType.Value(DATA_TYPES[datatype].config_name)
+            tensor.dims.extend(dims)
+        config.model_transaction_policy.decoupled = is_decoupled
+        super().__init__(config, spec_of(config, version), {"OUTPUT0": tuple(labels)})
+        self.jobs: list[Job] = []
+
+    def _start(self, job: Job) -> None:
+        self.jobs.append(job)
+        job.respond(InferResponse([job.request.inputs["INPUT0"].renamed("OUTPUT0")]))
+
+    async def close(self) -> None:
+        pass
+
+
+class HeldModel(EchoModel):
+    """Answers when the test says so, and knows who has cancelled."""
+
+    def __init__(self, name: str = "held", **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self._changed = asyncio.Condition()
+        self.cancelled: list[str] = []
+
+    def _start(self, job: Job) -> None:
+        self.jobs.append(job)
+        job.on_cancel = lambda: self._cancel(job)
+        self._announce()
+
+    def _cancel(self, job: Job) -> None:
+        self.cancelled.append(job.request.id)
+        job.fail(SluiceError(ErrorCode.CANCELLED, "cancelled"))
+        self._announce()
+
+    def _announce(self) -> None:
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._notifying = asyncio.get_running_loop().create_task(notify())
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        """Until `claim` holds, looked at when a request comes or is cancelled."""
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(claim)
+
+    def send(self, request_id: str, *values: int, is_final: bool = False, error: SluiceError | None = None) -> None:
+        """One response; without values it is empty."""
+        outputs = [Tensor.of("OUTPUT0", np.array(values, np.int32))] if values else []
+        job = next(each for each in self.jobs if each.request.id == request_id)
+        job.respond(InferResponse(outputs, error=error, is_final=is_final))
+
+
+class FunctionModel(EchoModel):
+    """Answers with what a function makes of the job."""
+
+    def __init__(self, name: str, respond: Callable[[Job], None], **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self._respond = respond
+
+    def _start(self, job: Job) -> None:
+        self._respond(job)
+
+
+class SmallRepository:
+    """Models that are loaded, and notes of what clients wanted of it."""
+
+    def __init__(self, models: Iterable[Model]) -> None:
+        self.loaded = list(models)
+        self.changes: list[tuple[Any, ...]] = []
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    def versions(self, name: str) -> list[Model]:
+        found = sorted((each for each in self.loaded if each.name == name), key=lambda model: model.version)
+        if not found:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return found
+
+    def models(self) -> list[Model]:
+        return self.loaded
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        ready = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
+        failed = IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken")
+        return ready if ready_only else [*ready, failed, IndexEntry("on_demand")]
+
+    async def load(self, name: str, overrides: LoadOverrides | None) -> None:
+        await self.may_load.wait()
+        self.changes.append(("load", name, overrides))
+
+    async def unload(self, name: str, unload_dependents: bool) -> None:
+        self.changes.append(("unload", name, unload_dependents))
+
+
+class SmallService:
+    def __init__(self, *models: Model) -> None:
+        self.identity = IDENTITY
+        self.repository = SmallRepository(models)
+        self.shared_memory = SharedMemoryRegistry()
+        self.trace = TraceSettings()
+        self.log_settings = LogSettings()
+        self.ready = True
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        versions = self.repository.versions(name)
+        for model in versions:
+            if model.version == version:
+                return model
+        if version != LATEST:
+            message = f"Request for unknown model: '{name}' version {version} is not found"
+            raise SluiceError(ErrorCode.NOT_FOUND, message)
+        return versions[-1]
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_model_ready(self, name: str, version: int) -> bool:
+        try:
+            return self.find(name, version).is_ready
+        except SluiceError:
+            return False
+
+
+class Running:
+    """A server, and a channel to it."""
+
+    def __init__(self, server: GrpcServer, port: int, channel: Any) -> None:
+        self.server = server
+        self.port = port
+        self.target = f"127.0.0.1:{port}"
+        self.channel = channel
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@asynccontextmanager
+async def serving(
+    service: SmallService, options: GrpcOptions | None = None, api_key: str | None = None
+) -> AsyncIterator[Running]:
+    """`service` on a free port, and a channel without TLS."""
+    server = GrpcServer(service, options or GrpcOptions(port=0), "127.0.0.1", api_key)
+    port = await server.start()
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with asyncio.timeout(PATIENCE_S):
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
+                yield Running(server, port, channel)
+        finally:
+            await server.stop(0)
+            service.shared_memory.close()
+
+
+def infer_request(
+    model: str = "echo",
+    *values: int,
+    id: str = "",
+    version: str = "",
+    outputs: Iterable[str] = (),
+    parameters: dict[str, Any] | None = None,
+) -> Any:
+    """A ModelInferRequest with INPUT0 of `values` as raw INT32."""
+    request = service_pb2.ModelInferRequest(model_name=model, model_version=version, id=id)
+    add_input(request, "INT32", [len(values)], np.array(values, np.int32).tobytes())
+    for name in outputs:
+        request.outputs.add().name = name
+    set_parameters(request.parameters, parameters or {})
+    return request
+
+
+def add_input(request: Any, datatype: str, shape: Sequence[int], raw: bytes | None = None, name: str = "INPUT0") -> Any:
+    """An input of `request`, which is returned to be given more."""
+    tensor = request.inputs.add()
+    tensor.name, tensor.datatype = name, datatype
+    tensor.shape.extend(shape)
+    if raw is not None:
+        request.raw_input_contents.append(raw)
+    return tensor
+
+
+def set_parameters(parameters: Any, values: dict[str, Any]) -> None:
+    """Each in the field of its type; a tuple says field and value."""
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    for name, value in values.items():
+        kind, given = value if isinstance(value, tuple) else (kinds[type(value)], value)
+        setattr(parameters[name], kind, given)
+
+
+async def failure(call: Any) -> tuple[str, str]:
+    """Status and text that `call` ends in."""
+    try:
+        await call
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    raise AssertionError("the call did not fail")

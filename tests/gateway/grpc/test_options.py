@@ -1,0 +1,89 @@
+from dataclasses import fields
+
+import pytest
+
+from gateway.grpc.options import GrpcOptions
+from gateway.grpc.server import channel_options
+from gateway.options import ConfigError, option_of
+
+OPTIONS = {option_of(each).flag: (each.name, option_of(each)) for each in fields(GrpcOptions)}
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "name", "value"),
+    [
+        ("--allow-grpc", "false", "is_allowed", False),
+        ("--grpc-port", "0", "port", 0),
+        ("--grpc-address", "::1", "host", "::1"),
+        ("--reuse-grpc-port", "1", "shares_port", True),
+        ("--grpc-max-input-size", "16M", "max_input_bytes", 16 << 20),
+        ("--grpc-header-forward-pattern", "x-.*", "header_forward_pattern", "x-.*"),
+        ("--grpc-infer-response-compression-level", "high", "compression_level", "high"),
+        ("--grpc-use-ssl", "true", "uses_ssl", True),
+        ("--grpc-use-ssl-mutual", "1", "uses_mutual_ssl", True),
+        ("--grpc-keepalive-permit-without-calls", "0", "keepalive_permit_without_calls", False),
+        ("--grpc-max-connection-age", "60000", "max_connection_age_ms", 60000),
+    ],
+)
+def test_flags_of_tritonserver(flag: str, text: str, name: str, value: object) -> None:
+    field, declared = OPTIONS[flag]
+    assert field == name
+    assert declared.read(text, flag) == value
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--allow-grpc", "perhaps"),
+        ("--grpc-port", "65536"),
+        ("--grpc-header-forward-pattern", "("),
+        ("--grpc-infer-response-compression-level", "best"),
+        ("--grpc-keepalive-time", "-1"),
+        ("--grpc-max-input-size", "0"),
+    ],
+)
+def test_what_an_option_does_not_take(flag: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        OPTIONS[flag][1].read(text, flag)
+
+
+def test_tls_needs_its_files() -> None:
+    with pytest.raises(ConfigError, match="--grpc-use-ssl needs --grpc-server-cert"):
+        GrpcOptions(uses_ssl=True)
+    with pytest.raises(ConfigError, match="--grpc-use-ssl needs --grpc-server-key"):
+        GrpcOptions(uses_ssl=True, server_cert_path="c")
+    with pytest.raises(ConfigError, match="--grpc-use-ssl-mutual needs --grpc-root-cert"):
+        GrpcOptions(uses_mutual_ssl=True, server_cert_path="c", server_key_path="k")
+
+
+def test_what_the_core_is_told_by_default() -> None:
+    """Triton's values; its message length has no limit either."""
+    assert dict(channel_options(GrpcOptions())) == {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": -1,
+        "grpc.max_send_message_length": -1,
+        "grpc.keepalive_time_ms": 7_200_000,
+        "grpc.keepalive_timeout_ms": 20_000,
+        "grpc.keepalive_permit_without_calls": 0,
+        "grpc.http2.max_pings_without_data": 2,
+        "grpc.http2.min_ping_interval_without_data_ms": 300_000,
+        "grpc.http2.max_ping_strikes": 2,
+    }
+
+
+def test_what_the_core_is_told_when_asked() -> None:
+    told = dict(
+        channel_options(
+            GrpcOptions(
+                shares_port=True,
+                max_input_bytes=1000,
+                compression_level="medium",
+                max_connection_age_ms=5,
+                max_connection_age_grace_ms=6,
+            )
+        )
+    )
+    assert told["grpc.so_reuseport"] == 1
+    assert told["grpc.max_receive_message_length"] == 1000
+    assert told["grpc.default_compression_level"] == 2
+    assert (told["grpc.max_connection_age_ms"], told["grpc.max_connection_age_grace_ms"]) == (5, 6)
