@@ -5,8 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -48,31 +48,54 @@ def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
     folder = out.resolve() / "triton"
     write_python_models(folder / "python")
     write_onnx_models(folder / "onnx")
-    with ExitStack() as stack:
-        triton = stack.enter_context(tritonserver(folder / "python", out / "envs", folder / "tritonserver.log", say))
-        ours = stack.enter_context(sluice(folder / "python", folder / "sluice.log"))
-        figures = list(_comparison(ours, triton, repeats, say))
-        figures += _watched(ours, say)
-        figures += [Figure("memory", server.name, "MB", (server.rss_mb(),)) for server in (ours, triton)]
+
+    @contextmanager
+    def servers() -> Iterator[tuple[V2Server, V2Server]]:
+        with (
+            tritonserver(folder / "python", out / "envs", folder / "tritonserver.log", say) as triton,
+            sluice(folder / "python", folder / "sluice.log") as ours,
+        ):
+            yield ours, triton
+
+    figures: list[Figure] = []
+    for way in WAYS:
+        figures += _compared(way, servers, repeats, say)
+    with servers() as both:
+        figures += _watched(both[0], say)
+        figures += [Figure("memory", server.name, "MB", (server.rss_mb(),)) for server in both]
     with sluice(folder / "onnx", folder / "sluice-onnx.log") as server:
         return figures + _batching(server, repeats, say)
 
 
-def _comparison(ours: V2Server, triton: V2Server, repeats: int, say: Say) -> Iterator[Figure]:
-    for way in WAYS:
-        for clients in CLIENTS:
-            say(f"{way.name}, {clients} clients")
-            rates: dict[str, list[float]] = {"sluice": [], "triton": []}
-            for repeat in range(repeats):
-                pair = (ours, triton) if repeat % 2 else (triton, ours)
-                for server in pair:
-                    rates[server.name].append(_rate(server, way.kind, clients))
-            name = f"{way.name}, {clients} clients"
-            for server in (ours, triton):
-                yield Figure(name, server.name, way.unit, tuple(rates[server.name]))
-            ratios = tuple(a / b for a, b in zip(rates["sluice"], rates["triton"], strict=True))
-            target = Target(way.reach, is_ceiling=False) if clients > 1 else None
-            yield Figure(name, "sluice / triton", "ratio", ratios, target)
+Servers = Callable[[], AbstractContextManager[tuple[V2Server, V2Server]]]
+
+
+def _compared(way: Way, servers: Servers, repeats: int, say: Say) -> list[Figure]:
+    """One way of asking, on fresh servers. tritonserver now and then dies when many streams end: then once more."""
+    try:
+        with servers() as (ours, triton):
+            return list(_figures(way, ours, triton, repeats, say))
+    except BenchmarkError as error:
+        if "triton" not in str(error):
+            raise
+        say(f"once more: {error}")
+        with servers() as (ours, triton):
+            return list(_figures(way, ours, triton, repeats, say))
+
+
+def _figures(way: Way, ours: V2Server, triton: V2Server, repeats: int, say: Say) -> Iterator[Figure]:
+    for clients in CLIENTS:
+        name = f"{way.name}, {clients} clients"
+        say(name)
+        rates: dict[str, list[float]] = {"sluice": [], "triton": []}
+        for repeat in range(repeats):
+            for server in (ours, triton) if repeat % 2 else (triton, ours):
+                rates[server.name].append(_rate(server, way.kind, clients))
+        for server in (ours, triton):
+            yield Figure(name, server.name, way.unit, tuple(rates[server.name]))
+        ratios = tuple(a / b for a, b in zip(rates["sluice"], rates["triton"], strict=True))
+        target = Target(way.reach, is_ceiling=False) if clients > 1 else None
+        yield Figure(name, "sluice / triton", "ratio", ratios, target)
 
 
 def _rate(server: V2Server, kind: str, clients: int) -> float:

@@ -1,165 +1,148 @@
-"""Triton's generate extension: one JSON object, or a stream of them as server-sent events."""
+"""The generate and generate_stream routes, over any model that takes and gives what JSON can say."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
 
 from engine.errors import ErrorCode, SluiceError, invalid
-from engine.types import Grammar, GrammarKind
-from gateway.http.errors import v2_error_body
-from gateway.http.frames import HOLE, TextFrame, event_frame
-from gateway.http.scheduling import Scheduling
-from gateway.http.v2.parsing import GenerateInputs
-from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from gateway.http.disconnect import run_while_connected
+from gateway.http.errors import as_sluice_error
+from gateway.http.v2.body import BodyReader
+from gateway.http.v2.errors import error_json
+from gateway.http.v2.exchange import EVENTS, Exchange
+from gateway.http.v2.generate_request import read_generate
+from gateway.http.v2.generate_response import WRONG_COUNT, GenerateWriter, error_event
+from gateway.http.v2.headers import HeaderReader
+from gateway.http.v2.infer_request import LARGE_BYTES
+from gateway.http.v2.service import Service
+from gateway.v2.trace import Trace
+from pipelines.inference.call import ResponseStream
+from pipelines.inference.model import Model
+from pipelines.inference.types import InferRequest, InferResponse
 
-if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm.text import LlmText
-
-PROTOCOL = "v2_generate"
-
-_DEFAULTS: dict[str, Any] = {
-    "max_tokens": 16,
-    "min_tokens": 0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": None,
-    "ignore_eos": False,
-}
-"""TensorRT-LLM's: here a checkpoint's generation_config.json has no say."""
-_SAMPLES = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
-"""Decoding is greedy unless one of these is given; then the temperature is 1 unless it is given."""
-_GUIDES = {
-    "json": GrammarKind.JSON_OBJECT,
-    "json_schema": GrammarKind.JSON_SCHEMA,
-    "regex": GrammarKind.REGEX,
-    "ebnf_grammar": GrammarKind.EBNF,
-}
-_MICROSECONDS = 1e-6
-GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
+_MODEL_FAILED = 400
+"""Whatever a model's error says: Triton forgets the code before it looks at it."""
+_MOST_SINGLE = 8
+_MOST_TOGETHER = 64
+"""Events that a stream is behind before they share chunks, and how many do: long turns of the loop delay the others."""
+_NOT_BUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Tells proxies to pass each event on as it comes."""
 
 
-def text_request(inputs: GenerateInputs, scheduling: Scheduling, request_id: str) -> TextRequest:
-    """What the model is asked; `request_id` is for the log. Raises INVALID for half a constraint."""
-    values = inputs.values
-    temperature = 1.0 if _SAMPLES & values.keys() else 0.0
-    fields = {name: values.get(name, default) for name, default in _DEFAULTS.items()}
-    sampling = SamplingOverrides(
-        temperature=values.get("temperature", temperature),
-        grammar=_grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
-        logprobs=0 if values.get("return_log_probs") else None,
-        **fields,
-    )
-    timeout_s = None if inputs.timeout is None else inputs.timeout * _MICROSECONDS
-    return TextRequest(
-        request_id=request_id,
-        prompt=values["text_input"],
-        sampling=sampling,
-        stop=_words(values, "stop_words"),
-        bad_words=_words(values, "bad_words"),
-        cache_salt=inputs.cache_salt,
-        **scheduling.fields(inputs.priority, timeout_s),
-    )
+class GenerateRoute:
+    """Answers POST …/generate and …/generate_stream."""
+
+    def __init__(self, service: Service, body: BodyReader, headers: HeaderReader) -> None:
+        self._service = service
+        self._body = body
+        self._headers = headers
+
+    async def answer_whole(self, exchange: Exchange, model: Model) -> None:
+        """One response, as one JSON object. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
+        request = await self._read(exchange, model, is_streaming=False)
+        _refuse_stream(model, request)
+        trace = self._service.trace.begin(model, request)
+        await run_while_connected(exchange.receive, _send_whole(exchange, model, request, trace))
+
+    async def answer_stream(self, exchange: Exchange, model: Model) -> None:
+        """Every response, as server-sent events. Raises as `answer_whole`, before the first event."""
+        request = await self._read(exchange, model, is_streaming=True)
+        trace = self._service.trace.begin(model, request)
+        await run_while_connected(exchange.receive, _send_stream(exchange, model, request, trace))
+
+    async def _read(self, exchange: Exchange, model: Model, is_streaming: bool) -> InferRequest:
+        if exchange.header(b"content-encoding") not in ("", "identity"):
+            raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
+        body = await self._body.read(exchange)
+        if len(body) < LARGE_BYTES:
+            request = read_generate(body, model, is_streaming)
+        else:
+            request = await asyncio.to_thread(read_generate, body, model, is_streaming)
+        self._headers.schedule(exchange, request)
+        return request
 
 
-def _words(values: dict[str, Any], name: str) -> tuple[str, ...]:
-    """Clients send "" for none: TensorRT-LLM's examples do, as some of its versions required the input."""
-    return tuple(word for word in values.get(name, ()) if word)
+def _refuse_stream(model: Model, request: InferRequest) -> None:
+    """An LLM that is asked to stream gives many responses, which is known before it begins."""
+    if model.text is not None and model.is_decoupled_for(request):
+        raise invalid("stream", WRONG_COUNT)
 
 
-def _grammar(kind: str, guide: str) -> Grammar | None:
-    """TensorRT-LLM's two inputs, where "" is none."""
-    if not kind:
-        if guide:
-            raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' is needed with '{GUIDE}': one of {', '.join(_GUIDES)}")
-        return None
-    if kind not in _GUIDES:
-        raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' must be one of {', '.join(_GUIDES)}, got '{kind[:40]}'")
-    if not guide and kind != "json":
-        raise invalid(GUIDE, f"input '{GUIDE}' is needed where '{GUIDE_TYPE}' is {kind}")
-    return Grammar(_GUIDES[kind], "" if kind == "json" else guide)
+async def _responses(
+    model: Model, request: InferRequest, trace: Trace | None
+) -> AsyncGenerator[list[InferResponse], None]:
+    """The responses that count, as many at a time as have come. Closing it cancels the request."""
+    stream = ResponseStream(model, request)
+    gives_any_number = model.is_decoupled_for(request)
+    try:
+        is_over = False
+        while not is_over:
+            come = await stream.wait()
+            is_over = come[-1].is_final
+            if gives_any_number:
+                come = [response for response in come if not response.is_empty]
+            if come:
+                yield come
+    finally:
+        stream.cancel()
+        if trace is not None:
+            trace.capture("INFER_RESPONSE_COMPLETE")
+            trace.finish()
 
 
-def refuse_stream(inputs: GenerateInputs) -> None:
-    """Raise INVALID where `generate` is asked to stream."""
-    if inputs.values.get("stream"):
-        raise SluiceError(
-            ErrorCode.INVALID,
-            "generate expects model to produce exactly 1 response, use generate stream for model that generates "
-            "various number of responses",
-            param="stream",
-        )
+async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
+    counted: list[InferResponse] = []
+    async with aclosing(_responses(model, request, trace)) as batches:
+        async for batch in batches:
+            counted += batch
+    first_error = counted[0].error if counted else None
+    if first_error is not None and model.text is not None:
+        raise first_error
+    if len(counted) == 1:
+        status, body = _json(GenerateWriter(model, request.id), counted[0])
+    else:
+        status = 200 if first_error is None else _MODEL_FAILED
+        body = error_json(SluiceError(ErrorCode.INTERNAL, WRONG_COUNT))
+    await exchange.reply(status, body)
 
 
-def error_frame(error: SluiceError) -> bytes:
-    """The event that ends a stream which failed."""
-    return b"data: " + v2_error_body(error) + b"\n\n"
+def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:
+    """Status and body of a response, or of the error that it is or becomes."""
+    try:
+        if response.error is not None:
+            raise response.error
+        return 200, writer.body(response)
+    except SluiceError as error:
+        return _MODEL_FAILED, error_json(error)
 
 
-class GenerateReply:
-    """The shapes of one request's responses. Keys are in alphabetical order, as Triton's are.
-
-    It sees every event of its request, in order, and so collects what the last response sums up.
-    """
-
-    def __init__(self, inputs: GenerateInputs, model: "LlmText") -> None:
-        self._head = {"model_name": model.name, "model_version": model.version}
-        if inputs.id:
-            self._head["id"] = inputs.id
-        self._returns_input_count = inputs.values.get("return_num_input_tokens", False)
-        self._returns_output_count = inputs.values.get("return_num_output_tokens", False)
-        self._log_probs: list[float] | None = [] if inputs.values.get("return_log_probs") else None
-        self._text_frame = TextFrame.around(self._response(HOLE))
-
-    def frame(self, event: TextEvent) -> bytes:
-        """One event of a stream."""
-        self.note(event)
-        if event.finish_reason is None:
-            return self._text_frame.fill(event.text)
-        return event_frame(self.last_response(event.text, event))
-
-    def note(self, event: TextEvent) -> None:
-        """Keep what the end carries of `event`."""
-        if self._log_probs is not None and event.detail is not None:
-            self._log_probs += [entry.logprob or 0.0 for entry in event.detail.logprobs or ()]
-
-    def last_response(self, text: str, end: TextEvent) -> dict[str, Any]:
-        """The response that completes a request."""
-        outputs: dict[str, Any] = {"finish_reason": end.finish_reason}
-        if self._returns_input_count:
-            outputs["num_input_tokens"] = end.prompt_tokens
-        if self._returns_output_count:
-            outputs["num_output_tokens"] = end.completion_tokens
-        if self._log_probs is not None and end.detail is not None:
-            outputs["cum_log_probs"] = end.detail.total_logprob
-            outputs["output_log_probs"] = self._log_probs
-        return self._response(text, outputs)
-
-    def _response(self, text: str, outputs: dict[str, Any] | None = None) -> dict[str, Any]:
-        return dict(sorted({**self._head, **(outputs or {}), "text_output": text}.items()))
+async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
+    writer = GenerateWriter(model, request.id)
+    try:
+        async with aclosing(_responses(model, request, trace)) as batches:
+            async for batch in batches:
+                if not exchange.has_started:
+                    await _start_stream(exchange, model, writer, batch[0])
+                for events in _grouped(batch):
+                    await exchange.write(b"".join(map(writer.event, events)))
+    except Exception as error:
+        if not exchange.has_started:
+            raise
+        await exchange.write(error_event(as_sluice_error(error, exchange.request_id)))
+    if not exchange.has_started:
+        await exchange.start(200, EVENTS, _NOT_BUFFERED)
+    await exchange.end()
 
 
-async def whole_response(events: AsyncGenerator[TextEvent, None], reply: GenerateReply) -> dict[str, Any]:
-    """The one response of a request that does not stream."""
-    pieces = []
-    async with aclosing(events):
-        async for event in events:
-            pieces.append(event.text)
-            reply.note(event)
-    return reply.last_response("".join(pieces), event)
+def _grouped(batch: list[InferResponse]) -> Iterator[list[InferResponse]]:
+    """Each event is a chunk of its own, as in Triton, but where many wait: then the writes would cost the most."""
+    size = 1 if len(batch) <= _MOST_SINGLE else _MOST_TOGETHER
+    return (batch[start : start + size] for start in range(0, len(batch), size))
 
 
-async def whole_frame(events: AsyncGenerator[TextEvent, None], reply: GenerateReply) -> AsyncGenerator[bytes, None]:
-    """A stream with one event, which has all of the text."""
-    yield event_frame(await whole_response(events, reply))
-
-
-async def stream_frames(events: AsyncGenerator[TextEvent, None], reply: GenerateReply) -> AsyncGenerator[bytes, None]:
-    """A stream with an event for each piece of text. It ends without a terminator, as Triton's does."""
-    async with aclosing(events):
-        async for event in events:
-            yield reply.frame(event)
+async def _start_stream(exchange: Exchange, model: Model, writer: GenerateWriter, first: InferResponse) -> None:
+    """The first response decides the status. An LLM's error is raised: its stream has not begun."""
+    if first.error is not None and model.text is not None:
+        raise first.error
+    status, _ = _json(writer, first)
+    await exchange.start(status, EVENTS, _NOT_BUFFERED)

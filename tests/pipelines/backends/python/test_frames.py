@@ -126,7 +126,7 @@ def test_a_segment_is_free_when_its_last_view_is_gone() -> None:
 
 def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
     first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
-    stored = first.store(data(2_000_000, 7))
+    stored = first.store(data(3_000_000, 7))
     exchange(first, gateway)
     tensor = np.frombuffer(gateway.read(stored), np.uint8)
 
@@ -147,12 +147,14 @@ def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
     pool.free(second.take_freed())
     gc.collect()
     assert gateway.take_freed() == [stored.segment]
+    assert not second._maps
+    assert not second._readers
     first.close()
 
 
 def test_a_part_of_a_segment_is_copied() -> None:
     first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
-    stored = first.store(data(2_000_000, 7))
+    stored = first.store(data(3_000_000, 7))
     exchange(first, gateway)
     tensor = np.frombuffer(gateway.read(stored), np.uint8)
     pool = SegmentPool()

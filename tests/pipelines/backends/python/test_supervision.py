@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,22 @@ async def test_it_is_given_up_where_it_cannot_be_loaded_again(
         assert not model.is_ready
         assert (await error_of(model, "")).code is ErrorCode.UNAVAILABLE
     assert any(each.levelname == "CRITICAL" for each in caplog.records)
+
+
+def _is_other(worker: SupervisedWorker, pid: int) -> bool:
+    return worker.is_ready and worker.pid != pid
+
+
+async def test_a_worker_that_ran_for_long_is_worth_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(supervisor, "STABLE_S", 0.0)
+    async with supervised(write_model(tmp_path / "fatal", FATAL)) as (model, (worker,)):
+        for _ in range(supervision.MAX_FUTILE_STARTS + 1):
+            pid = worker.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await eventually(partial(_is_other, worker, pid))
+        assert await ask(model, "")
 
 
 async def test_crashing_requests_end_nothing_while_others_succeed(

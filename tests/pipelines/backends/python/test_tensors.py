@@ -189,7 +189,7 @@ async def test_a_large_tensor_goes_from_model_to_model(tmp_path: Path) -> None:
     first, second = write_model(tmp_path / "first", CHANGER, ARRAY), write_model(tmp_path / "second", CHANGER, ARRAY)
     async with loaded(first) as one, loaded(second) as other:
         for _ in range(5):
-            (output,) = (await infer_one(one, array_request(np.zeros((1000, 1000), np.float32)))).outputs
+            (output,) = (await infer_one(one, array_request(np.zeros((1000, 2000), np.float32)))).outputs
             requests = [InferRequest({"X": output.renamed("X")}) for _ in range(3)]
             for answer in await asyncio.gather(*(infer_one(other, each) for each in requests)):
                 assert (answer.outputs[0].array == 2).all()
