@@ -1,0 +1,118 @@
+"""A model as it lies in its folder or comes with a request: what would be served once it is loaded.
+
+Reads the file system: for threads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.repository.completion import complete_kind, normalize
+from pipelines.repository.config_json import parse_config_json
+from pipelines.repository.config_text import CONFIG_FILENAME, read_config
+from pipelines.repository.ensemble_structure import members
+from pipelines.repository.folders import FolderState, ModelFolder, folder_state, versions_in, write_files
+from pipelines.repository.obeyed import unobeyed_note
+from pipelines.repository.types import LoadOverrides
+from pipelines.repository.validation import check_structure
+
+Signature = tuple[object, ...]
+"""Equal for two looks at a version between which nothing of it has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending."""
+
+    name: str
+    folder: ModelFolder
+    config: ModelConfig
+    versions: tuple[int, ...]
+    signatures: Mapping[int, Signature]
+    state: FolderState
+    notes: tuple[str, ...] = ()
+    is_overridden: bool = False
+    """Whether its configuration came with a request, over that of its folder."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The models that an ensemble calls; none for any other."""
+        return members(self.config)
+
+    def is_intact(self, version: int) -> bool:
+        """Whether the files that the version was found with are still as they were; new ones do not count."""
+        try:
+            now = set(folder_state(self.folder.path).of_version(version))
+        except OSError:
+            return False
+        return now.issuperset(self.state.of_version(version))
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.config.HasField("ensemble_scheduling"))
+
+
+def read_candidate(name: str, path: Path, *, is_strict: bool, config_json: str | None = None) -> Candidate:
+    """The model in `path`, with its own configuration or the given one.
+
+    Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
+    """
+    config, notes = _config(path, is_strict, config_json)
+    candidate = _candidate(name, ModelFolder(path), config, notes)
+    return replace(candidate, is_overridden=config_json is not None)
+
+
+def read_override(name: str, overrides: LoadOverrides) -> Candidate:
+    """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
+    if overrides.config_json is None:
+        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
+    config = parse_config_json(overrides.config_json)
+    folder = write_files(overrides.files)
+    try:
+        return _candidate(name, folder, config, [])
+    except BaseException:
+        folder.remove()
+        raise
+
+
+def _config(path: Path, is_strict: bool, config_json: str | None) -> tuple[ModelConfig, list[str]]:
+    if config_json is not None:
+        return parse_config_json(config_json), []
+    file = path / CONFIG_FILENAME
+    if not is_strict and not file.exists():
+        return ModelConfig(), []
+    return read_config(file)
+
+
+def _candidate(name: str, folder: ModelFolder, config: ModelConfig, notes: Sequence[str]) -> Candidate:
+    try:
+        available = versions_in(folder.path)
+        complete_kind(config, name, [folder.path / str(version) for version in reversed(available)])
+        state = folder_state(folder.path)
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+    check_structure(config)
+    unobeyed = unobeyed_note(config)
+    normalize(config)
+    versions = _wanted_versions(config, available)
+    signatures = {version: _signature(config, folder, state, version) for version in versions}
+    return Candidate(name, folder, config, versions, signatures, state, (*notes, *unobeyed))
+
+
+def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
+    policy = config.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return tuple(available)
+        case "specific":
+            return tuple(version for version in available if version in policy.specific.versions)
+        case _:
+            count = policy.latest.num_versions
+            return tuple(available[-count:]) if count else ()
+
+
+def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
+    return config.SerializeToString(deterministic=True), str(folder.path), state.of_version(version)

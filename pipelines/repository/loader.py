@@ -1,0 +1,114 @@
+"""One version of a candidate becomes a `Model`: its backend completes the configuration, and loads what is valid."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.registry import BackendRegistry
+from pipelines.inference.model import Model
+from pipelines.repository.candidate import Candidate
+from pipelines.repository.completion import ENSEMBLE, normalize
+from pipelines.repository.failures import unexpected
+from pipelines.repository.folders import inner_path
+from pipelines.repository.validation import check_tensors
+
+_log = logging.getLogger(__name__)
+
+
+class VersionLoader:
+    """Loads versions, no more than `num_parallel` at a time, each within `timeout_s`."""
+
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        context: BackendContext,
+        *,
+        is_strict: bool,
+        is_watchful: bool,
+        num_parallel: int,
+        timeout_s: float,
+    ) -> None:
+        """`is_strict`: nothing is completed from the model's file. `is_watchful`: files may change under a load."""
+        self._registry = registry
+        self._context = context
+        self._is_strict = is_strict
+        self._is_watchful = is_watchful
+        self._slots = asyncio.Semaphore(num_parallel)
+        self._timeout_s = timeout_s
+        self._warmed: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self, candidate: Candidate, version: int) -> Model:
+        """Raises SluiceError with the reason, whatever goes wrong in a backend."""
+        async with self._slots:
+            limit = asyncio.timeout(self._timeout_s)
+            try:
+                async with limit:
+                    return await self._load(candidate, version)
+            except SluiceError:
+                raise
+            except Exception as error:
+                if limit.expired():
+                    message = f"loading took longer than {self._timeout_s:g} s"
+                    raise SluiceError(ErrorCode.DEADLINE, message) from None
+                _log.exception("model '%s' version %d cannot be loaded", candidate.name, version)
+                raise unexpected(error) from error
+
+    async def _load(self, candidate: Candidate, version: int) -> Model:
+        backend = await self._backend(candidate.config.backend or ENSEMBLE)
+        config = ModelConfig()
+        config.CopyFrom(candidate.config)
+        config.default_model_filename = config.default_model_filename or backend.default_model_filename
+        source = ModelSource(candidate.folder.path, version, config)
+        await asyncio.to_thread(_check_model_file, source)
+        if not self._is_strict:
+            config = await self._complete(backend, source)
+        check_tensors(config)
+        source = ModelSource(candidate.folder.path, version, config)
+        await asyncio.to_thread(_check_label_files, source)
+        model = await backend.load(source, self._context)
+        if self._is_watchful and not await asyncio.to_thread(candidate.is_intact, version):
+            await model.close()
+            raise SluiceError(ErrorCode.UNAVAILABLE, "its files changed while it was being loaded")
+        return model
+
+    async def _complete(self, backend: Backend, source: ModelSource) -> ModelConfig:
+        completed = ModelConfig()
+        completed.CopyFrom(await backend.complete(source, self._context))
+        normalize(completed)
+        return completed
+
+    async def _backend(self, name: str) -> Backend:
+        backend = await asyncio.to_thread(self._registry.get, name)
+        if name not in self._warmed:
+            self._warmed[name] = asyncio.create_task(_warm(backend.start_loading_early))
+        return backend
+
+    async def close(self) -> None:
+        """Wait for what was begun early."""
+        await asyncio.gather(*self._warmed.values())
+
+
+async def _warm(start_loading_early: Callable[[], None]) -> None:
+    # What cannot be imported fails the load that needs it, with its reason.
+    with suppress(Exception):
+        await asyncio.to_thread(start_loading_early)
+
+
+def _check_model_file(source: ModelSource) -> None:
+    """Say at once that there is nothing to load; which file a GPU's capability chooses is its backend's to say."""
+    name = source.config.default_model_filename
+    if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
+        raise SluiceError(ErrorCode.INVALID, f"there is no model file {source.model_file} for {source.name}")
+
+
+def _check_label_files(source: ModelSource) -> None:
+    for name in (output.label_filename for output in source.config.output if output.label_filename):
+        path = source.folder / inner_path(name)
+        if not path.is_file():
+            reason = f"failed to open text file for read {path}: No such file or directory"
+            raise SluiceError(ErrorCode.INTERNAL, reason)
