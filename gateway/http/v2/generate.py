@@ -68,10 +68,27 @@ def _refuse_stream(model: Model, request: InferRequest) -> None:
         raise invalid("stream", WRONG_COUNT)
 
 
-async def _responses(
-    model: Model, request: InferRequest, trace: Trace | None
+def _responses(model: Model, request: InferRequest, trace: Trace | None) -> AsyncGenerator[list[InferResponse], None]:
+    """The responses that count, as many at a time as have come. Closing it cancels the request, and ends its trace."""
+    batches = _counted(model, request)
+    return batches if trace is None else _traced(batches, trace)
+
+
+async def _traced(
+    batches: AsyncGenerator[list[InferResponse], None], trace: Trace
 ) -> AsyncGenerator[list[InferResponse], None]:
-    """The responses that count, as many at a time as have come. Closing it cancels the request."""
+    trace.capture("REQUEST_START")
+    try:
+        async with aclosing(batches):
+            async for batch in batches:
+                trace.capture("INFER_RESPONSE_COMPLETE")
+                yield batch
+    finally:
+        trace.capture("REQUEST_END")
+        trace.finish()
+
+
+async def _counted(model: Model, request: InferRequest) -> AsyncGenerator[list[InferResponse], None]:
     stream = ResponseStream(model, request)
     gives_any_number = model.is_decoupled_for(request)
     try:
@@ -85,9 +102,6 @@ async def _responses(
                 yield come
     finally:
         stream.cancel()
-        if trace is not None:
-            trace.capture("INFER_RESPONSE_COMPLETE")
-            trace.finish()
 
 
 async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:

@@ -1,0 +1,94 @@
+"""From the JSON of a generate request to an InferRequest: keys that are inputs become tensors, others parameters."""
+
+from math import prod
+
+from engine.errors import SluiceError, invalid
+from gateway.http.scheduling import LONGEST_S
+from gateway.http.v2.infer_request import PROTOCOL, already_exists
+from gateway.http.v2.json_document import find, has, members, mistyped, parse, string, text, unreadable
+from gateway.http.v2.parameters import custom_parameter
+from gateway.http.v2.tensor_json import tensor_of
+from pipelines.inference.model import Model
+from pipelines.inference.spec import TensorSpec
+from pipelines.inference.types import InferRequest
+
+_NESTED = "parameters"
+"""The key whose object counts as if its keys stood beside it."""
+
+_SCHEDULING = {
+    "priority": (range(-(2**31), 2**31), "a 32-bit integer (lower runs earlier)"),
+    "timeout": (
+        range(int(LONGEST_S * 1e6) + 1),
+        f"a whole number of microseconds from 0 (none) to {LONGEST_S * 1e6:.0f}",
+    ),
+}
+"""Parameters that an LLM's clients schedule with, as on its other routes. To other models they are as any others."""
+
+
+def read_generate(body: bytes, model: Model, is_streaming: bool) -> InferRequest:
+    """The request to `model` in `body`. Raises SluiceError in Triton's words."""
+    document = parse(body)
+    request = InferRequest(inputs={}, protocol=PROTOCOL, streams_by_default=is_streaming)
+    if has(document, "id"):
+        request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
+    for name, value in members(document).items():
+        if name != _NESTED:
+            _read_one(name, value, request, model)
+            continue
+        if name in model.spec.inputs:
+            raise invalid(name, f"Keyword '{name}' for nested schema also given as input tensor name")
+        if not isinstance(value, dict):
+            raise unreadable(f"Expected JSON object for keyword: '{name}': " + mistyped("object"))
+        _read_nested(value, request, model)
+    return request
+
+
+def _read_nested(nested: dict[str, object], request: InferRequest, model: Model) -> None:
+    for name, value in nested.items():
+        try:
+            _read_one(name, value, request, model)
+        except SluiceError as error:
+            raise SluiceError(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from None
+
+
+def _read_one(name: str, value: object, request: InferRequest, model: Model) -> None:
+    spec = model.spec.inputs.get(name)
+    if spec is None:
+        if name in _SCHEDULING and model.text is not None:
+            _schedule(name, value, request)
+        else:
+            request.parameters[name] = custom_parameter(name, value)
+        return
+    dims = (-1, *spec.dims) if model.spec.max_batch_size > 0 else spec.dims
+    num_given = len(value) if isinstance(value, list) else 1
+    shape = _shape(spec, dims, num_given)
+    tensor = tensor_of(name, spec.data_type.name, shape, value, num_given)
+    if name in request.inputs:
+        raise already_exists(name, request)
+    request.inputs[name] = tensor
+
+
+def _schedule(name: str, value: object, request: InferRequest) -> None:
+    allowed, words = _SCHEDULING[name]
+    if type(value) is not int or value not in allowed:
+        raise invalid(name, f"parameter '{name}' must be {words}")
+    if name == "priority":
+        request.priority = value
+    else:
+        request.timeout_us = value
+
+
+def _shape(spec: TensorSpec, dims: tuple[int, ...], num_elements: int) -> tuple[int, ...]:
+    """`dims` with the last free one as long as the elements need, and other free ones 1.
+
+    Raises INVALID where `num_elements` cannot be shaped so.
+    """
+    num_fixed = prod(dim for dim in dims if dim != -1)
+    if num_fixed == 0 or num_elements % num_fixed or (-1 not in dims and num_elements != num_fixed):
+        raise invalid(spec.name, f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    left, shape = num_elements // num_fixed, []
+    for dim in reversed(dims):
+        shape.append(left if dim == -1 else dim)
+        if dim == -1:
+            left = 1
+    return tuple(reversed(shape))

@@ -1,0 +1,151 @@
+"""Request bodies as Triton reads JSON, and its words for what it does not find there.
+
+Triton answers 500 to JSON that cannot be read or has the wrong type, so these errors are INTERNAL.
+"""
+
+import json
+import re
+
+import orjson
+import rapidjson
+
+from engine.errors import ErrorCode, SluiceError
+
+_MAX_UINT64 = 2**64 - 1
+_MAX_INT64 = 2**63 - 1
+_PARSE_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
+_BEYOND_ASCII_AS_QUESTION_MARKS = bytes(range(128)) + b"?" * 128
+_WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape character in string."}
+
+
+def parse(body: bytes | bytearray | memoryview) -> object:
+    """The document in `body`. Beyond JSON, NaN and infinities may stand as bare words, and strings hold any bytes.
+
+    Bytes that are no UTF-8 are in the strings as lone surrogates (`surrogateescape`).
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return _parse_tolerantly(bytes(body))
+
+
+def _parse_tolerantly(body: bytes) -> object:
+    try:
+        if _is_utf8(body):
+            return rapidjson.loads(body)
+        return json.loads(body.decode("utf-8", "surrogateescape"))
+    except RecursionError:
+        raise unreadable("failed to parse the request JSON buffer: it is nested too deeply") from None
+    except ValueError:
+        raise unreadable(f"failed to parse the request JSON buffer: {_complaint(body)}") from None
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _complaint(body: bytes) -> str:
+    """What RapidJSON, which Triton reads with, says of a document that is no JSON."""
+    try:
+        rapidjson.loads(body.translate(_BEYOND_ASCII_AS_QUESTION_MARKS))
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError as error:
+        match = _PARSE_ERROR.fullmatch(str(error))
+        if match is not None:
+            return f"{_WORDS_OF_TRITONS_RELEASE.get(match[2], match[2])} at {match[1]}"
+    return "Invalid value. at 0"
+
+
+def unreadable(message: str) -> SluiceError:
+    """An error of Triton's JSON library."""
+    return SluiceError(ErrorCode.INTERNAL, message)
+
+
+def missing(name: str) -> str:
+    return f"attempt to access non-existing object member '{name}'"
+
+
+def mistyped(wanted: str) -> str:
+    """`wanted` is Triton's word for the type: string, boolean, array …"""
+    kind = "number" if wanted == "double" else wanted
+    return f"attempt to access JSON non-{kind} as {wanted}"
+
+
+def find(owner: object, name: str) -> object:
+    """A member that may be absent, which is None, as is everything in what is no object. See `has`."""
+    return owner.get(name) if isinstance(owner, dict) else None
+
+
+def has(owner: object, name: str) -> bool:
+    return isinstance(owner, dict) and name in owner
+
+
+def members(owner: object, prefix: str = "") -> dict[str, object]:
+    """`owner` as an object."""
+    if not isinstance(owner, dict):
+        raise unreadable(f"{prefix}attempt to get members for non-object")
+    return owner
+
+
+def string(value: object, prefix: str = "") -> str:
+    """`value`, which must be a string; the error's message begins with `prefix`. So do the functions below."""
+    if not isinstance(value, str):
+        raise unreadable(prefix + mistyped("string"))
+    return value
+
+
+def text(value: str, name: str) -> str:
+    """`value` where it is Unicode. Raises INVALID, naming it, for a string that was no UTF-8."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise SluiceError(ErrorCode.INVALID, f"'{name}' is not UTF-8", param=name) from None
+    return value
+
+
+def boolean(value: object, prefix: str = "") -> bool:
+    if not isinstance(value, bool):
+        raise unreadable(prefix + mistyped("boolean"))
+    return value
+
+
+def unsigned(value: object, prefix: str = "") -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_UINT64:
+        raise unreadable(prefix + mistyped("unsigned-integer"))
+    return value
+
+
+def is_signed(value: object) -> bool:
+    """Whether `value` is an integer of 64 bits."""
+    return type(value) is int and -_MAX_INT64 - 1 <= value <= _MAX_INT64
+
+
+def string_member(owner: object, name: str, prefix: str = "") -> str:
+    """A member that must be there."""
+    value = find(owner, name)
+    return value if isinstance(value, str) else string(_present(owner, name, prefix), prefix)
+
+
+def unsigned_member(owner: object, name: str, prefix: str = "") -> int:
+    return unsigned(_present(owner, name, prefix), prefix)
+
+
+def array_member(owner: object, name: str, prefix: str = "") -> list[object]:
+    value = find(owner, name)
+    if isinstance(value, list):
+        return value
+    _present(owner, name, prefix)
+    raise unreadable(prefix + mistyped("array"))
+
+
+def _present(owner: object, name: str, prefix: str) -> object:
+    if not isinstance(owner, dict) or name not in owner:
+        raise unreadable(prefix + missing(name))
+    value: object = owner[name]
+    return value

@@ -1,0 +1,187 @@
+"""Tensors as JSON: the `data` of requests and responses."""
+
+import json
+import re
+from array import array
+from collections.abc import Iterable
+from itertools import chain
+from math import prod
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from gateway.http.v2.json_document import is_signed, mistyped, unreadable
+from pipelines.tensors import byte_strings
+from pipelines.tensors.datatypes import DATA_TYPES, DataType
+from pipelines.tensors.tensor import Tensor
+
+_BINARY_ONLY = ("FP16", "BF16")
+_NUMPY_PAYS_FROM = 64
+"""Elements from which orjson writes an array faster than the list of its values."""
+_MISFIT = "Shape does not match true shape of 'data' field"
+_DATA = "Unable to parse 'data': "
+_SIGNED, _UNSIGNED, _FLOAT = (
+    ("INT8", "INT16", "INT32", "INT64"),
+    ("UINT8", "UINT16", "UINT32", "UINT64"),
+    ("FP32", "FP64"),
+)
+_ESCAPES = {ord('"'): b'\\"', ord("\\"): b"\\\\", 8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r"}
+_TO_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
+
+
+def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: object, num_elements: int) -> Tensor:
+    """The tensor whose `num_elements` elements are in `data`, nested in any way. Nothing says that they fit `shape`.
+
+    Raises SluiceError: INTERNAL for elements of another type or another number of them, INVALID for numbers that the
+    type cannot hold, and for types that JSON cannot carry.
+    """
+    if datatype in _BINARY_ONLY:
+        text = (
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+        raise invalid(name, text)
+    data_type = DATA_TYPES.get(datatype)
+    if data_type is None:
+        raise invalid(name, f"invalid datatype for input {name}")
+    elements, kinds = _flat(data)
+    if datatype == "BYTES":
+        return _byte_tensor(name, shape, elements, kinds)
+    if len(elements) != num_elements or not _are_all(datatype, elements, kinds):
+        raise _unfit(datatype, elements, num_elements)
+    return Tensor(name, datatype, shape, _wire_form(name, data_type, elements))
+
+
+def _flat(data: object) -> tuple[list[Any], set[type]]:
+    """What arrays of any depth hold, in order, and the types of it; one value is an array of itself."""
+    elements: list[Any] = data if isinstance(data, list) else [data]
+    kinds = set(map(type, elements))
+    while kinds == {list}:
+        elements = list(chain.from_iterable(elements))
+        kinds = set(map(type, elements))
+    if list in kinds:
+        elements = list(_leaves(elements))
+        kinds = set(map(type, elements))
+    return elements, kinds
+
+
+def _leaves(data: list[Any]) -> Iterable[Any]:
+    todo: list[Any] = [data]
+    while todo:
+        top = todo.pop()
+        if isinstance(top, list):
+            todo.extend(reversed(top))
+        else:
+            yield top
+
+
+def _are_all(datatype: str, elements: list[Any], kinds: set[type]) -> bool:
+    if not kinds <= _KINDS[datatype]:
+        return False
+    return datatype not in _UNSIGNED or not elements or min(elements) >= 0
+
+
+def _unfit(datatype: str, elements: list[Any], num_elements: int) -> SluiceError:
+    """Triton reads element by element, so the first fault decides what it says."""
+    for element in elements[:num_elements]:
+        if not _are_all(datatype, [element], {type(element)}):
+            return unreadable(_DATA + mistyped(_WORD[datatype]))
+    return unreadable(_DATA + _MISFIT)
+
+
+_TYPE_CODES = {
+    "BOOL": "B",
+    **dict(zip(_SIGNED, "bhiq", strict=True)),
+    **dict(zip(_UNSIGNED, "BHIQ", strict=True)),
+    **dict(zip(_FLOAT, "fd", strict=True)),
+}
+_KINDS: dict[str, frozenset[type]] = {
+    "BOOL": frozenset((bool,)),
+    **dict.fromkeys((*_SIGNED, *_UNSIGNED), frozenset((int,))),
+    **dict.fromkeys(_FLOAT, frozenset((float, int))),
+}
+_WORD = {
+    "BOOL": "boolean",
+    **dict.fromkeys(_SIGNED, "signed-integer"),
+    **dict.fromkeys(_UNSIGNED, "unsigned-integer"),
+    **dict.fromkeys(_FLOAT, "double"),
+}
+
+
+def _wire_form(name: str, data_type: DataType, elements: list[Any]) -> bytes:
+    """In a quarter of numpy's time for a few elements. What is too large for FP32 is infinite, as in Triton."""
+    try:
+        return array(_TYPE_CODES[data_type.name], elements).tobytes()
+    except OverflowError:
+        raise _overflow(name, data_type, elements) from None
+
+
+def _overflow(name: str, data_type: DataType, elements: list[Any]) -> SluiceError:
+    """Triton wraps what does not fit; here only what is no 64-bit integer is said in its words."""
+    if data_type.dtype.kind == "f":
+        return unreadable("failed to parse the request JSON buffer: Number too big to be stored in double.")
+    is_wide = is_signed if data_type.name in _SIGNED else lambda value: value < 2**64
+    if not all(map(is_wide, elements)):
+        return unreadable(_DATA + mistyped(_WORD[data_type.name]))
+    limits = np.iinfo(data_type.dtype)
+    worst = next(value for value in elements if not limits.min <= value <= limits.max)
+    return invalid(name, f"value {worst} of input '{name}' does not fit {data_type.name}")
+
+
+def _byte_tensor(name: str, shape: tuple[int, ...], elements: list[Any], kinds: set[type]) -> Tensor:
+    if not kinds <= {str}:
+        raise unreadable("Unable to parse JSON bytes array: " + mistyped("string"))
+    try:
+        encoded = [element.encode("utf-8", "surrogateescape") for element in elements]
+    except UnicodeEncodeError:
+        raise unreadable("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
+    if len(encoded) != prod(shape):
+        return Tensor(name, "BYTES", shape, byte_strings.pack(encoded))
+    strings: NDArray[np.object_] = np.empty(len(encoded), np.object_)
+    strings[:] = encoded
+    return Tensor(name, "BYTES", shape, array=strings.reshape(shape))
+
+
+def data_json(tensor: Tensor) -> bytes:
+    """A response's `data`: every element in one flat array. Raises INVALID for types that JSON cannot carry."""
+    if tensor.datatype == "BYTES":
+        return _strings_json(tensor.array.ravel().tolist())
+    if tensor.datatype in _BINARY_ONLY:
+        text = f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
+        raise SluiceError(ErrorCode.INVALID, text)
+    flat = tensor.array.ravel()
+    is_float = flat.dtype.kind == "f"
+    if flat.size < _NUMPY_PAYS_FROM:
+        text_form = orjson.dumps(flat.tolist())
+    else:
+        # FP32 is printed as the double that it widens to, as Triton does.
+        wide = flat.astype(np.float64) if is_float else np.ascontiguousarray(flat)
+        text_form = orjson.dumps(wide, option=orjson.OPT_SERIALIZE_NUMPY)
+    if is_float and b"null" in text_form:  # how orjson writes NaN and infinities
+        return json.dumps(flat.tolist(), separators=(",", ":")).encode()
+    return text_form
+
+
+def value_json(tensor: Tensor) -> bytes:
+    """The value of an output in a generate response: one element stands without its array."""
+    data = data_json(tensor)
+    return data[1:-1] if tensor.num_elements == 1 else data
+
+
+def _strings_json(elements: list[bytes]) -> bytes:
+    try:
+        return orjson.dumps([element.decode() for element in elements])
+    except UnicodeDecodeError:
+        return b"[" + b",".join(map(_string_json, elements)) + b"]"
+
+
+def _string_json(element: bytes) -> bytes:
+    """Bytes that are no UTF-8 go out as they are, as Triton sends them."""
+    return b'"' + _TO_ESCAPE.sub(_escaped, element) + b'"'
+
+
+def _escaped(match: re.Match[bytes]) -> bytes:
+    (byte,) = match[0]
+    return _ESCAPES.get(byte) or b"\\u%04X" % byte
