@@ -7,8 +7,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from gateway.grpc.infer import parse
-from gateway.grpc.service import Service
 from gateway.grpc.unary import simple
+from gateway.v2.service import Service
 from pipelines.inference.types import LATEST
 
 NAME = "grpc.health.v1.Health"

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.grpc.requests import Asked, read_request
 from gateway.grpc.responses import write_response
-from gateway.grpc.service import Service
+from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from gateway.v2.version import parse_version
 from pipelines.inference.call import infer_one

@@ -7,9 +7,9 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from engine.errors import ErrorCode, SluiceError
-from gateway.grpc.service import Service
 from gateway.grpc.unary import simple, waiting
 from gateway.v2.description import index_row, model_metadata, server_metadata, statistics
+from gateway.v2.service import Service
 from gateway.v2.version import parse_version
 from pipelines.inference.types import LATEST
 from pipelines.repository.types import LoadOverrides

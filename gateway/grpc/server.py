@@ -13,11 +13,11 @@ from gateway.grpc.errors import abort, as_sluice_error
 from gateway.grpc.infer import InferReader, ModelInfer
 from gateway.grpc.models import ModelCalls
 from gateway.grpc.options import GrpcOptions
-from gateway.grpc.service import Service
 from gateway.grpc.settings import SettingCalls
 from gateway.grpc.stream import InferStream
 from gateway.grpc.unary import unary
 from gateway.options import ConfigError
+from gateway.v2.service import Service
 
 _SERVICE = "inference.GRPCInferenceService"
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}

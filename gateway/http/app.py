@@ -1,6 +1,7 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client.exposition import choose_encoder
@@ -17,6 +18,7 @@ from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
 from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.v2.app import create_v2
+from gateway.http.v2.openapi import openapi_paths
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 
@@ -33,9 +35,22 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
     install_error_handlers(app)
+    _describe_v2(app)
     app.add_middleware(_Guards, metrics=service.metrics, access=config.access)
     v2 = create_v2(service, config, config.http.forwarded_headers or "")
     return _Protocols(app, _Guards(v2, service.metrics, config.access))
+
+
+def _describe_v2(app: FastAPI) -> None:
+    """Put the v2 routes, of which the framework knows nothing, on /docs and in /openapi.json."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = describe()
+        schema["paths"].update(openapi_paths())
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class _Protocols:

@@ -7,6 +7,8 @@ from pipelines.inference.types import LATEST
 
 _LEADING_INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _HIGHEST = 2**63 - 1
+_MOST_DIGITS = 4000
+"""More than any version has, and fewer than Python refuses to read."""
 
 
 def parse_version(text: str) -> int:
@@ -14,7 +16,7 @@ def parse_version(text: str) -> int:
     if not text:
         return LATEST
     match = _LEADING_INTEGER.match(text)
-    if match is None or abs(version := int(match[1])) > _HIGHEST:
+    if match is None or len(match[1]) > _MOST_DIGITS or abs(version := int(match[1])) > _HIGHEST:
         message = (
             f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0"

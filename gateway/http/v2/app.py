@@ -19,8 +19,8 @@ from gateway.http.v2.infer import InferRoute
 from gateway.http.v2.models import ModelRoutes
 from gateway.http.v2.regions import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.http.v2.router import Router, get, get_or_post, post
-from gateway.http.v2.service import Service
 from gateway.http.v2.target import Target
+from gateway.v2.service import Service
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from gateway.http.v2.generate_request import read_generate
 from gateway.http.v2.generate_response import WRONG_COUNT, GenerateWriter, error_event
 from gateway.http.v2.headers import HeaderReader
 from gateway.http.v2.infer_request import LARGE_BYTES
-from gateway.http.v2.service import Service
+from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from pipelines.inference.call import ResponseStream
 from pipelines.inference.model import Model

@@ -3,9 +3,6 @@
 import asyncio
 from time import perf_counter_ns
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
-
 from engine.errors import ErrorCode, SluiceError
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.compression import encoded
@@ -13,16 +10,13 @@ from gateway.http.v2.exchange import BINARY, JSON, Exchange
 from gateway.http.v2.headers import HeaderReader
 from gateway.http.v2.infer_request import InferBody, header_length, read_infer_anywhere
 from gateway.http.v2.infer_response import InferAnswer, infer_answer_anywhere
-from gateway.http.v2.service import Service
+from gateway.http.v2.leaving import DisconnectWatches
+from gateway.v2.service import Service
 from gateway.v2.trace import Trace
-from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.types import InferRequest, InferResponse
 
 _HEADER_LENGTH = b"inference-header-content-length"
-_UNWATCHED_S = 0.02
-"""Time until somebody looks whether the client is still there: most answers come before, and cancelling what is about
-to end saves nothing."""
 _EMPTY = InferRequest(inputs={})
 
 
@@ -33,6 +27,7 @@ class InferRoute:
         self._service = service
         self._body = body
         self._headers = headers
+        self._watches = DisconnectWatches()
 
     async def answer(self, exchange: Exchange, model: Model) -> None:
         """Run one request on `model`. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
@@ -49,84 +44,59 @@ class InferRoute:
             _refuse_decoupled(model, read.request)
         trace = self._service.trace.begin(model, read.request)
         if trace is None:
-            response = await _run(exchange, model, read)
+            response = await self._run(exchange, model, read)
             await _send(exchange, await infer_answer_anywhere(model, response, read.plan))
         else:
-            await _answer_traced(exchange, model, read, trace, received_ns)
+            await self._answer_traced(exchange, model, read, trace, received_ns)
+
+    async def _answer_traced(
+        self, exchange: Exchange, model: Model, read: InferBody, trace: Trace, received_ns: int
+    ) -> None:
+        trace.capture("HTTP_RECV_START", received_ns)
+        trace.capture("HTTP_RECV_END")
+        try:
+            response = await self._run(exchange, model, read, trace)
+            trace.capture("INFER_RESPONSE_COMPLETE")
+            trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+            answer = await infer_answer_anywhere(model, response, read.plan)
+            trace.capture("HTTP_SEND_START")
+            await _send(exchange, answer)
+            trace.capture("HTTP_SEND_END")
+        finally:
+            trace.finish()
+
+    async def _run(
+        self, exchange: Exchange, model: Model, read: InferBody, trace: Trace | None = None
+    ) -> InferResponse:
+        """The model's one response. A client that leaves, or a task that is cancelled, cancels the job."""
+        answered: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+        def receive(response: InferResponse) -> None:
+            if not answered.done():
+                answered.set_result(response)
+
+        job = model.submit(read.request, receive)
+        if not answered.done():
+            watch = self._watches.begin(exchange.receive, job, answered)
+            try:
+                await answered
+            except asyncio.CancelledError:
+                job.cancel()
+                raise
+            finally:
+                watch.end()
+        if trace is not None:
+            trace.capture_job(job)
+        response = answered.result()
+        if response.error is not None:
+            raise response.error
+        return response
 
 
 def _refuse_decoupled(model: Model, request: InferRequest) -> None:
     if model.is_decoupled_for(request):
         text = "HTTP end point doesn't support models with decoupled transaction policy"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, text)
-
-
-async def _answer_traced(exchange: Exchange, model: Model, read: InferBody, trace: Trace, received_ns: int) -> None:
-    trace.capture("HTTP_RECV_START", received_ns)
-    trace.capture("HTTP_RECV_END")
-    try:
-        response = await _run(exchange, model, read, trace)
-        trace.capture("INFER_RESPONSE_COMPLETE")
-        trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
-        answer = await infer_answer_anywhere(model, response, read.plan)
-        trace.capture("HTTP_SEND_START")
-        await _send(exchange, answer)
-        trace.capture("HTTP_SEND_END")
-    finally:
-        trace.finish()
-
-
-async def _run(exchange: Exchange, model: Model, read: InferBody, trace: Trace | None = None) -> InferResponse:
-    """The model's one response. A client that leaves, or a task that is cancelled, cancels the job."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[InferResponse] = loop.create_future()
-
-    def receive(response: InferResponse) -> None:
-        if not answered.done():
-            answered.set_result(response)
-
-    job = model.submit(read.request, receive)
-    if not answered.done():
-        watch = _DisconnectWatch(exchange.receive, job, answered)
-        timer = loop.call_later(_UNWATCHED_S, watch.begin)
-        try:
-            await answered
-        except asyncio.CancelledError:
-            job.cancel()
-            raise
-        finally:
-            timer.cancel()
-            watch.end()
-    if trace is not None:
-        trace.capture_job(job)
-    response = answered.result()
-    if response.error is not None:
-        raise response.error
-    return response
-
-
-class _DisconnectWatch:
-    """Ends the wait for an answer, and the work on it, when its client leaves."""
-
-    def __init__(self, receive: Receive, job: Job, answered: "asyncio.Future[InferResponse]") -> None:
-        self._receive = receive
-        self._job = job
-        self._answered = answered
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name="disconnect-watch")
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._job.cancel()
-        if not self._answered.done():
-            self._answered.set_exception(ClientDisconnect())
-
-    def end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
 
 async def _send(exchange: Exchange, answer: InferAnswer) -> None:

@@ -6,9 +6,9 @@ import orjson
 
 from engine.errors import invalid
 from gateway.http.v2.exchange import Exchange
-from gateway.http.v2.service import Service
 from gateway.http.v2.target import Target
 from gateway.v2.description import model_metadata, server_metadata, statistics
+from gateway.v2.service import Service
 from pipelines.repository.config_json import config_json
 
 _NOT_READY = "Model version not ready"

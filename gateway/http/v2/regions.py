@@ -10,8 +10,8 @@ from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import find, has, parse, string, string_member, unsigned, unsigned_member
-from gateway.http.v2.service import Service
 from gateway.http.v2.target import Target
+from gateway.v2.service import Service
 
 _CUDA_HANDLE_BYTES = 64
 

@@ -1,4 +1,4 @@
-"""What the gRPC protocol needs of the service behind it."""
+"""What the v2 protocol needs of the server, over HTTP and gRPC alike: the parts of the service that it calls."""
 
 from typing import Protocol
 
@@ -10,41 +10,30 @@ from pipelines.repository.types import IndexEntry, LoadOverrides
 
 
 class Repository(Protocol):
-    """The models that there are; `pipelines.repository` says more."""
+    """The loaded models and what changes them."""
 
     def versions(self, name: str) -> list[Model]: ...
-
     def models(self) -> list[Model]: ...
-
     def index(self, ready_only: bool) -> list[IndexEntry]: ...
-
     async def load(self, name: str, overrides: LoadOverrides | None) -> None: ...
-
     async def unload(self, name: str, unload_dependents: bool) -> None: ...
 
 
 class Service(Protocol):
-    """The data plane. Every method may raise SluiceError; the probes do not."""
+    """The one data plane under every protocol."""
 
     @property
     def identity(self) -> ServerIdentity: ...
-
     @property
     def repository(self) -> Repository: ...
-
     @property
     def shared_memory(self) -> SharedMemoryRegistry: ...
-
     @property
     def trace(self) -> TraceSettings: ...
-
     @property
     def log_settings(self) -> LogSettings: ...
 
-    def find(self, name: str, version: int) -> Model: ...
-
+    def find(self, name: str, version: int = -1) -> Model: ...
     def is_live(self) -> bool: ...
-
     def is_ready(self) -> bool: ...
-
     def is_model_ready(self, name: str, version: int) -> bool: ...
