@@ -13,7 +13,9 @@ from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.trace_options import TraceOptions
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
+from gateway.v2.settings import TraceSetting, TraceSettings
 from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.repository.repository import ModelRepository
 
@@ -30,10 +32,17 @@ def make_service(config: ServeConfig) -> InferenceService:
         config.shutdown.heartbeat_timeout_s,
         is_strictly_ready=config.repository.is_strictly_ready,
         identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
+        trace=make_trace_settings(config.trace),
     )
     metrics.registry.register(EngineCollector(service))
     metrics.registry.register(InferenceCollector(service.repository.models))
     return service
+
+
+def make_trace_settings(options: TraceOptions) -> TraceSettings:
+    """What holds until clients change it."""
+    setting = TraceSetting(options.levels, options.rate, options.count, options.log_frequency)
+    return TraceSettings(options.file, setting)
 
 
 def make_repository(config: ServeConfig, metrics: GatewayMetrics) -> ModelRepository:

@@ -15,6 +15,7 @@ from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions
 from gateway.grpc.options import GrpcOptions
 from gateway.options import ConfigError, Option, choice, integer, option, option_of, seconds, size, text_of, truth
 from gateway.repository_options import RepositoryOptions
+from gateway.trace_options import TraceOptions
 from pipelines.repository.types import ControlMode
 
 _PORTS = integer(0, 65535)
@@ -166,6 +167,7 @@ class ServeConfig:
     access: AccessOptions = field(default_factory=AccessOptions)
     shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
     logging: LoggingOptions = field(default_factory=LoggingOptions)
+    trace: TraceOptions = field(default_factory=TraceOptions)
 
     def __post_init__(self) -> None:
         """Check what options say together. Raises ConfigError."""
@@ -244,6 +246,7 @@ Group = type[
     | AccessOptions
     | ShutdownOptions
     | LoggingOptions
+    | TraceOptions
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
@@ -258,6 +261,7 @@ GROUPS: dict[str, Group] = {
     "access": AccessOptions,
     "shutdown": ShutdownOptions,
     "logging": LoggingOptions,
+    "trace": TraceOptions,
 }
 
 

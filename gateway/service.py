@@ -38,12 +38,13 @@ class InferenceService:
         *,
         is_strictly_ready: bool = True,
         identity: ServerIdentity | None = None,
+        trace: TraceSettings | None = None,
     ) -> None:
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry()
-        self.trace = TraceSettings()
+        self.trace = trace or TraceSettings()
         self.log_settings = LogSettings()
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
