@@ -5,7 +5,6 @@ default. The tree is made once, in the command line's code, and passed on in par
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,20 +12,24 @@ from typing import Any
 from engine.config import EngineConfig, Speculation
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.grpc.options import GrpcOptions
-from gateway.options import ConfigError, Option, choice, integer, option, option_of, seconds, size, text_of, truth
+from gateway.options import (
+    ConfigError,
+    Option,
+    choice,
+    integer,
+    option,
+    option_of,
+    pattern,
+    seconds,
+    size,
+    text_of,
+    truth,
+)
 from gateway.repository_options import RepositoryOptions
 from gateway.trace_options import TraceOptions
 from pipelines.repository.types import ControlMode
 
 _PORTS = integer(0, 65535)
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class HttpOptions:
     forwarded_headers: str | None = option(
         "--http-header-forward-pattern",
         None,
-        _pattern,
+        pattern,
         "REGEX",
         "headers whose whole name matches become request parameters of the v2 protocol",
     )

@@ -163,6 +163,15 @@ def text_of(what: str) -> Parse:
     return parse
 
 
+def pattern(text: str) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return text
+
+
 def truth(text: str) -> bool:
     """A switch, as an environment variable says it."""
     try:

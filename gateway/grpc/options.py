@@ -1,23 +1,14 @@
 """The options of `sluice serve` for gRPC, under tritonserver's names."""
 
-import re
 from dataclasses import dataclass
 
-from gateway.options import ConfigError, choice, integer, option, size, text_of, truth
+from gateway.options import ConfigError, choice, integer, option, pattern, size, text_of, truth
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 _FLAG = "BOOL"
 _MILLISECONDS = integer(0, 2**31 - 1)
 _COUNT = integer(0, 2**31 - 1)
 _FILE = text_of("the path of a PEM file")
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +42,7 @@ class GrpcOptions:
     header_forward_pattern: str | None = option(
         "--grpc-header-forward-pattern",
         None,
-        _pattern,
+        pattern,
         "REGEX",
         "metadata goes along with inference requests as parameters where REGEX matches in its key. Default: none does",
     )
