@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import BackendContext, ModelSource
 from pipelines.backends.python.backend import PythonBackend
 from pipelines.inference.call import infer_one, infer_stream
@@ -64,23 +65,30 @@ def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
     return ModelSource(folder, 1, config)
 
 
-class _Models:
-    """No model knows another one here."""
+class Lookup:
+    """Loaded models by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
 
     def find(self, name: str, version: int = -1) -> Model:
-        raise AssertionError(name)
+        if name not in self.models:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return self.models[name]
 
 
-def context() -> BackendContext:
+def context(lookup: Lookup | None = None) -> BackendContext:
     def refuse(*_: str) -> object:
         raise AssertionError("the Python backend runs no engine")
 
-    return BackendContext(_Models(), refuse, refuse)  # type: ignore[arg-type]
+    return BackendContext(lookup or Lookup(), refuse, refuse)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def loaded(source: ModelSource) -> AsyncIterator[Model]:
-    model = await PythonBackend().load(source, context())
+async def loaded(source: ModelSource, lookup: Lookup | None = None) -> AsyncIterator[Model]:
+    model = await PythonBackend().load(source, context(lookup))
+    if lookup is not None:
+        lookup.models[model.name] = model
     try:
         yield model
     finally:

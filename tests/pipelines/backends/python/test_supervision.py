@@ -27,6 +27,7 @@ from tests.pipelines.backends.python.parts import (
     TEXT,
     ask,
     children,
+    context,
     eventually,
     is_alive,
     loaded,
@@ -63,7 +64,9 @@ class TritonPythonModel:
 
 @asynccontextmanager
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
-    workers = [SupervisedWorker(each.args["model_instance_name"], each, **limits) for each in _loads(source)]
+    workers = [
+        SupervisedWorker(each.args["model_instance_name"], each, context().models, **limits) for each in _loads(source)
+    ]
     await asyncio.gather(*(worker.start() for worker in workers))
     model = ScheduledModel(source, instances_of(workers, may_queue=True))
     try:

@@ -1,0 +1,98 @@
+"""The backend `python`: models written as Triton's `model.py`, which run unmodified."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.labels import read_labels
+from pipelines.backends.python.frames import Complete, Completed, Load
+from pipelines.backends.python.instance import instances_of
+from pipelines.backends.python.process import WorkerProcess
+from pipelines.backends.python.supervisor import SupervisedWorker
+from pipelines.batching.scheduled import ScheduledModel
+from pipelines.inference.model import Model
+from pipelines.repository.config_json import config_json, parse_config_json
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
+_KINDS = {ModelInstanceGroup.KIND_GPU: "GPU", ModelInstanceGroup.KIND_MODEL: "MODEL"}
+
+
+class PythonBackend(Backend):
+    """Each instance is a worker process; so is, for a moment, the completion of a configuration."""
+
+    name = "python"
+    default_model_filename = "model.py"
+
+    async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
+        process = WorkerProcess(source.name, lambda _: None)
+        command = Complete(str(source.model_file), config_json(source.config).decode(), source.name)
+        try:
+            completed = await process.ask(command)
+        finally:
+            process.kill()
+            await process.close(timeout_s=0)
+        assert isinstance(completed, Completed)
+        return parse_config_json(completed.config_json)
+
+    async def load(self, source: ModelSource, context: BackendContext) -> Model:
+        if ENVIRONMENT_PARAMETER in source.config.parameters:
+            raise SluiceError(
+                ErrorCode.UNIMPLEMENTED,
+                f"parameter {ENVIRONMENT_PARAMETER} is not supported: models run in the server's own environment",
+            )
+        for option in context.backend_options.get(self.name, {}):
+            log.warning("--backend-config=python,%s has no effect", option)
+        labels = await asyncio.to_thread(read_labels, source.config, source.folder)
+        workers = [SupervisedWorker(load.args["model_instance_name"], load, context.models) for load in _loads(source)]
+        await _start(workers)
+        return ScheduledModel(source, instances_of(workers, _may_queue(source.config)), labels)
+
+
+async def _start(workers: list[SupervisedWorker]) -> None:
+    """All of them, at the same time, or none: then the first error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.start())
+    except BaseException as error:
+        await asyncio.gather(*(worker.close() for worker in workers))
+        raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
+
+
+def _may_queue(config: ModelConfig) -> bool:
+    """Whether batches may be given to a worker ahead: not where a batch could grow, or be another one's, meanwhile."""
+    return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
+
+
+def _loads(source: ModelSource) -> Iterator[Load]:
+    """What each instance is started with."""
+    config = config_json(source.config).decode()
+    for name, kind, device in _places(source.config):
+        yield Load(
+            str(source.model_file),
+            {
+                "model_config": config,
+                "model_instance_kind": kind,
+                "model_instance_name": name,
+                "model_instance_device_id": str(device),
+                "model_repository": str(source.folder),
+                "model_version": str(source.version),
+                "model_name": source.name,
+            },
+        )
+
+
+def _places(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
+    """Name, kind and device of each instance, as the real server numbers them."""
+    for group in config.instance_group:
+        devices = list(group.gpus) if group.kind == ModelInstanceGroup.KIND_GPU and group.gpus else [0]
+        numbers = iter(range(group.count * len(devices)))
+        for device in devices:
+            for _ in range(group.count):
+                yield f"{group.name}_{next(numbers)}", _KINDS.get(group.kind, "CPU"), device

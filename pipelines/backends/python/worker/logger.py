@@ -1,0 +1,54 @@
+"""`pb_utils.Logger`: the model's lines, written to the server's log."""
+
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+
+
+class LogLevel(IntEnum):
+    """Values are those of `logging`, which is not imported here: it is slow to."""
+
+    VERBOSE = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Logger:
+    """Has only class methods, as models call them."""
+
+    LogLevel = LogLevel
+    VERBOSE = LogLevel.VERBOSE
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+
+    _write: Callable[[int, str, str], None] | None = None
+
+    @classmethod
+    def log(cls, message: str, level: int = LogLevel.INFO) -> None:
+        cls._log(level, message)
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        cls._log(LogLevel.INFO, message)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        cls._log(LogLevel.WARNING, message)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        cls._log(LogLevel.ERROR, message)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        cls._log(LogLevel.VERBOSE, message)
+
+    @classmethod
+    def _log(cls, level: int, message: str) -> None:
+        if cls._write is None:
+            raise RuntimeError("the logger works in a worker process only")
+        caller = sys._getframe(2)
+        file = caller.f_code.co_filename.rpartition("/")[2]
+        cls._write(int(level), f"{file}:{caller.f_lineno}", str(message))
