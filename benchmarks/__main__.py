@@ -22,7 +22,7 @@ from benchmarks import (
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
 from benchmarks.offline import comparison
 from benchmarks.triton import comparison as triton
-from benchmarks.triton import perf_analyzer
+from benchmarks.triton import perf_analyzer, steps
 from gateway.checkpoint import find_checkpoint
 from gateway.options import ConfigError
 
@@ -42,6 +42,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   scheduling    policies under overload, the forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   speculation   prompt lookup on text that is copied and on text that cannot be foreseen
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
+  steps         a 10 MB tensor between two steps of an ensemble
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
   peer          the serving workloads against the server at --peer-url
 """
@@ -84,6 +85,7 @@ def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> di
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "triton": lambda: triton.measure(repeats, arguments.out, say),
+        "steps": lambda: steps.measure(repeats, arguments.out),
         "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, say),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }

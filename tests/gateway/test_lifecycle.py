@@ -63,7 +63,9 @@ def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> No
     where = f"metrics {server.metrics_url}, gRPC {server.grpc_address}"
     assert server.listening_line == f"Listening on {server.base_url} ({where})\n"
     assert server.ready_line.startswith("Sluice 0.1.0 serving tiny (llama, ")
-    assert f"OpenAI {server.base_url}/v1 - v2 {server.base_url}/v2 and gRPC {server.grpc_address} - " in server.ready_line
+    assert (
+        f"OpenAI {server.base_url}/v1 - v2 {server.base_url}/v2 and gRPC {server.grpc_address} - " in server.ready_line
+    )
 
 
 def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:

@@ -1,0 +1,64 @@
+"""One server for the stock clients' tests. They may load and unload `on_demand`, and leave the rest as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import ServerProcess
+from tests.triton.clients import GRPC, HTTP, Library
+from tests.triton.held import Hold, write_held_models
+from tests.triton.onnx_models import write_scale
+from tests.triton.server import copy_models, serving
+
+SERVED = (
+    "add_sub",
+    "alltypes",
+    "half",
+    "identity",
+    "identity_bytes",
+    "params_echo",
+    "ragged",
+    "sequence_accum",
+    "sequence_text",
+    "text_repeat",
+    "trickle",
+    "versioned",
+)
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_models(tmp_path_factory.mktemp("triton") / "models", [*SERVED, "on_demand", "bad_load"])
+    write_held_models(folder)
+    write_scale(folder / "scale")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def triton(repository: Path) -> Iterator[ServerProcess]:
+    loads = [f"--load-model={name}" for name in (*SERVED, "held", "held_stream", "scale")]
+    flags = ("--model-control-mode=explicit", "--http-max-input-size=256M", *loads)
+    with serving(repository, repository.with_name("log"), *flags) as server:
+        yield server
+
+
+@pytest.fixture(params=[HTTP, GRPC], ids=lambda library: library.name)
+def library(request: pytest.FixtureRequest) -> Library:
+    chosen: Library = request.param
+    return chosen
+
+
+@pytest.fixture
+def client(library: Library, triton: ServerProcess) -> Iterator[Any]:
+    with library.client(triton) as client:
+        yield client
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Hold]:
+    """Released at the end, so that a failed test does not keep the model's instances."""
+    hold = Hold(tmp_path / "request")
+    yield hold
+    hold.release()

@@ -1,0 +1,47 @@
+"""`sluice serve` over a model repository, as a process of its own on free ports."""
+
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.gateway.conftest import PATIENCE_S, ServerProcess, serve_command
+
+MODELS = Path(__file__).parents[1] / "data" / "triton" / "models"
+FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+def copy_models(repository: Path, names: Iterable[str]) -> Path:
+    """A repository of its own with the examined models of these names, so that nothing is written beside theirs."""
+    for name in names:
+        shutil.copytree(MODELS / name, repository / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return repository
+
+
+def http_address(server: ServerProcess) -> str:
+    """As tritonclient takes it: without a scheme."""
+    return server.base_url.removeprefix("http://")
+
+
+@contextmanager
+def serving(repository: Path, log_path: Path, *flags: str) -> Iterator[ServerProcess]:
+    """A server whose models are loaded. It is asked to end, and must do so without an error."""
+    command = serve_command("--model-repository", str(repository), *FREE_PORTS, *flags)
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"Listening on (\S+) \(metrics ([^,]+), gRPC (\S+)\)\n", line)
+        assert found, line + log_path.read_text()
+        server = ServerProcess(process, log_path, found[1], found[2], line, grpc_address=found[3])
+        server.wait_ready()
+        yield server
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0, server.log
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,49 @@
+"""Sluice answers what the real server was asked as the real server did."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.conftest import ServerProcess
+from tests.triton.compare import Verdict
+from tests.triton.on_purpose import ON_PURPOSE
+from tests.triton.records import read_exchanges
+from tests.triton.replay import EXCHANGES, replay
+from tests.triton.server import MODELS, copy_models, serving
+
+SAMPLE = EXCHANGES.with_name("sample.jsonl")
+NOT_LOADED = {"on_demand", "bad_load"}
+FLAGS = (
+    "--model-control-mode=explicit",
+    "--http-header-forward-pattern=x-fwd-.*",
+    "--grpc-header-forward-pattern=x-fwd-.*",
+)
+
+
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server as the real one was when its answers were recorded."""
+    names = sorted(folder.name for folder in MODELS.iterdir())
+    folder = tmp_path_factory.mktemp("examined")
+    loads = [f"--load-model={name}" for name in names if name not in NOT_LOADED]
+    with serving(copy_models(folder / "models", names), folder / "log", *FLAGS, *loads) as server:
+        yield server
+
+
+def different_answers(server: ServerProcess, exchanges: Path) -> dict[str, tuple[str, ...]]:
+    """What a client would notice, by the exchange's name."""
+    replayed = replay(read_exchanges(exchanges), server.base_url, server.grpc_address)
+    return {answer.name: answer.reasons[:4] for answer in replayed if answer.verdict is Verdict.DIFFERS}
+
+
+def test_the_sample_is_answered_as_recorded(examined: ServerProcess) -> None:
+    """First: what is asked below leaves a model that cannot be loaded."""
+    assert different_answers(examined, SAMPLE) == {}
+
+
+def test_only_the_named_answers_differ(examined: ServerProcess) -> None:
+    different = different_answers(examined, EXCHANGES)
+    unexplained = {name: reasons for name, reasons in different.items() if name not in ON_PURPOSE}
+    assert unexplained == {}
+    assert ON_PURPOSE.keys() - different.keys() == set(), "these no longer differ"

@@ -1,0 +1,255 @@
+"""What breaks stays with whom it concerns: dead workers, clients that vanish, garbage, models that cannot load."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.triton.clients import GRPC, HTTP, Library
+from tests.triton.held import Hold, wait_until, write_held_models
+from tests.triton.onnx_models import write_scale
+from tests.triton.server import copy_models, serving
+
+INSTANCES = 2
+"""Of the model `held`."""
+ROW = np.ones((1, 4), np.float32)
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose workers may be killed and whose `held` may be unloaded, if it serves again afterwards."""
+    folder = tmp_path_factory.mktemp("fragile")
+    models = copy_models(folder / "models", ["add_sub"])
+    write_held_models(models)
+    loads = ("--load-model=held", "--load-model=add_sub")
+    with serving(models, folder / "log", "--model-control-mode=explicit", *loads) as server:
+        yield server
+
+
+@pytest.fixture
+def holds(tmp_path: Path) -> Iterator[list[Hold]]:
+    """More than there are instances, so that some wait."""
+    holds = [Hold(tmp_path / str(number)) for number in range(3 * INSTANCES)]
+    yield holds
+    for hold in holds:
+        hold.release()
+
+
+@pytest.fixture
+def ask_held(library: Library, fragile: ServerProcess) -> Iterator[Callable[[Hold], Future[bytes]]]:
+    """Sends a request from a thread and a client of its own."""
+
+    def ask(hold: Hold) -> bytes:
+        with library.client(fragile) as client:
+            word: bytes = client.infer("held", hold.inputs(library)).as_numpy("SAID")[0]
+        return word
+
+    with ThreadPoolExecutor(3 * INSTANCES) as threads:
+        yield lambda hold: threads.submit(ask, hold)
+
+
+def check_add_sub(library: Library, server: ServerProcess) -> None:
+    with library.client(server) as client:
+        result = client.infer("add_sub", [library.tensor(name, ROW) for name in ("INPUT0", "INPUT1")])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ROW)
+
+
+def started(holds: list[Hold]) -> list[Hold]:
+    """Those that have an instance, once every instance has one."""
+    wait_until(lambda: sum(hold.is_started for hold in holds) == INSTANCES, "every instance is busy")
+    return [hold for hold in holds if hold.is_started]
+
+
+def test_a_killed_worker_fails_its_requests_alone(
+    library: Library, fragile: ServerProcess, holds: list[Hold], ask_held: Callable[[Hold], Future[bytes]]
+) -> None:
+    answers = {hold: ask_held(hold) for hold in holds}
+    doomed = started(holds)[0]
+    os.kill(doomed.wait_started(), signal.SIGKILL)
+    with pytest.raises(InferenceServerException, match="is not healthy"):
+        answers.pop(doomed).result(PATIENCE_S)
+    check_add_sub(library, fragile)
+    for hold in answers:
+        hold.release()
+    assert [answer.result(PATIENCE_S) for answer in answers.values()] == [b"released"] * (len(holds) - 1)
+
+
+def test_every_instance_is_replaced(
+    fragile: ServerProcess, holds: list[Hold], ask_held: Callable[[Hold], Future[bytes]]
+) -> None:
+    num_replaced = fragile.log.count("is back")
+    running = holds[:INSTANCES]
+    answers = [ask_held(hold) for hold in running]
+    for pid in {hold.wait_started() for hold in running}:
+        os.kill(pid, signal.SIGKILL)
+    for answer in answers:
+        with pytest.raises(InferenceServerException, match="is not healthy"):
+            answer.result(PATIENCE_S)
+    wait_until(lambda: fragile.log.count("is back") == num_replaced + INSTANCES, "both are back")
+    again = holds[INSTANCES : 2 * INSTANCES]
+    answers = [ask_held(hold) for hold in again]
+    assert len({hold.wait_started() for hold in again}) == INSTANCES
+    for hold in again:
+        hold.release()
+    assert [answer.result(PATIENCE_S) for answer in answers] == [b"released"] * INSTANCES
+
+
+def test_unload_loses_nothing_that_was_accepted(
+    library: Library, fragile: ServerProcess, holds: list[Hold], ask_held: Callable[[Hold], Future[bytes]]
+) -> None:
+    answers = [ask_held(hold) for hold in holds]
+    started(holds)
+    with library.client(fragile) as client:
+        wait_until(lambda: _pending(fragile, "held") == len(holds) - INSTANCES, "the others wait")
+        client.unload_model("held")
+        with pytest.raises(InferenceServerException, match="has no available versions"):
+            client.infer("held", holds[0].inputs(library))
+        check_add_sub(library, fragile)
+        for hold in holds:
+            hold.release()
+        assert [answer.result(PATIENCE_S) for answer in answers] == [b"released"] * len(holds)
+        client.load_model("held")
+        assert client.infer("held", holds[0].inputs(library)).as_numpy("SAID")[0] == b"released"
+
+
+def _pending(server: ServerProcess, model: str) -> int:
+    lines = httpx.get(server.metrics_url).text.splitlines()
+    series = f'nv_inference_pending_request_count{{model="{model}"'
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)))
+
+
+# --- clients that vanish ---
+
+
+def post(address: str, path: str, body: dict[str, Any]) -> socket.socket:
+    """The connection after the whole request was sent."""
+    split = urlsplit(address)
+    connection = socket.create_connection((split.hostname, split.port), timeout=PATIENCE_S)
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_a_client_that_leaves_while_it_waits(triton: ServerProcess, hold: Hold) -> None:
+    tensor = {"name": "PATH", "shape": [1], "datatype": "BYTES", "data": [str(hold.path)]}
+    connection = post(triton.base_url, "/v2/models/held/infer", {"inputs": [tensor]})
+    hold.wait_started()
+    connection.close()
+    hold.wait_cancelled()
+
+
+def test_a_client_that_leaves_its_stream(triton: ServerProcess, hold: Hold) -> None:
+    connection = post(triton.base_url, "/v2/models/held_stream/generate_stream", {"PATH": str(hold.path)})
+    with connection:
+        received = b""
+        while b'"SAID":"started"' not in received:
+            received += connection.recv(4096)
+    hold.wait_cancelled()
+
+
+def test_a_grpc_connection_that_is_lost(triton: ServerProcess, hold: Hold) -> None:
+    def ignore(result: Any, error: InferenceServerException | None) -> None:
+        pass
+
+    with GRPC.client(triton) as client:
+        client.async_infer("held", hold.inputs(GRPC), callback=ignore)
+        hold.wait_started()
+    hold.wait_cancelled()
+
+
+# --- garbage ---
+
+NOISE = np.random.default_rng(11).integers(0, 256, 4096, np.uint8).tobytes()
+GARBAGE = [
+    NOISE,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + NOISE[:500],
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NOISE,
+    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50_000,
+    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n{}",
+    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n{",
+    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{",
+    b"\r\n" * 100,
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+@pytest.mark.parametrize("port", ["http", "grpc"])
+def test_garbage_harms_nobody(triton: ServerProcess, port: str, garbage: bytes) -> None:
+    address = urlsplit(triton.base_url if port == "http" else f"//{triton.grpc_address}")
+    connections = [socket.create_connection((address.hostname, address.port), PATIENCE_S) for _ in range(4)]
+    for connection in connections:
+        with suppress(ConnectionError):
+            connection.sendall(garbage)
+    for library in (HTTP, GRPC):
+        check_add_sub(library, triton)
+    for connection in connections:
+        connection.close()
+    for library in (HTTP, GRPC):
+        check_add_sub(library, triton)
+
+
+# --- large tensors ---
+
+
+def test_large_tensors(client: Any, library: Library) -> None:
+    """100 MB in, 100 MB out."""
+    values = np.arange(25_000_000, dtype=np.float32).reshape(5000, 5000)
+    result = client.infer("identity", [library.tensor("INPUT0", values)])
+    assert np.array_equal(result.as_numpy("OUTPUT0"), values)
+
+
+# --- what cannot load, and the end ---
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose repository holds one good model beside several that cannot be loaded."""
+    models = copy_models(tmp_path / "models", ["bad_load"])
+    write_held_models(models)
+    write_scale(models / "scale")
+    write_scale(models / "torn").write_bytes(b"not a model")
+    (models / "unreadable").mkdir()
+    (models / "unreadable" / "config.pbtxt").write_text("max_batch_size: many")
+    with serving(models, tmp_path / "log") as server:
+        yield server
+
+
+def test_good_models_serve_beside_bad_ones(spoiled: ServerProcess) -> None:
+    with HTTP.client(spoiled) as client:
+        index = {entry["name"]: entry for entry in client.get_model_repository_index()}
+        assert (client.is_server_live(), client.is_server_ready()) == (True, False)
+        np.testing.assert_array_equal(client.infer("scale", [HTTP.tensor("X", ROW)]).as_numpy("Y"), 3 * ROW)
+        with pytest.raises(InferenceServerException, match="bad_load"):
+            client.infer("bad_load", [HTTP.tensor("INPUT0", np.array([1], np.int32))])
+    assert {name for name, entry in index.items() if entry.get("state") == "READY"} == {"scale", "held", "held_stream"}
+    assert "cannot start" in index["bad_load"]["reason"]
+    assert index["torn"]["state"] == "UNAVAILABLE"
+    assert "unreadable" in spoiled.log
+
+
+def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:
+    write_held_models(tmp_path / "models")
+    before = set(os.listdir("/dev/shm"))
+    server_ended = pytest.raises(AssertionError)  # it is killed, so its exit status is no success
+    with server_ended, serving(tmp_path / "models", tmp_path / "log") as server:
+        workers = psutil.Process(server.pid).children(recursive=True)
+        assert len(workers) >= 2 * INSTANCES
+        server.process.kill()
+        _, alive = psutil.wait_procs(workers, PATIENCE_S)
+        assert not alive
+    wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "shared memory is given back")
