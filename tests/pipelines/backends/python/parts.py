@@ -141,8 +141,16 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> set[int]:
-    """This process' own."""
-    return {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
+    """The workers that this process has started; servers of other tests may be its children too."""
+    started = {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
+    return {pid for pid in started if _is_worker(pid)}
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"pipelines.backends.python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def _children_of(task: str) -> list[str]:
