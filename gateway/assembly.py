@@ -55,6 +55,7 @@ def make_repository(config: ServeConfig, metrics: GatewayMetrics) -> ModelReposi
             engine_config=config.engine,
             open_record=metrics.open_request,
             engine_heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
+            request_limits=config.request_limits(),
             backend_options=options.by_backend(),
         )
 

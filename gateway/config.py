@@ -7,7 +7,7 @@ default. The tree is made once, in the command line's code, and passed on in par
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig, Speculation
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
@@ -28,6 +28,9 @@ from gateway.options import (
 from gateway.repository_options import RepositoryOptions
 from gateway.trace_options import TraceOptions
 from pipelines.repository.types import ControlMode
+
+if TYPE_CHECKING:
+    from pipelines.backends.base import RequestLimits
 
 _PORTS = integer(0, 65535)
 
@@ -220,6 +223,12 @@ class ServeConfig:
                 f"--queue-timeout-secs must be at most --request-timeout-secs ({whole:g}), which counts the wait too, "
                 f"got {queue:g}"
             )
+
+    def request_limits(self) -> "RequestLimits":
+        """The time limits of requests that name none."""
+        from pipelines.backends.base import RequestLimits  # slow to import, and the engine starts before it is wanted
+
+        return RequestLimits(self.requests.timeout_s, self.requests.queue_timeout_s)
 
     def engine(self, model_path: str) -> EngineConfig:
         """The engine's part of the configuration."""

@@ -158,13 +158,16 @@ class Server:
         if self._engine is None or self._checkpoint is None:
             return
         name = self._config.model.served_model_name or model_name(self._checkpoint)
-        timeout_s = self._config.shutdown.heartbeat_timeout_s
-        open_record = service.metrics.open_request
-        service.repository.add(
-            await load_checkpoint(
-                name, self._checkpoint, self._engine, engine_start, open_record, heartbeat_timeout_s=timeout_s
-            )
+        model = await load_checkpoint(
+            name,
+            self._checkpoint,
+            self._engine,
+            engine_start,
+            service.metrics.open_request,
+            heartbeat_timeout_s=self._config.shutdown.heartbeat_timeout_s,
+            limits=self._config.request_limits(),
         )
+        service.repository.add(model)
 
     async def _open(self) -> "InferenceService":
         """Answer on the ports; the probes say that nothing is ready."""

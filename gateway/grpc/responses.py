@@ -55,7 +55,7 @@ def stream_message(asked: Asked, response: InferResponse) -> "service_pb2.ModelS
     message = service_pb2.ModelStreamInferResponse()
     inner = message.infer_response
     error = response.error
-    if error is None and (response.outputs or not asked.is_decoupled):
+    if error is None and not (response.is_empty and asked.is_decoupled):
         try:
             write_response(inner, asked, response)
         except SluiceError as caught:

@@ -63,6 +63,14 @@ class StreamRecord(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Time limits of requests to an LLM that name none themselves; None is no limit."""
+
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BackendContext:
     """What the server lends its backends."""
 
@@ -72,6 +80,7 @@ class BackendContext:
     open_record: Callable[[str, str], StreamRecord]
     """Begins to measure a request to an LLM, by model and protocol."""
     engine_heartbeat_timeout_s: float = 10.0
+    request_limits: RequestLimits = field(default_factory=RequestLimits)
     backend_options: dict[str, dict[str, str]] = field(default_factory=dict)
     """`--backend-config=NAME,KEY=VALUE`, by backend and key."""
 

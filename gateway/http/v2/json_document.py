@@ -5,6 +5,7 @@ Triton answers 500 to JSON that cannot be read or has the wrong type, so these e
 
 import json
 import re
+from codecs import BOM_UTF8
 
 import orjson
 import rapidjson
@@ -21,12 +22,12 @@ _WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape char
 def parse(body: bytes | bytearray | memoryview) -> object:
     """The document in `body`. Beyond JSON, NaN and infinities may stand as bare words, and strings hold any bytes.
 
-    Bytes that are no UTF-8 are in the strings as lone surrogates (`surrogateescape`).
+    Bytes that are no UTF-8 are in the strings as lone surrogates (`surrogateescape`). A byte order mark is passed over.
     """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        return _parse_tolerantly(bytes(body))
+        return _parse_tolerantly(bytes(body).removeprefix(BOM_UTF8))
 
 
 def _parse_tolerantly(body: bytes) -> object:

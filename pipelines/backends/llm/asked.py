@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.errors import SluiceError, invalid
 from engine.types import Grammar, GrammarKind
+from pipelines.backends.base import RequestLimits
 from pipelines.backends.llm.queueing import QueueRules
 from pipelines.backends.llm.tokens import TokenSequences
 from pipelines.backends.llm.values import Values
@@ -74,6 +75,7 @@ class ModelDefaults:
     eos_token_ids: Sequence[int]
     excludes_input: bool
     queue: QueueRules
+    limits: RequestLimits
 
 
 def asked_of(values: Values, request: InferRequest, model: ModelDefaults) -> Asked:
@@ -105,8 +107,8 @@ def _text_request(values: Values, request: InferRequest, prompt: str | list[int]
         priority=model.queue.priority(request.priority),
         tenant=request.tenant,
         cache_salt=_cache_salt(parameters.get("cache_salt", "")),
-        timeout_s=_seconds("timeout", request.timeout_us),
-        queue_timeout_s=_queue_timeout_s(parameters, model.queue.timeout_us),
+        timeout_s=_seconds("timeout", request.timeout_us) or model.limits.timeout_s,
+        queue_timeout_s=_queue_timeout_s(parameters, model.queue.timeout_us) or model.limits.queue_timeout_s,
     )
 
 

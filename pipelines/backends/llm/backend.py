@@ -10,10 +10,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.client.base import EngineClient
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
-from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.base import Backend, BackendContext, ModelSource, RequestLimits
 from pipelines.backends.llm.checkpoint import CheckpointFolder, find_checkpoint, vllm_arguments
 from pipelines.backends.llm.configuration import bundled_config, completed, declared_inputs, with_engine_parameters
-from pipelines.backends.llm.model import LlmModel, OpenRecord
+from pipelines.backends.llm.model import NO_LIMITS, LlmModel, OpenRecord
 from pipelines.backends.llm.parameters import apply, texts_of
 from pipelines.backends.llm.queueing import unused_rules
 from pipelines.backends.llm.text import LlmText
@@ -45,6 +45,7 @@ class LlmBackend(Backend):
                 engine,
                 context.open_record,
                 heartbeat_timeout_s=context.engine_heartbeat_timeout_s,
+                limits=context.request_limits,
             )
         except BaseException:
             await _abandon(starting)
@@ -60,6 +61,7 @@ async def load_checkpoint(
     open_record: OpenRecord,
     *,
     heartbeat_timeout_s: float = 10.0,
+    limits: RequestLimits = NO_LIMITS,
 ) -> LlmModel:
     """A checkpoint without a model repository as a model, over an engine that its caller starts.
 
@@ -71,7 +73,7 @@ async def load_checkpoint(
     await engine_start
     await text.warm_up()
     config = with_engine_parameters(bundled_config(name), engine.info)
-    return LlmModel(config, text, engine, open_record, heartbeat_timeout_s=heartbeat_timeout_s)
+    return LlmModel(config, text, engine, open_record, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
 
 
 def _set_up(source: ModelSource, context: BackendContext) -> tuple[CheckpointFolder, EngineConfig]:

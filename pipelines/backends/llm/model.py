@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.base import EngineClient
 from engine.errors import ErrorCode, SluiceError, invalid
-from pipelines.backends.base import StreamRecord
+from pipelines.backends.base import RequestLimits, StreamRecord
 from pipelines.backends.llm.answer import Packer, Result, RowSummary, tokens_result
 from pipelines.backends.llm.asked import Asked, ModelDefaults, asked_of
 from pipelines.backends.llm.configuration import declared_inputs
@@ -30,6 +30,7 @@ from pipelines.text.types import TextEvent
 log = logging.getLogger(__name__)
 
 OpenRecord = Callable[[str, str], StreamRecord]
+NO_LIMITS = RequestLimits()
 
 
 class LlmModel(Model):
@@ -46,6 +47,7 @@ class LlmModel(Model):
         open_record: OpenRecord,
         *,
         heartbeat_timeout_s: float = 10.0,
+        limits: RequestLimits = NO_LIMITS,
     ) -> None:
         """Owns `engine`, which has started. Raises SluiceError INVALID for a configuration that no LLM can follow."""
         super().__init__(config, spec_of(config, int(text.version)))
@@ -54,7 +56,7 @@ class LlmModel(Model):
         self._open_record = open_record
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._declared = declared_inputs(self.spec)
-        self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config))
+        self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config), limits)
         self._running: dict[asyncio.Task[None], Job] = {}
         self.statistics.count_pending = self._num_queued
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine.client.thread import InProcessEngineClient
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.base import RequestLimits
 from pipelines.backends.llm.model import LlmModel
 from pipelines.inference.call import infer_one, infer_stream
 from pipelines.inference.job import Job
@@ -130,6 +131,23 @@ async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
     runner.release()
     job.cancel()
     await idle(model)
+
+
+async def test_the_server_s_limits_hold_for_requests_that_name_none(
+    model: LlmModel, engine: InProcessEngineClient, runner: SteppedRunner
+) -> None:
+    limits = RequestLimits(timeout_s=30.0, queue_timeout_s=7.0)
+    limited = LlmModel(model.config, model.text, engine, model._open_record, limits=limits)
+    runner.hold()
+    jobs = [submit(limited, LONG)[0], submit(limited, LONG, timeout_us=2_000_000)[0]]
+    await until(lambda: len(engine._streams) == 2)
+    sent = sorted(stream.request.timeout_s or 0 for stream in engine._streams.values())
+    assert sent == [2.0, 30.0]
+    assert {stream.request.queue_timeout_s for stream in engine._streams.values()} == {7.0}
+    runner.release()
+    for job in jobs:
+        job.cancel()
+    await idle(limited)
 
 
 async def test_every_event_is_recorded(model: LlmModel, records: list[Record]) -> None:
