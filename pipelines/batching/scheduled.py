@@ -54,12 +54,12 @@ class ScheduledModel(Model):
         held = self._sequences.num_held if self._sequences is not None else 0
         return held + sum(batcher.num_pending for batcher in self._batchers)
 
-    def submit(self, request: InferRequest, receive: Receive) -> Job:
+    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
         if self._order is None:
-            return super().submit(request, receive)
+            return super().submit_held(request, receive)
         ordered = self._order.open(receive)
         try:
-            ordered.job = super().submit(request, ordered.receive)
+            ordered.job = super().submit_held(request, ordered.receive)
         except BaseException:
             self._order.discard(ordered)
             raise

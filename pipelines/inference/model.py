@@ -60,18 +60,32 @@ class Model(ABC):
         Raises SluiceError for what is refused before it begins: INVALID in Triton's words for a request that does not
         fit the model, OVERLOADED for a full queue, UNAVAILABLE for a model that is going away.
         """
-        if self._is_closing:
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is being unloaded")
+        self._refuse_if_closing()
+        return self.submit_held(request, receive)
+
+    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
+        """The same for who holds the model, also while it is going away."""
         check_request(request, self.spec)
         job = Job(self, request, receive)
-        self._num_in_flight += 1
-        self._idle.clear()
+        self._enter()
         try:
             self._start(job)
         except BaseException as error:
             self._refused(job, error)
             raise
         return job
+
+    def hold(self) -> None:
+        """Keep it from being closed until `release`: what is under way in an ensemble must find its next steps.
+
+        Raises UNAVAILABLE for a model that is going away.
+        """
+        self._refuse_if_closing()
+        self._enter()
+
+    def release(self) -> None:
+        """The end of one `hold`."""
+        self._leave()
 
     @abstractmethod
     def _start(self, job: Job) -> None:
@@ -94,6 +108,14 @@ class Model(ABC):
             if error.code is not ErrorCode.INVALID:  # like Triton, a request that makes no sense is not counted at all
                 self.statistics.record_refused(job)
         self._leave()
+
+    def _refuse_if_closing(self) -> None:
+        if self._is_closing:
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is being unloaded")
+
+    def _enter(self) -> None:
+        self._num_in_flight += 1
+        self._idle.clear()
 
     def _leave(self) -> None:
         self._num_in_flight -= 1

@@ -36,6 +36,7 @@ class EnsembleModel(Model):
     def _start(self, job: Job) -> None:
         job.compute_started_ns = perf_counter_ns()
         run = self._runs[job] = EnsembleRun(self._plan, job)
+        job.infer_started_ns = perf_counter_ns()
         try:
             run.start()
         except SluiceError:
@@ -44,11 +45,14 @@ class EnsembleModel(Model):
 
     def responded(self, job: Job, response: InferResponse) -> None:
         """Like Triton, keeps no statistics of single responses."""
+        job.infer_ended_ns = perf_counter_ns()
         if self._output_shapes.are_any and response.outputs:
             response.outputs = self._output_shapes.restored(response.outputs)
 
     def finished(self, job: Job) -> None:
-        self._runs.pop(job, None)
+        run = self._runs.pop(job, None)
+        if run is not None:
+            run.release()
         super().finished(job)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from pipelines.backends.ensemble.shapes import fitted
 from pipelines.backends.ensemble.step_run import StepRun
 from pipelines.backends.ensemble.waves import Turns, Value, Wave
 from pipelines.inference.job import Job
+from pipelines.inference.model import Model
 from pipelines.inference.spec import ModelSpec
 from pipelines.inference.types import InferResponse
 
@@ -43,23 +44,44 @@ class EnsembleRun:
         self.job = job
         self.is_over = False
         asked = job.request.requested_outputs
-        self._outputs = [name for name in plan.spec.outputs if not asked or name in asked]
+        # Last one first, as Triton: who takes outputs by place, not by name, finds the same ones.
+        self._outputs = [name for name in reversed(plan.spec.outputs) if not asked or name in asked]
         self._needed = plan.graph.needed_for(self._outputs)
         self._running: set[StepRun] = set()
         self._first = Wave()
         self._turns = Turns(self._first)
+        self._held: dict[int, Model] = {}
+        """The models of the steps, by the step's index: unloaded ones stay until this request has ended."""
         self._num_unsent = 0
         """Responses that wait for their turn."""
 
     def start(self) -> None:
         """Begin. Raises SluiceError where the model of a step is gone, before any step runs."""
-        for step in self.plan.graph.steps:
-            if step.index in self._needed:
-                self.plan.models.find(step.model_name, step.version)
+        try:
+            self._hold_models()
+        except SluiceError:
+            self.release()
+            raise
         self.job.on_cancel = self._cancel
         request = self.job.request
         batch_size = request.batch_size if self.plan.is_batching else 0
         self.feed(self._first, {name: Value(request.inputs.get(name), batch_size) for name in self.plan.spec.inputs})
+
+    def _hold_models(self) -> None:
+        for step in self.plan.graph.steps:
+            if step.index in self._needed:
+                model = self.plan.models.find(step.model_name, step.version)
+                model.hold()
+                self._held[step.index] = model
+
+    def release(self) -> None:
+        """The request has ended: its models may go. Idempotent."""
+        while self._held:
+            self._held.popitem()[1].release()
+
+    def model_of(self, step: Step) -> Model:
+        """The model of a step, the same one for all of this request."""
+        return self._held[step.index]
 
     def feed(self, wave: Wave, values: dict[str, Value]) -> None:
         """Put tensors in, start what had waited for them, and send what is complete."""

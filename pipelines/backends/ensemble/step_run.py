@@ -39,13 +39,12 @@ class StepRun:
         if self._run.is_over:
             return False
         try:
-            # Found anew and not kept from the request's start: one that was reloaded since then takes nothing more.
-            self._model = model = self._run.plan.models.find(self._step.model_name, self._step.version)
+            self._model = model = self._run.model_of(self._step)
             request = self._request_to(model)
             if not self._is_decoupled and model.is_decoupled_for(request):
                 problem = "gives any number of responses, which the ensemble was not loaded for"
                 raise SluiceError(ErrorCode.UNIMPLEMENTED, f"model '{model.name}' {problem}")
-            self._job = model.submit(request, lambda response: self._receive(request, response))
+            self._job = model.submit_held(request, lambda response: self._receive(request, response))
         except SluiceError as error:
             self._run.fail(error)
             self._end()

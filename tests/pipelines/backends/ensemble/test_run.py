@@ -1,5 +1,6 @@
 """The order of steps, errors, cancellation and what steps are asked."""
 
+import asyncio
 import contextlib
 import gc
 import weakref
@@ -88,14 +89,14 @@ async def test_wire_bytes_are_handed_on_and_not_copied() -> None:
     assert caller.only.outputs[0].raw is wire
 
 
-async def test_outputs_come_in_the_order_of_the_configuration() -> None:
+async def test_outputs_come_last_of_the_configuration_first() -> None:
     model = await load(
         ensemble_config("both: X=a -> P=y Q=z", outputs="zy"),
         Models(FunctionModel(simple_config("both", outputs="PQ"), lambda X: {"P": X, "Q": -X})),
     )
     response = await infer_one(model, request())
-    assert [each.name for each in response.outputs] == ["z", "y"]
-    assert response.outputs[0].array.tolist() == [-1.0]
+    assert [each.name for each in response.outputs] == ["y", "z"]
+    assert response.outputs[1].array.tolist() == [-1.0]
 
 
 async def test_an_error_ends_the_request_and_cancels_the_other_branch() -> None:
@@ -151,14 +152,31 @@ async def test_a_step_that_is_gone_refuses_the_request_before_any_step_runs() ->
     assert not model.is_ready
 
 
-async def test_a_step_reloaded_in_the_middle_of_a_request_is_used_as_it_is_now() -> None:
-    first, old = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+async def test_a_request_keeps_the_models_that_it_began_with() -> None:
+    first, old = HeldModel(simple_config("first")), FunctionModel(simple_config("second"), lambda X: {"Y": X * 2})
     models = Models(first, old)
-    caller = Caller(await load(ensemble_config(CHAIN), models), request())
+    whole = await load(ensemble_config(CHAIN), models)
+    caller = Caller(whole, request())
     models.by_name["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 3})
-    await old.unload()
+    unloading = asyncio.create_task(old.unload())
+    await asyncio.sleep(0)
+    assert not unloading.done(), "it is held by the request under way"
     first.answer(0, Y=floats(2))
-    assert caller.values() == [6.0]
+    assert caller.values() == [4.0]
+    await unloading
+    second = Caller(whole, request())
+    first.answer(1, Y=floats(2))
+    assert second.values() == [6.0]
+    assert all(model.num_in_flight == 0 for model in (whole, first, *models.by_name.values()))
+
+
+async def test_a_model_that_is_going_away_begins_nothing_new() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    whole = await load(ensemble_config(CHAIN), Models(first, second))
+    await second.unload()
+    with pytest.raises(SluiceError, match="'second' version 1 is being unloaded"):
+        Caller(whole, request())
+    assert first.num_in_flight == whole.num_in_flight == 0
 
 
 async def test_a_fixed_version_is_asked_for() -> None:

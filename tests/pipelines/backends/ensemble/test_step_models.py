@@ -173,5 +173,5 @@ async def test_the_reference_s_ensemble() -> None:
     model = await load(config, Models(add_sub))
     given = {"a": floats(1, 2, 3, 4).reshape(1, 4), "b": floats(1, 1, 1, 1).reshape(1, 4)}
     response = await infer_one(model, request(given))
-    assert [each.array.tolist() for each in response.outputs] == [[[2, 4, 6, 8]], [[2, 2, 2, 2]]]
+    assert [each.array.tolist() for each in response.outputs] == [[[2, 2, 2, 2]], [[2, 4, 6, 8]]]
     assert response.parameters == {"sequence_id": 0, "sequence_start": False, "sequence_end": False}

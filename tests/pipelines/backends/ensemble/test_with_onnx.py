@@ -47,9 +47,9 @@ async def test_each_step_is_the_model(twice: EnsembleModel) -> None:
     async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(twice, request({"A": a, "B": b}))
     sums, differences = a + b, a - b
-    assert [each.name for each in response.outputs] == ["TWICE_A", "TWICE_B"]
-    assert response.outputs[0].array.tobytes() == (sums + differences).tobytes()
-    assert response.outputs[1].array.tobytes() == (sums - differences).tobytes()
+    assert [each.name for each in response.outputs] == ["TWICE_B", "TWICE_A"]
+    assert response.outputs[0].array.tobytes() == (sums - differences).tobytes()
+    assert response.outputs[1].array.tobytes() == (sums + differences).tobytes()
 
 
 async def test_requests_side_by_side(twice: EnsembleModel) -> None:
