@@ -30,7 +30,7 @@ SERVED = (
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = copy_models(tmp_path_factory.mktemp("triton") / "models", [*SERVED, "on_demand", "bad_load"])
+    folder = copy_models(tmp_path_factory.mktemp("triton") / "models", [*SERVED, "on_demand"])
     write_held_models(folder)
     write_scale(folder / "scale")
     return folder

@@ -9,14 +9,26 @@ _REASONS = {
         http/request_coding/gzip_broken http/request_coding/gzip_bad_checksum""",
     "paths are percent-decoded": """
         http/metadata_version/%31 http/config_version/%31 http/ready_version/%31
-        http/route/v2/models/ide%6Etity/ready""",
+        http/route/v2/models/ide%6Etity/ready http/route/v2/models/identity%2Fready""",
+    "of equal keys in JSON the last counts, as in every other reader": """
+        http/params/duplicate_key http/json/duplicate_inputs http/json/duplicate_inputs_last http/json/duplicate_name
+        http/generate/json_duplicate http/generate/json_duplicate_parameter
+        http/generate_stream/json_duplicate http/generate_stream/json_duplicate_parameter""",
+    "a shared memory object may be registered under several names, and in each with another size": """
+        http/shm/register_too_large http/shm/register_size_zero grpc/shm/register_no_name grpc/shm/register_large
+        grpc/shm/status""",
+    "an error response is a failure, a request refused before it reached the model none": """
+        grpc/statistics/text_repeat grpc/statistics/trickle grpc/statistics/all grpc/statistics/version_alone""",
+    "without a GPU, instances for one run on the CPU": "http/load/invalid/gpu",
     "outside /v2 the server speaks the OpenAI API, whose errors have a shape of their own": """
         http/route/ http/route/v1 http/route//v2 http/route/V2 http/route/metrics""",
     "an empty header is forwarded as the empty text that it is, not as a space": "http/params/header_empty",
     "an empty list of content codings names none, so there is nothing to refuse": "http/request_coding/empty",
     "an error is UTF-8 text whatever bytes it quotes": "http/json/not_utf8",
-    "the outputs of an ensemble come in the order of its configuration": "grpc/stream/ensemble",
 }
 
 ON_PURPOSE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Reasons by the exchange's name."""
+
+BY_CHANCE = {"http/index/after_unload": "whether the model is gone yet, right after it was unloaded"}
+"""Answers that may differ or not."""

@@ -126,16 +126,6 @@ def test_load_with_a_file(client: Any, library: Library, on_demand: str) -> None
     assert (result.as_numpy("OUTPUT0").tolist(), result.get_response(**library.as_json)["model_version"]) == ([9], "7")
 
 
-def test_a_model_that_cannot_load_says_why(client: Any, library: Library) -> None:
-    with pytest.raises(InferenceServerException, match=r"load failed for model 'bad_load'.*cannot start"):
-        client.load_model("bad_load")
-    entry = index(client, library)["bad_load"]
-    assert (entry["state"], "cannot start" in entry["reason"]) == ("UNAVAILABLE", True)
-    assert client.is_model_ready("add_sub")
-    client.unload_model("bad_load")
-    assert client.is_server_ready()
-
-
 def test_trace_settings(client: Any, library: Library) -> None:
     def settings(method: str, *arguments: Any) -> dict[str, Any]:
         answer: dict[str, Any] = library.ask(client, method, *arguments)

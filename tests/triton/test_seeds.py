@@ -142,7 +142,7 @@ def test_the_llm_over_a_stream(seeded: ServerProcess, tokenizer: Any, is_streami
     expected = greedy_answer(seeded, prompt)
     config = json.dumps({"temperature": 1.0, "runtime_top_k": 1, "top_k": 1}).encode()
     inputs = token_inputs(GRPC, prompt, sampling_config=text(config)[None], streaming=np.array([[is_streaming]]))
-    arrived = []
+    arrived: list[Any] = []
     with streaming(seeded) as (client, answers):
         client.async_stream_infer("llama3_8b_stream", inputs, enable_empty_final_response=True)
         while not arrived or not arrived[-1].get_response().parameters["triton_final_response"].bool_param:
@@ -150,7 +150,8 @@ def test_the_llm_over_a_stream(seeded: ServerProcess, tokenizer: Any, is_streami
         client.stop_stream()
     pieces = [result.as_numpy("output_ids")[0].tolist() for result in arrived if result.get_response().outputs]
     assert (len(pieces) > 1) == is_streaming
-    assert sum(pieces, []) == (expected[len(prompt) :] if is_streaming else expected)
+    said = [token for piece in pieces for token in piece]
+    assert said == (expected[len(prompt) :] if is_streaming else expected)
 
 
 def test_streaming_must_be_declared(seeded: ServerProcess) -> None:
@@ -179,7 +180,7 @@ def test_the_classifier_answers_as_onnxruntime_does(seeded: ServerProcess, class
 
 def test_the_classifier_program_forgets_an_input(seeded: ServerProcess) -> None:
     """Printed as it is, it does not fit the configuration printed beside it; Triton refuses it too."""
-    with pytest.raises(InferenceServerException, match="missing required input.*attention_mask"):
+    with pytest.raises(InferenceServerException, match=r"missing required input.*attention_mask"):
         run_program("triton_grpc_classifier.py", ADDRESS=seeded.grpc_address)
 
 
