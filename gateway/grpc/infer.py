@@ -41,10 +41,13 @@ class InferReader:
             re.compile(header_forward_pattern, re.IGNORECASE) if header_forward_pattern is not None else None
         )
 
-    def read(self, message: "service_pb2.ModelInferRequest", context: Any) -> Asked:
-        """Raises SluiceError for a model that is not there, and for a message that is wrong."""
+    def read(self, message: "service_pb2.ModelInferRequest", context: Any, *, is_unary: bool = False) -> Asked:
+        """Raises SluiceError for a model that is not there or not for unary calls, and for a message that is wrong."""
         version = parse_version(message.model_version)
         model = self._service.find(message.model_name, version)
+        # An LLM's requests say themselves whether they are for streams; other models are, whatever the message is.
+        if is_unary and model.text is None and model.spec.is_decoupled:
+            raise _only_for_streams()
         if self._forwarded is None and model.text is None:
             return read_request(message, model, self._service.shared_memory)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
@@ -74,10 +77,9 @@ class ModelInfer:
     async def __call__(self, raw: bytes, context: Any) -> bytes:
         """Raises SluiceError. Cancelling it cancels the request."""
         received_ns = perf_counter_ns()
-        asked = self._reader.read(parse(service_pb2.ModelInferRequest, raw), context)
+        asked = self._reader.read(parse(service_pb2.ModelInferRequest, raw), context, is_unary=True)
         if asked.is_decoupled:
-            reason = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            raise SluiceError(ErrorCode.UNIMPLEMENTED, reason)
+            raise _only_for_streams()
         trace = self._reader.begin_trace(asked, received_ns)
         if trace is None:
             return _serialized(asked, await infer_one(asked.model, asked.request))
@@ -85,6 +87,11 @@ class ModelInfer:
             return await _infer_traced(asked, trace)
         finally:
             trace.finish()
+
+
+def _only_for_streams() -> SluiceError:
+    message = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+    return SluiceError(ErrorCode.UNIMPLEMENTED, message)
 
 
 def _serialized(asked: Asked, response: InferResponse) -> bytes:

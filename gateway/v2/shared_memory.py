@@ -88,11 +88,12 @@ class _Mapped:
 
     def window(self, offset: int, byte_size: int) -> memoryview:
         region = self.region
-        if not 0 <= offset <= region.byte_size or (offset == region.byte_size and byte_size > 0):
+        if not 0 <= offset < region.byte_size:
             raise SluiceError(ErrorCode.INVALID, f"Invalid offset for shared memory region: '{region.name}'")
         # A client may have cut its object short, and touching what is gone would end the process.
         available = min(region.byte_size, self._map.size() - region.offset)
-        if not 0 <= byte_size <= available - offset:
+        # Triton reckons with the last byte: there is none of nothing at the beginning.
+        if not 0 <= byte_size <= available - offset or offset == byte_size == 0:
             message = f"Invalid offset + byte size for shared memory region: '{region.name}'"
             raise SluiceError(ErrorCode.INVALID, message)
         start = self._start + offset

@@ -20,6 +20,7 @@ _BATCH_NOTE = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+_MAX_CORRELATION_ID_BYTES = 128
 _LENGTH_BYTES = 4
 """Of the number before each element of a BYTES tensor."""
 
@@ -27,8 +28,12 @@ _LENGTH_BYTES = 4
 def check_request(request: InferRequest, spec: ModelSpec) -> None:
     """Set the request's batch size, and give inputs the shape that the backend sees.
 
-    Raises SluiceError INVALID for what does not fit.
+    Raises SluiceError INVALID for what does not fit, UNIMPLEMENTED for a sequence's name that is too long.
     """
+    correlation_id = request.correlation_id
+    if isinstance(correlation_id, str) and len(correlation_id.encode()) > _MAX_CORRELATION_ID_BYTES:
+        message = f"string correlation ID cannot be longer than {_MAX_CORRELATION_ID_BYTES} characters"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
     for name in request.requested_outputs:
         if name not in spec.outputs:
             raise _invalid(name, f"unexpected inference output '{name}' for model '{spec.name}'")

@@ -68,5 +68,5 @@ class InferResponse:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it only says that the request has ended."""
-        return not self.outputs and self.error is None
+        """Whether it only says that the request has ended. One without outputs before that is a response like any."""
+        return self.is_final and not self.outputs and self.error is None

@@ -61,6 +61,10 @@ def _check_everything_used(config: ModelConfig, producers: Mapping[str, ModelEns
     for each in config.output:
         if each.name not in producers:
             raise _invalid(f"ensemble output '{each.name}' for ensemble {config.name}' is not used")
+    used.update(each.name for each in config.output)
+    unused = next((tensor for tensor, step in producers.items() if step is not None and tensor not in used), None)
+    if unused is not None:
+        raise _invalid(f"ensemble tensor '{unused}' is unused in ensemble '{config.name}'")
 
 
 def _check_everything_made(config: ModelConfig, producers: Mapping[str, ModelEnsembling.Step | None]) -> None:

@@ -7,10 +7,11 @@ from gateway.http.scheduling import LONGEST_S
 from gateway.http.v2.infer_request import PROTOCOL, already_exists
 from gateway.http.v2.json_document import find, has, members, mistyped, parse, string, text, unreadable
 from gateway.http.v2.parameters import custom_parameter
-from gateway.http.v2.tensor_json import tensor_of
+from gateway.http.v2.tensor_json import check_strings, tensor_of
 from pipelines.inference.model import Model
 from pipelines.inference.spec import TensorSpec
 from pipelines.inference.types import InferRequest
+from pipelines.tensors.datatypes import BYTES
 
 _NESTED = "parameters"
 """The key whose object counts as if its keys stood beside it."""
@@ -60,6 +61,8 @@ def _read_one(name: str, value: object, request: InferRequest, model: Model) -> 
             request.parameters[name] = custom_parameter(name, value)
         return
     dims = (-1, *spec.dims) if model.spec.max_batch_size > 0 else spec.dims
+    if spec.data_type is BYTES:
+        check_strings(value)  # before the shape, as Triton, which adds up their lengths first
     num_given = len(value) if isinstance(value, list) else 1
     shape = _shape(spec, dims, num_given)
     tensor = tensor_of(name, spec.data_type.name, shape, value, num_given)

@@ -84,11 +84,8 @@ def _wish(parameters: object, shared_memory: SharedMemoryRegistry) -> OutputWish
 
 def window_of(parameters: object, shared_memory: SharedMemoryRegistry) -> memoryview | None:
     """The memory that `parameters` name, or None where they name none. Raises SluiceError for what is not there."""
-    if not isinstance(parameters, dict) or _REGION not in parameters:
+    if not isinstance(parameters, dict):
         return None
-    name = string(parameters[_REGION], f"Unable to parse '{_REGION}': ")
+    name = string(parameters[_REGION], f"Unable to parse '{_REGION}': ") if _REGION in parameters else None
     offset, size = (unsigned(parameters.get(each, 0), f"Unable to parse '{each}': ") for each in (_OFFSET, _SIZE))
-    window = shared_memory.window(name, offset, size)
-    if size == 0:
-        raise invalid(_SIZE, f"Invalid offset + byte size for shared memory region: '{name}'")
-    return window
+    return shared_memory.window(name, offset, size) if name is not None else None

@@ -54,6 +54,17 @@ def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: object, nu
     return Tensor(name, datatype, shape, _wire_form(name, data_type, elements))
 
 
+def check_strings(data: object) -> None:
+    """Raise INTERNAL where `data` holds, at any depth, what is no string."""
+    if not isinstance(data, str):
+        _check_strings(_flat(data)[1])
+
+
+def _check_strings(kinds: set[type]) -> None:
+    if not kinds <= {str}:
+        raise unreadable("Unable to parse JSON bytes array: " + mistyped("string"))
+
+
 def _flat(data: object) -> tuple[list[Any], set[type]]:
     """What arrays of any depth hold, in order, and the types of it; one value is an array of itself."""
     elements: list[Any] = data if isinstance(data, list) else [data]
@@ -131,8 +142,7 @@ def _overflow(name: str, data_type: DataType, elements: list[Any]) -> SluiceErro
 
 
 def _byte_tensor(name: str, shape: tuple[int, ...], elements: list[Any], kinds: set[type]) -> Tensor:
-    if not kinds <= {str}:
-        raise unreadable("Unable to parse JSON bytes array: " + mistyped("string"))
+    _check_strings(kinds)
     try:
         encoded = [element.encode("utf-8", "surrogateescape") for element in elements]
     except UnicodeEncodeError:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 
 from engine.client.supervision import STABLE_S, Patience
 from engine.errors import ErrorCode, SluiceError
@@ -145,6 +145,7 @@ class SupervisedWorker:
             return None
         self._jobs[number] = job
         job.on_cancel = partial(self._cancel, number)
+        job.infer_started_ns = perf_counter_ns()
         return request
 
     def _cancel(self, number: int) -> None:
@@ -174,6 +175,8 @@ class SupervisedWorker:
 
     def _respond(self, job: Job, reply: Reply) -> None:
         assert self._process is not None
+        if reply.is_final and not job.infer_ended_ns:  # a decoupled model's, which ends before its execution does
+            job.infer_ended_ns = perf_counter_ns()
         try:
             job.respond(response_of(reply, self._process))
         except Exception:  # one request's receiver must not keep the others from their answers

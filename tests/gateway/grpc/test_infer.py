@@ -530,10 +530,13 @@ async def test_outputs_in_shared_memory_that_are_wrong(region: Any) -> None:
 
 async def test_a_decoupled_model_is_for_streams() -> None:
     async with serving(SmallService(EchoModel(is_decoupled=True))) as running:
-        assert await failure(running.stub.ModelInfer(infer_request("echo", 1))) == (
-            "UNIMPLEMENTED",
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-        )
+        for wrong_or_not in ([], ["NOPE"]):
+            message = infer_request("echo", 1, outputs=wrong_or_not)
+            set_parameters(message.parameters, {"priority": "no number"} if wrong_or_not else {})
+            assert await failure(running.stub.ModelInfer(message)) == (
+                "UNIMPLEMENTED",
+                "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            )
 
 
 async def test_an_error_of_the_model() -> None:

@@ -1,5 +1,6 @@
 """`pb_utils.InferenceRequest`: what `execute` gets, and what models ask other models with."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -92,8 +93,8 @@ class InferenceRequest:
         return set(self._wire.outputs)
 
     def parameters(self) -> str:
-        """The request's own parameters as a JSON object."""
-        return msgspec.json.encode(self._wire.parameters or {}).decode()
+        """The request's own parameters as a JSON object, in which NaN and infinities are bare words, as in Triton."""
+        return json.dumps(self._wire.parameters or {}, ensure_ascii=False, separators=(",", ":"))
 
     def flags(self) -> int:
         """Where it stands in its sequence: 1 starts it, 2 ends it."""

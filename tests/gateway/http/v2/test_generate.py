@@ -110,6 +110,18 @@ class TestRequests:
                 "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
             ),
             (ECHO, {"INPUT0": [1, 2]}, 400, "The schema can not convert input 'INPUT0' to tensor with proper shape"),
+            (
+                REPEAT,
+                {"text_input": ["a", "b"]},
+                400,
+                "The schema can not convert input 'text_input' to tensor with proper shape",
+            ),
+            (
+                REPEAT,
+                {"text_input": ["a", 1]},
+                500,
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+            ),
             (ECHO, {"INPUT0": 2**40}, 400, "value 1099511627776 of input 'INPUT0' does not fit INT32"),
             (
                 TYPES,

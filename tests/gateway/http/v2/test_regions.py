@@ -63,6 +63,12 @@ def test_inputs_are_read_and_outputs_written_there(small: SmallServer, region: s
         (infer(place("r", 400)), 400, "Invalid offset + byte size for shared memory region: 'r'"),
         (infer(place("r", 8, 60)), 400, "Invalid offset + byte size for shared memory region: 'r'"),
         (infer({"shared_memory_region": "r"}), 400, "Invalid offset + byte size for shared memory region: 'r'"),
+        (infer(place("r", 0, 64)), 400, "Invalid offset for shared memory region: 'r'"),
+        (
+            infer(None, {"shared_memory_offset": "0"}),
+            500,
+            "Unable to parse 'shared_memory_offset': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
         (
             infer({"shared_memory_region": 5}),
             500,

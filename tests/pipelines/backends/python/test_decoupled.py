@@ -226,3 +226,13 @@ async def test_a_model_that_is_not_decoupled_may_answer_later_by_its_sender(tmp_
             response = await infer_one(model, text_request(""))
             assert text_of(response) == "later"
             assert response.is_final
+
+
+async def test_a_stream_s_job_knows_when_the_model_ran(tmp_path: Path) -> None:
+    async with loaded(write_model(tmp_path / "spoken", SPOKEN, DECOUPLED)) as model:
+        last: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        job = model.submit(
+            text_request("many"), lambda response: last.set_result(response) if response.is_final else None
+        )
+        await last
+    assert job.compute_started_ns < job.infer_started_ns < job.infer_ended_ns
