@@ -1,4 +1,4 @@
-"""Options of the model repository, of tracing and of gRPC: those that come several times, and what they say together."""
+"""Options of the model repository, of tracing and of gRPC: what may come several times, what contradicts."""
 
 import pytest
 
