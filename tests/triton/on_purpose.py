@@ -20,8 +20,6 @@ _REASONS = {
     "an error response is a failure, a request refused before it reached the model none": """
         grpc/statistics/text_repeat grpc/statistics/trickle grpc/statistics/all grpc/statistics/version_alone""",
     "without a GPU, instances for one run on the CPU": "http/load/invalid/gpu",
-    "outside /v2 the server speaks the OpenAI API, whose errors have a shape of their own": """
-        http/route/ http/route/v1 http/route//v2 http/route/V2 http/route/metrics""",
     "an empty header is forwarded as the empty text that it is, not as a space": "http/params/header_empty",
     "an empty list of content codings names none, so there is nothing to refuse": "http/request_coding/empty",
     "an error is UTF-8 text whatever bytes it quotes": "http/json/not_utf8",
