@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,8 +73,9 @@ async def _grpc_stream(port: int, tally: Tally, keep: Keep, model: str, width: i
             tally.num_requests += 1
             tally.num_events += 1
             tally.num_short += bool(response.error_message)
-        await call.done_writing()
-        await call.read()
+        with suppress(grpc.aio.AioRpcError):  # tritonserver may die of it, after everything was answered
+            await call.done_writing()
+            await call.read()
 
 
 async def _generate_stream(port: int, tally: Tally, keep: Keep, model: str, width: int) -> None:

@@ -35,6 +35,9 @@ class V2Server:
     grpc_port: int
     process: psutil.Process
 
+    def is_alive(self) -> bool:
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
     def rss_mb(self) -> float:
         """Of the server's own process, in MB of 10^6 bytes: workers that hold models are counted apart."""
         return float(self.process.memory_info().rss / 1e6)
