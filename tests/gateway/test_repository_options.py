@@ -15,7 +15,11 @@ def test_repositories_may_come_several_times() -> None:
 
 
 def test_explicit_control() -> None:
-    given = {"--model-repository": ["/a"], "--model-control-mode": "explicit", "--load-model": ["one", "two"]}
+    given: dict[str, str | bool | list[str]] = {
+        "--model-repository": ["/a"],
+        "--model-control-mode": "explicit",
+        "--load-model": ["one", "two"],
+    }
     options = read_config(given, {}).repository
     assert (options.control_mode, options.load) == (ControlMode.EXPLICIT, ("one", "two"))
 
@@ -35,7 +39,7 @@ def test_tracing() -> None:
     trace = read_config(given, {}).trace
     assert (trace.file, trace.levels, trace.rate, trace.count, trace.log_frequency) == (
         "/tmp/t",
-        {"TIMESTAMPS"},
+        frozenset({"TIMESTAMPS"}),
         1,
         5,
         9,
