@@ -49,7 +49,8 @@ class Server:
 @contextmanager
 def running_server(checkpoint: Path, log: Path) -> Iterator[Server]:
     """Start a server for `checkpoint` on free ports, yield it once it is ready, stop it. Its log goes to `log`."""
-    command = (sys.executable, "-m", "gateway", "serve", str(checkpoint), "--http-port", "0", "--metrics-port", "0")
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    command = (sys.executable, "-m", "gateway", "serve", str(checkpoint), *ports)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stderr:
         launched_s = time.perf_counter()

@@ -76,6 +76,8 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
 
     try:
         run_server(config, checkpoint, started)
+    except ConfigError as error:
+        return _fail(str(error), USAGE_ERROR)
     except (ListenError, SluiceError) as error:
         return _fail(str(error), FAILED)
     return 0

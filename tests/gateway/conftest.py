@@ -60,13 +60,13 @@ StartServer = Callable[..., ServerProcess]
 
 
 def serve_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gateway", "serve", *arguments]
+    return [sys.executable, "-m", "gateway", "serve", "--grpc-port=0", *arguments]
 
 
 @contextmanager
 def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that listens; call `wait_ready` before asking it for tokens."""
-    options = ("--served-model-name", MODEL, "--http-port=0", "--grpc-port=0", "--metrics-port=0", *arguments)
+    options = ("--served-model-name", MODEL, "--http-port=0", "--metrics-port=0", *arguments)
     command = serve_command(str(checkpoint), *options)
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -280,6 +280,26 @@ def test_a_taken_port_ends_the_start_at_once(checkpoint: Path) -> None:
     assert done.stderr == f"sluice serve: error: {said}\n"
 
 
+def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path) -> None:
+    with listen("127.0.0.1", 0, "--http-port") as taken:
+        port = taken.getsockname()[1]
+        command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", f"--grpc-port={port}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("choose another with --grpc-port (0 takes a free one)")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_certificate_that_is_not_there_is_one_clear_line(checkpoint: Path) -> None:
+    files = ("--grpc-use-ssl=true", "--grpc-server-cert=/nowhere/cert.pem", "--grpc-server-key=/nowhere/key.pem")
+    command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", *files)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2
+    assert "--grpc-server-key cannot be read" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mamba"
     shutil.copytree(checkpoint, folder)
