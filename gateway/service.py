@@ -159,6 +159,7 @@ class InferenceService:
         await self.repository.close(0)
         self.shared_memory.close()
         self.trace.close()
+        self.log_settings.close()
 
     @property
     def num_open(self) -> int:

@@ -243,6 +243,13 @@ class LogSettings:
         self._verbose_level = int(present <= logging.DEBUG)
         self._format = "default"
         self._filter = _LevelFilter(self._is_on)
+        self._level_before = self._logger.level
+
+    def close(self) -> None:
+        """Leave the logger as it was found."""
+        self._logger.setLevel(self._level_before)
+        for handler in self._logger.handlers:
+            handler.removeFilter(self._filter)
 
     def get(self, model: str | None = None) -> dict[str, SettingValue]:
         """The settings as the protocol writes them; the log is the same for every model."""

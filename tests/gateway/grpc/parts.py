@@ -1,6 +1,7 @@
 """A small service with models of its own, and a gRPC server over it on a free port."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -142,7 +143,7 @@ class SmallService:
         self.repository = SmallRepository(models)
         self.shared_memory = SharedMemoryRegistry()
         self.trace = TraceSettings()
-        self.log_settings = LogSettings()
+        self.log_settings = LogSettings(logging.getLogger("tests.gateway.grpc"))
         self.ready = True
 
     def find(self, name: str, version: int = LATEST) -> Model:

@@ -60,10 +60,11 @@ async def test_loading_and_unloading_leaves_nothing(tmp_path: Path) -> None:
             assert output.array[0, 0] == 2
 
     await cycle()
+    gc.collect()  # what other tests have left must not go meanwhile
     before = num_fds()
     for _ in range(8):
         await cycle()
-    assert num_fds() == before
+    assert num_fds() <= before
     await eventually(is_unmapped)
     assert not children()
 
