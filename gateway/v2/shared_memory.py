@@ -67,11 +67,6 @@ class SharedMemoryRegistry:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         return mapped.window(offset, byte_size)
 
-    def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy `data` into a region. Raises as `read`."""
-        view = memoryview(data).cast("B")
-        self.window(name, offset, len(view))[:] = view
-
     def close(self) -> None:
         """Forget everything; what nobody holds is unmapped."""
         self._mapped.clear()

@@ -43,6 +43,8 @@ class InferRequest:
     """Its label in the metrics: v2_http, v2_grpc …"""
     tenant: str = ""
     """Whom an LLM's tokens are charged to."""
+    queue_timeout_us: int = 0
+    """Longest wait to be admitted by an LLM; 0 is what holds without it."""
     batch_size: int = 1
     streams_by_default: bool = False
     """Whether an LLM streams where the request does not say: generate_stream's name says it."""

@@ -4,7 +4,7 @@ import re
 
 from gateway.config import RequestOptions
 from gateway.http.protocol import NAMES_AS_SENT
-from gateway.http.scheduling import QUEUE_TIMEOUT, scheduling_of
+from gateway.http.scheduling import scheduling_of
 from gateway.http.v2.exchange import Exchange
 from pipelines.inference.types import InferRequest
 
@@ -30,7 +30,7 @@ class HeaderReader:
         if found.timeout_s is not None:
             request.timeout_us = round(found.timeout_s * 1e6)
         if found.queue_timeout_s is not None:
-            request.parameters[QUEUE_TIMEOUT] = found.queue_timeout_s * 1e3
+            request.queue_timeout_us = round(found.queue_timeout_s * 1e6)
 
     def forward(self, exchange: Exchange, request: InferRequest) -> None:
         """Put the headers that the operator lets through among the model's parameters."""

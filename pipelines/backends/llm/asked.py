@@ -10,7 +10,7 @@ from pipelines.backends.base import RequestLimits
 from pipelines.backends.llm.queueing import QueueRules
 from pipelines.backends.llm.tokens import TokenSequences
 from pipelines.backends.llm.values import Values
-from pipelines.inference.types import InferRequest, Parameters
+from pipelines.inference.types import InferRequest
 from pipelines.text.types import SamplingOverrides, TextRequest
 
 _DEFAULTS: dict[str, Any] = {
@@ -37,8 +37,6 @@ NO_TOKEN = -1
 """TensorRT-LLM's end_id that no token is, and what fills its lists of words up."""
 MAX_SEQUENCES = 256
 """Most token sequences in a list of stop or bad words. It bounds what each token costs to check."""
-QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
-"""How long a request may wait for its start, as a number of milliseconds that a protocol has checked."""
 _US_PER_S = 1_000_000
 LONGEST_S = 1e7
 """About four months: what is longer is no deadline."""
@@ -108,7 +106,7 @@ def _text_request(values: Values, request: InferRequest, prompt: str | list[int]
         tenant=request.tenant,
         cache_salt=_cache_salt(parameters.get("cache_salt", "")),
         timeout_s=_seconds("timeout", request.timeout_us) or model.limits.timeout_s,
-        queue_timeout_s=_queue_timeout_s(parameters, model.queue.timeout_us) or model.limits.queue_timeout_s,
+        queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
     )
 
 
@@ -210,12 +208,10 @@ def _cache_salt(value: Any) -> str:
     return value
 
 
-def _queue_timeout_s(parameters: Parameters, default_us: int) -> float | None:
-    """A header, which protocols pass on as a parameter, wins over the parameter."""
-    milliseconds = parameters.get(QUEUE_TIMEOUT_HEADER)
-    if isinstance(milliseconds, float):
-        return milliseconds / 1e3
-    return _seconds("queue_timeout", parameters.get("queue_timeout", default_us))
+def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
+    """What the server was told of a request wins over its parameter."""
+    asked = request.queue_timeout_us or request.parameters.get("queue_timeout", default_us)
+    return _seconds("queue_timeout", asked)
 
 
 def _seconds(name: str, microseconds: Any) -> float | None:

@@ -64,7 +64,7 @@ def test_a_region_begins_at_its_offset(registry: SharedMemoryRegistry, make: Mak
     registry.register("late", key, offset, 100)
     assert bytes(registry.read("late", 0, 100)) == data[offset : offset + 100]
     assert bytes(registry.read("late", 90, 10)) == data[offset + 90 : offset + 100]
-    registry.write("late", 5, b"written")
+    registry.window("late", 5, 7)[:] = b"written"
     assert path_of(key).read_bytes() == data[: offset + 5] + b"written" + data[offset + 12 :]
 
 
@@ -209,7 +209,7 @@ def test_what_lies_outside_is_refused(
 def test_writing_beyond_the_end_changes_nothing(registry: SharedMemoryRegistry, make: Make) -> None:
     key = make(bytes(10))
     registry.register("small", key, 0, 10)
-    assert refusal(lambda: registry.write("small", 8, b"long"))[0] is ErrorCode.INVALID
+    assert refusal(lambda: registry.window("small", 8, 4))[0] is ErrorCode.INVALID
     assert path_of(key).read_bytes() == bytes(10)
 
 
