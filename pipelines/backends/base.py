@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Protocol
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig
+from pipelines.backends.host_policy import HostPolicy
+from pipelines.backends.placement import Placement
+from pipelines.inference.custom_metrics import CustomMetrics
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 
 if TYPE_CHECKING:
+    from pipelines.batching.rate_limiter import RateLimiter
+    from pipelines.caching.store import CacheStore
+    from pipelines.repository.types import LoadOverrides
     from pipelines.text.types import TextEvent
 
 
@@ -54,6 +60,16 @@ class ModelLookup(Protocol):
         ...
 
 
+class ModelControl(Protocol):
+    """The repository, for models that load and unload others."""
+
+    async def load(self, name: str, overrides: "LoadOverrides | None" = None) -> None:
+        """Raises SluiceError in Triton's words, UNAVAILABLE in other control modes than explicit."""
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Raises as `load`; not for a name that there is not."""
+
+
 class StreamRecord(Protocol):
     """The measurements of one LLM request: tokens, time to first token, gaps."""
 
@@ -83,6 +99,15 @@ class BackendContext:
     request_limits: RequestLimits = field(default_factory=RequestLimits)
     backend_options: dict[str, dict[str, str]] = field(default_factory=dict)
     """`--backend-config=NAME,KEY=VALUE`, by backend and key."""
+    control: ModelControl | None = None
+    custom_metrics: CustomMetrics | None = None
+    """Where models put metrics of their own; None where nobody reads them."""
+    rate_limiter: "RateLimiter | None" = None
+    """Who limits what instances take together; None: nobody does."""
+    response_cache: "CacheStore | None" = None
+    """Where responses are kept (`--cache-config`); None: each model in a memory of its own."""
+    host_policies: dict[str, HostPolicy] = field(default_factory=dict)
+    """`--host-policy`, by name."""
 
 
 class Backend(ABC):
@@ -112,6 +137,8 @@ class Instance(ABC):
     """One copy of a model that runs one batch at a time: what `pipelines/batching` schedules onto."""
 
     name: str
+    placement: Placement | None = None
+    """Where it runs; None where nothing depends on it."""
 
     @property
     def is_ready(self) -> bool:
@@ -124,7 +151,8 @@ class Instance(ABC):
 
         Every job gets its responses, the last one final; errors go to the jobs. `done` is called once, when the
         instance takes the next batch (a decoupled model may then still be answering). Sets the times in the jobs.
-        A job cancelled meanwhile still ends with a final response, which nobody sees.
+        A job cancelled meanwhile still ends with a final response, which nobody sees. In place of a final response a
+        job may be given back with `Job.reschedule`.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.base import Instance, ModelSource
+from pipelines.backends.base import BackendContext, Instance, ModelSource
 from pipelines.batching.batcher import Batcher
 from pipelines.batching.cached import CachedAnswers
 from pipelines.batching.keys import BatchKeys
@@ -24,9 +24,13 @@ class ScheduledModel(Model):
     """A queue before one or more instances, with Triton's dynamic or sequence batcher where it is configured."""
 
     def __init__(
-        self, source: ModelSource, instances: Sequence[Instance], labels: Mapping[str, Sequence[str]] | None = None
+        self,
+        source: ModelSource,
+        instances: Sequence[Instance],
+        labels: Mapping[str, Sequence[str]] | None = None,
+        context: BackendContext | None = None,
     ) -> None:
-        """At least one of `instances`, which are closed with the model."""
+        """At least one of `instances`, which are closed with the model. `context`: limits and cache, where shared."""
         super().__init__(source.config, spec_of(source.config, source.version), labels)
         keys, record = BatchKeys(self.spec), self.statistics.record_execution
         self._sequences: SequenceBatcher | None = None

@@ -33,6 +33,7 @@ class Job:
         "is_finished",
         "num_responses",
         "on_cancel",
+        "on_reschedule",
         "outcome",
         "request",
         "started_ns",
@@ -56,6 +57,21 @@ class Job:
         self.on_cancel: Callable[[], None] | None = None
         """What its present holder does about a cancellation. Called at most once."""
 
+        self.on_reschedule: Callable[[], None] | None = None
+        """Who runs it again where the model asks for that; None where nobody does."""
+
+    def reschedule(self) -> None:
+        """The model has not finished with it and wants it again, instead of a final response (iterative sequences)."""
+        if self.on_reschedule is None:
+            reason = (
+                "the model asked to run the request again, which takes sequence_batching { iterative_sequence: true }"
+            )
+            self.fail(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
+        elif self.is_cancelled:
+            self.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
+        else:
+            self.on_reschedule()
+
     def respond(self, response: InferResponse) -> None:
         """Pass a response on. After the final one, and to who has cancelled, nothing is passed any more."""
         if self.is_finished:
@@ -70,7 +86,7 @@ class Job:
             self._receive(response)
         if response.is_final:
             self.is_finished = True
-            self.on_cancel = None
+            self.on_cancel = self.on_reschedule = None
             self._model.finished(self)
 
     def fail(self, error: SluiceError) -> None:

@@ -122,6 +122,13 @@ class Model(ABC):
         if self._num_in_flight == 0:
             self._idle.set()
 
+    async def warm_up(self, request: InferRequest) -> None:
+        """Run `request` once on everything that would run such ones, without a trace in the statistics.
+
+        Raises SluiceError with what the model says.
+        """
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, f"model '{self.name}' has no instances to warm up")
+
     @property
     def num_in_flight(self) -> int:
         return self._num_in_flight

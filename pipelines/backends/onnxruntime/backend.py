@@ -1,20 +1,21 @@
 """Loads ONNX models."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.agreement import check_agreement
+from pipelines.backends.arrays.batch import BatchForm
+from pipelines.backends.arrays.completion import complete_config, needs_completion
+from pipelines.backends.arrays.instance import ArrayInstance
+from pipelines.backends.arrays.signature import Signature
 from pipelines.backends.base import Backend, BackendContext, ModelSource
 from pipelines.backends.labels import read_labels
-from pipelines.backends.onnxruntime.agreement import check_agreement
-from pipelines.backends.onnxruntime.batch import BatchForm
-from pipelines.backends.onnxruntime.completion import complete_config, needs_completion
-from pipelines.backends.onnxruntime.instance import OnnxInstance
-from pipelines.backends.onnxruntime.placement import Placement, placements_of, providers_of
+from pipelines.backends.onnxruntime.placement import num_usable_gpus, providers_of
 from pipelines.backends.onnxruntime.session import OnnxSession, model_path
-from pipelines.backends.onnxruntime.signature import Signature
+from pipelines.backends.placement import Placement, placements_of
 from pipelines.batching.scheduled import ScheduledModel
 from pipelines.inference.model import Model
 from pipelines.inference.spec import spec_of
@@ -46,25 +47,21 @@ class OnnxRuntimeBackend(Backend):
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Raises SluiceError INVALID where the configuration contradicts the model, else with onnxruntime's reason."""
         config, spec = source.config, spec_of(source.config, source.version)
-        sessions = await asyncio.to_thread(_open_sessions, source)
+        placements = placements_of(config, await asyncio.to_thread(num_usable_gpus))
+        sessions = await asyncio.to_thread(_open_sessions, source, placements)
         for session in sessions.values():
             check_agreement(config, spec, session.signature)
         instances = [
-            OnnxInstance(
-                placement.name,
-                sessions[placement.gpu],
-                BatchForm(spec, sessions[placement.gpu].signature),
-                config,
-            )
-            for placement in placements_of(config)
+            ArrayInstance(each, sessions[each.gpu], BatchForm(spec, sessions[each.gpu])) for each in placements
         ]
-        return ScheduledModel(source, instances, await asyncio.to_thread(read_labels, config, source.folder))
+        labels = await asyncio.to_thread(read_labels, config, source.folder)
+        return ScheduledModel(source, instances, labels, context)
 
 
-def _open_sessions(source: ModelSource) -> dict[int | None, OnnxSession]:
+def _open_sessions(source: ModelSource, placements: Sequence[Placement]) -> dict[int | None, OnnxSession]:
     """One for each device that an instance is on."""
     path = model_path(source)
-    devices = {placement.gpu: placement for placement in placements_of(source.config)}
+    devices = {placement.gpu: placement for placement in placements}
     return {
         gpu: OnnxSession(path, source.config, providers_of(placement, source.config))
         for gpu, placement in devices.items()

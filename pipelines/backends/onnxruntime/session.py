@@ -10,11 +10,13 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.session import ArrayRun, ArraySession
+from pipelines.backends.arrays.signature import Signature
 from pipelines.backends.base import ModelSource
 from pipelines.backends.onnxruntime.failures import failure_of
-from pipelines.backends.onnxruntime.options import session_options
-from pipelines.backends.onnxruntime.signature import Signature, signature_of
-from pipelines.tensors.datatypes import BYTES, DATA_TYPES
+from pipelines.backends.onnxruntime.options import run_entries, run_options, session_options
+from pipelines.backends.onnxruntime.signature import signature_of
+from pipelines.tensors.datatypes import DATA_TYPES
 from pipelines.tensors.tensor import Array
 
 if TYPE_CHECKING:
@@ -26,8 +28,29 @@ _ONNX_BF16 = 16
 """TensorProto.BFLOAT16."""
 
 
-class OnnxSession:
-    """Threads may run it side by side; its weights are there once."""
+class OnnxRun(ArrayRun):
+    """One run: its options can end it at the next operator."""
+
+    def __init__(self, session: "OnnxSession", entries: dict[str, str]) -> None:
+        self._session = session
+        self._options = run_options(entries)
+
+    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
+        return self._session.run(inputs, outputs, self._options)
+
+    def stop(self) -> None:
+        self._options.terminate = True
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self._options.terminate)
+
+
+class OnnxSession(ArraySession):
+    """An ONNX model that is open."""
+
+    library = "onnxruntime"
+    strings_are_text = True
 
     def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider]) -> None:
         """Reads the file: for a thread. Raises SluiceError with onnxruntime's reason."""
@@ -43,8 +66,15 @@ class OnnxSession:
             raise failure_of(error) from error
         self.signature: Signature = signature_of(self._session)
         tensors = (*self.signature.inputs.values(), *self.signature.outputs.values())
+        self._entries = run_entries(config)
         # numpy has no bfloat16 that onnxruntime takes: such a model's tensors go as onnxruntime's own values.
         self._needs_values = any(tensor.data_type is _BF16 for tensor in tensors)
+
+    def open_run(self) -> OnnxRun:
+        return OnnxRun(self, self._entries)
+
+    def failure_of(self, error: Exception) -> SluiceError:
+        return failure_of(error)
 
     def run(self, inputs: dict[str, Array], outputs: list[str], options: "RunOptions") -> list[Array]:
         """The arrays of `outputs`. BYTES are object arrays of `str`, BF16 has ml_dtypes' type.
@@ -66,20 +96,6 @@ def model_path(source: ModelSource) -> Path:
     if not path.exists():
         raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{source.name}'")
     return path
-
-
-def text_array(array: Array) -> Array:
-    """BYTES as onnxruntime takes them. Raises UnicodeDecodeError: its strings are text."""
-    decoded = np.empty(array.size, np.object_)
-    decoded[:] = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
-    return decoded.reshape(array.shape)
-
-
-def bytes_array(array: Array) -> Array:
-    """The strings that onnxruntime gave as BYTES."""
-    encoded = np.empty(array.size, BYTES.dtype)
-    encoded[:] = [element.encode() for element in array.ravel().tolist()]
-    return encoded.reshape(array.shape)
 
 
 def _value_of(array: Array) -> "OrtValue":

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.signature import Signature, TensorSignature
 from pipelines.tensors.datatypes import BYTES, DATA_TYPES, DataType
 
 if TYPE_CHECKING:
@@ -28,29 +28,6 @@ _ELEMENT_TYPES: dict[str, DataType] = {
     "string": BYTES,
 }
 _CONTAINERS = {"seq": "SEQUENCE", "map": "MAP", "sparse_tensor": "SPARSETENSOR", "optional": "OPTIONAL"}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSignature:
-    """`dims` with a batch dimension where the model has one; -1 is any size. No dims: a scalar, or of any shape."""
-
-    name: str
-    data_type: DataType
-    dims: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """By name, in the model's order. `optional_inputs` have a value of their own, which a request may replace."""
-
-    inputs: dict[str, TensorSignature]
-    optional_inputs: dict[str, TensorSignature]
-    outputs: dict[str, TensorSignature]
-
-    @property
-    def can_batch(self) -> bool:
-        """Whether each tensor's first dimension is of any size."""
-        return all(tensor.dims[:1] == (-1,) for tensor in (*self.inputs.values(), *self.outputs.values()))
 
 
 def signature_of(session: "InferenceSession") -> Signature:

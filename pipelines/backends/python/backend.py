@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.devices import num_gpus
 from pipelines.backends.labels import read_labels
+from pipelines.backends.placement import Placement, placements_of
 from pipelines.backends.python.frames import Complete, Completed, Load
 from pipelines.backends.python.instance import instances_of
 from pipelines.backends.python.process import WorkerProcess
@@ -20,7 +21,6 @@ from pipelines.repository.config_json import config_json, parse_config_json
 log = logging.getLogger(__name__)
 
 ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
-_KINDS = {ModelInstanceGroup.KIND_GPU: "GPU", ModelInstanceGroup.KIND_MODEL: "MODEL"}
 
 
 class PythonBackend(Backend):
@@ -49,9 +49,11 @@ class PythonBackend(Backend):
         for option in context.backend_options.get(self.name, {}):
             log.warning("--backend-config=python,%s has no effect", option)
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
-        workers = [SupervisedWorker(load.args["model_instance_name"], load, context.models) for load in _loads(source)]
+        placements = placements_of(source.config, num_gpus())
+        workers = [SupervisedWorker(each.name, _load(source, each), context.models) for each in placements]
         await _start(workers)
-        return ScheduledModel(source, instances_of(workers, _may_queue(source.config)), labels)
+        instances = instances_of(workers, placements, _may_queue(source.config))
+        return ScheduledModel(source, instances, labels, context)
 
 
 async def _start(workers: list[SupervisedWorker]) -> None:
@@ -70,29 +72,17 @@ def _may_queue(config: ModelConfig) -> bool:
     return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
 
 
-def _loads(source: ModelSource) -> Iterator[Load]:
-    """What each instance is started with."""
-    config = config_json(source.config).decode()
-    for name, kind, device in _places(source.config):
-        yield Load(
-            str(source.model_file),
-            {
-                "model_config": config,
-                "model_instance_kind": kind,
-                "model_instance_name": name,
-                "model_instance_device_id": str(device),
-                "model_repository": str(source.folder),
-                "model_version": str(source.version),
-                "model_name": source.name,
-            },
-        )
-
-
-def _places(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
-    """Name, kind and device of each instance, as the real server numbers them."""
-    for group in config.instance_group:
-        devices = list(group.gpus) if group.kind == ModelInstanceGroup.KIND_GPU and group.gpus else [0]
-        numbers = iter(range(group.count * len(devices)))
-        for device in devices:
-            for _ in range(group.count):
-                yield f"{group.name}_{next(numbers)}", _KINDS.get(group.kind, "CPU"), device
+def _load(source: ModelSource, placement: Placement) -> Load:
+    """What an instance is started with."""
+    return Load(
+        str(source.model_file),
+        {
+            "model_config": config_json(source.config).decode(),
+            "model_instance_kind": placement.kind,
+            "model_instance_name": placement.name,
+            "model_instance_device_id": str(placement.gpu or 0),
+            "model_repository": str(source.folder),
+            "model_version": str(source.version),
+            "model_name": source.name,
+        },
+    )

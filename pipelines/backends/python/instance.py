@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from pipelines.backends.base import Instance
+from pipelines.backends.placement import Placement
 from pipelines.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
 from pipelines.inference.job import Job
 
@@ -14,9 +15,10 @@ class PythonInstance(Instance):
     handing over takes longer than running then.
     """
 
-    def __init__(self, worker: SupervisedWorker, workers: Sequence[SupervisedWorker]) -> None:
+    def __init__(self, worker: SupervisedWorker, placement: Placement, workers: Sequence[SupervisedWorker]) -> None:
         """`workers` are all of the model, among which the requests are spread."""
         self.name = worker.name
+        self.placement = placement
         self._worker = worker
         self._others = [each for each in workers if each is not worker]
         self._is_busy = False
@@ -45,7 +47,10 @@ class PythonInstance(Instance):
         await self._worker.close()
 
 
-def instances_of(workers: Sequence[SupervisedWorker], may_queue: bool) -> list[PythonInstance]:
+def instances_of(
+    workers: Sequence[SupervisedWorker], placements: Sequence[Placement], may_queue: bool
+) -> list[PythonInstance]:
     """The places of `workers`, their first ones first. Without `may_queue` each has only that."""
     num_places = 1 + MAX_LOOKAHEAD if may_queue else 1
-    return [PythonInstance(worker, workers) for _ in range(num_places) for worker in workers]
+    placed = list(zip(workers, placements, strict=True))
+    return [PythonInstance(worker, placement, workers) for _ in range(num_places) for worker, placement in placed]

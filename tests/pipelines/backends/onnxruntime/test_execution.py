@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.onnxruntime.batch import BatchForm
+from pipelines.backends.arrays.batch import BatchForm
 from pipelines.backends.onnxruntime.session import OnnxSession
 from pipelines.inference.call import infer_one
 from pipelines.inference.model import Model
@@ -129,8 +129,8 @@ async def test_wire_bytes_at_any_place_of_a_message(tmp_path: Path, loaded: list
     message = memoryview(b"\0" + np.array([[1, 2]], np.float32).tobytes())[1:]
     given = InferRequest({"x": Tensor("x", "FP32", (1, 2), raw=message)})
     assert not given.inputs["x"].array.flags.aligned
-    signature = OnnxSession(tmp_path / "1" / "model.onnx", model.config, ["CPUExecutionProvider"]).signature
-    assert BatchForm(model.spec, signature).joined([given])["x"].flags.aligned
+    session = OnnxSession(tmp_path / "1" / "model.onnx", model.config, ["CPUExecutionProvider"])
+    assert BatchForm(model.spec, session).joined([given])["x"].flags.aligned
     assert (await infer(model, given))["y"].tolist() == [[-1, -2]]
 
 

@@ -1,6 +1,5 @@
 """onnxruntime's options by Triton's names, and where instances run."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.onnxruntime.options import run_entries, session_options
-from pipelines.backends.onnxruntime.placement import Placement, placements_of, providers_of
+from pipelines.backends.onnxruntime.placement import providers_of
+from pipelines.backends.placement import Placement
 from pipelines.inference.call import infer_one
 from tests.pipelines.backends.onnxruntime.parts import load, one_op, request
 
@@ -83,19 +83,6 @@ async def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
     model = await load(tmp_path, one_op("Neg"), text)
     assert (await infer_one(model, request(x=np.ones((1, 2), np.float32)))).outputs[0].array.tolist() == [[-1, -1]]
     await model.close()
-
-
-def test_instances_are_counted_over_the_groups() -> None:
-    two_groups = config('instance_group { name: "g" count: 2 kind: KIND_CPU } instance_group { name: "h" count: 1 }')
-    assert placements_of(two_groups) == [Placement("g_0"), Placement("g_1"), Placement("h_2")]
-    assert placements_of(config()) == [Placement("m_0")]
-
-
-def test_an_instance_group_for_a_gpu_runs_on_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        placements = placements_of(config('instance_group { name: "g" count: 1 kind: KIND_GPU gpus: [0, 1] }'))
-    assert placements == [Placement("g_0")]
-    assert "onnxruntime has no GPU provider here; instance group g runs on the CPU" in caplog.text
 
 
 def test_an_accelerator_that_there_is_not_is_refused() -> None:

@@ -15,8 +15,9 @@ import pytest
 from engine.client import supervision
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelSource
+from pipelines.backends.placement import placements_of
 from pipelines.backends.python import supervisor
-from pipelines.backends.python.backend import _loads
+from pipelines.backends.python.backend import _load
 from pipelines.backends.python.instance import instances_of
 from pipelines.backends.python.supervisor import SupervisedWorker
 from pipelines.batching.scheduled import ScheduledModel
@@ -64,11 +65,10 @@ class TritonPythonModel:
 
 @asynccontextmanager
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
-    workers = [
-        SupervisedWorker(each.args["model_instance_name"], each, context().models, **limits) for each in _loads(source)
-    ]
+    placements = placements_of(source.config, 0)
+    workers = [SupervisedWorker(each.name, _load(source, each), context().models, **limits) for each in placements]
     await asyncio.gather(*(worker.start() for worker in workers))
-    model = ScheduledModel(source, instances_of(workers, may_queue=True))
+    model = ScheduledModel(source, instances_of(workers, placements, may_queue=True))
     try:
         yield model, workers
     finally:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.onnxruntime.session import bytes_array, text_array
-from pipelines.backends.onnxruntime.signature import Signature
+from pipelines.backends.arrays.session import ArraySession
+from pipelines.backends.arrays.strings import bytes_array, text_array
 from pipelines.inference.spec import ModelSpec, TensorSpec
 from pipelines.inference.types import InferRequest
 from pipelines.tensors.datatypes import BYTES
@@ -16,8 +16,11 @@ from pipelines.tensors.tensor import Array, Tensor
 class BatchForm:
     """How one model's requests are joined along their first dimension, and taken apart again."""
 
-    def __init__(self, spec: ModelSpec, signature: Signature) -> None:
+    def __init__(self, spec: ModelSpec, session: ArraySession) -> None:
         self._spec = spec
+        self._library = session.library
+        self._strings_are_text = session.strings_are_text
+        signature = session.signature
         self._scalar_inputs = {
             name for name, each in (signature.inputs | signature.optional_inputs).items() if not each.dims
         }
@@ -40,18 +43,18 @@ class BatchForm:
 
     def _input(self, request: InferRequest, tensor: Tensor) -> Array:
         array = tensor.array
-        if tensor.data_type is BYTES:
+        if tensor.data_type is BYTES and self._strings_are_text:
             try:
                 array = text_array(array)
             except UnicodeDecodeError:
                 raise SluiceError(
                     ErrorCode.INVALID,
                     f"{request.log_prefix}inference input '{tensor.name}' for model '{self._spec.name}' holds bytes "
-                    "that are not UTF-8, which the strings of onnxruntime have to be",
+                    f"that are not UTF-8, which the strings of {self._library} have to be",
                     param=tensor.name,
                 ) from None
         elif not array.flags.aligned:
-            # A view into a message may begin anywhere; onnxruntime's kernels count on the type's own alignment.
+            # A view into a message may begin anywhere; kernels count on the type's own alignment.
             array = array.copy()
         # Clients see a scalar as [1].
         return array.reshape(()) if tensor.name in self._scalar_inputs and array.size == 1 else array

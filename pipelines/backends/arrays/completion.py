@@ -7,7 +7,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.onnxruntime.signature import Signature, TensorSignature
+from pipelines.backends.arrays.signature import Signature, TensorSignature
 
 
 def needs_completion(config: ModelConfig) -> bool:

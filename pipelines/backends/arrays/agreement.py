@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.onnxruntime.signature import Signature, TensorSignature
+from pipelines.backends.arrays.signature import Signature, TensorSignature
 from pipelines.inference.spec import ModelSpec, TensorSpec
 
 

@@ -1,32 +1,25 @@
-"""One copy of an ONNX model: a thread that runs batches."""
+"""One copy of a model of arrays: a thread that runs batches."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
-
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.batch import BatchForm
+from pipelines.backends.arrays.session import ArrayRun, ArraySession
 from pipelines.backends.base import Instance
-from pipelines.backends.onnxruntime.batch import BatchForm
-from pipelines.backends.onnxruntime.failures import failure_of
-from pipelines.backends.onnxruntime.options import run_entries, run_options
-from pipelines.backends.onnxruntime.session import OnnxSession
+from pipelines.backends.placement import Placement
 from pipelines.inference.job import Job
 from pipelines.inference.types import InferResponse
-
-if TYPE_CHECKING:
-    from onnxruntime import RunOptions
 
 
 class _Batch:
     """Jobs that run together. Once nobody wants any of them, the run is ended."""
 
-    def __init__(self, jobs: list[Job], options: "RunOptions", done: Callable[[], None]) -> None:
+    def __init__(self, jobs: list[Job], run: ArrayRun, done: Callable[[], None]) -> None:
         self.jobs = jobs
-        self.options = options
+        self.run = run
         self.done = done
         self.responses: list[InferResponse] = []
         for job in jobs:
@@ -34,23 +27,23 @@ class _Batch:
 
     def _cancelled(self) -> None:
         if all(job.is_cancelled for job in self.jobs):
-            self.options.terminate = True
+            self.run.stop()
 
 
-class OnnxInstance(Instance):
+class ArrayInstance(Instance):
     """Instances on one device share a session, and so its weights and its threads within an operator."""
 
-    def __init__(self, name: str, session: OnnxSession, form: BatchForm, config: ModelConfig) -> None:
-        self.name = name
+    def __init__(self, placement: Placement, session: ArraySession, form: BatchForm) -> None:
+        self.name = placement.name
+        self.placement = placement
         self._session = session
         self._form = form
-        self._entries = run_entries(config)
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.name)
         self._batch: _Batch | None = None
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
-        self._batch = batch = _Batch(jobs, run_options(self._entries), done)
+        self._batch = batch = _Batch(jobs, self._session.open_run(), done)
         self._thread.submit(self._run, batch)
 
     def _run(self, batch: _Batch) -> None:
@@ -63,9 +56,9 @@ class OnnxInstance(Instance):
         try:
             return self._answered(batch, jobs)
         except Exception as error:
-            if len(jobs) > 1 and not batch.options.terminate:
+            if len(jobs) > 1 and not batch.run.is_stopped:
                 return [response for job in jobs for response in self._responses(batch, [job])]
-            failure = error if isinstance(error, SluiceError) else failure_of(error)
+            failure = error if isinstance(error, SluiceError) else self._session.failure_of(error)
             return [InferResponse(error=failure) for _ in jobs]
 
     def _answered(self, batch: _Batch, jobs: Sequence[Job]) -> list[InferResponse]:
@@ -73,7 +66,7 @@ class OnnxInstance(Instance):
         outputs = self._form.outputs_of(requests)
         inputs = self._form.joined(requests)
         started = perf_counter_ns()
-        arrays = self._session.run(inputs, outputs, batch.options)
+        arrays = batch.run.execute(inputs, outputs)
         ended = perf_counter_ns()
         for job in jobs:
             job.infer_started_ns, job.infer_ended_ns = started, ended
@@ -89,7 +82,7 @@ class OnnxInstance(Instance):
     async def close(self) -> None:
         """A run under way is ended at its next operator; its thread ends by itself."""
         if self._batch is not None:
-            self._batch.options.terminate = True
+            self._batch.run.stop()
             for job in self._batch.jobs:
                 job.fail(SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is unloaded"))
         self._thread.shutdown(wait=False)

@@ -1,0 +1,1 @@
+"""What backends share whose models are functions of arrays: ONNX, OpenVINO, TorchScript, SavedModel, TensorRT."""

@@ -1,0 +1,48 @@
+"""What a library does for a backend of arrays: a model that is open, and runs of it."""
+
+from abc import ABC, abstractmethod
+
+from engine.errors import SluiceError
+from pipelines.backends.arrays.signature import Signature
+from pipelines.tensors.tensor import Array
+
+
+class ArrayRun(ABC):
+    """One run of a session."""
+
+    @abstractmethod
+    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
+        """The arrays of `outputs`, in that order. On a thread; blocks. May raise whatever the library raises.
+
+        A run may be executed several times, one after the other. Arrays are the caller's: the library does not write
+        to them again. BYTES are object arrays, of `str` where the session's `strings_are_text`, else of `bytes`.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it early where the library can; `execute` then raises or returns. From any thread, idempotent."""
+
+    @property
+    @abstractmethod
+    def is_stopped(self) -> bool: ...
+
+
+class ArraySession(ABC):
+    """An open model. Threads may run it side by side; its weights are there once."""
+
+    library: str
+    """As errors call it: onnxruntime, OpenVINO …"""
+    strings_are_text: bool = False
+    """Whether the library's strings have to be UTF-8."""
+    signature: Signature
+
+    @abstractmethod
+    def open_run(self) -> ArrayRun:
+        """On the event loop; must not block."""
+
+    @abstractmethod
+    def failure_of(self, error: Exception) -> SluiceError:
+        """What the library raised in a run: INVALID where it blames its inputs, else INTERNAL."""
+
+    def close(self) -> None:  # noqa: B027 - a hook that most leave empty
+        """Free what the garbage collector would not. Idempotent."""
