@@ -25,10 +25,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A tensor that a sequence's requests hand on: what one gives as `output_name` the next gets as `input_name`."""
+
+    input_name: str
+    output_name: str
+    data_type: DataType
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What a model version takes and gives. `max_batch_size` 0: it has no batch dimension.
 
-    `control_inputs` are set by the sequence batcher, never by clients.
+    `control_inputs` and the inputs of `states` are set by the sequence batcher, never by clients.
     """
 
     name: str
@@ -41,6 +51,8 @@ class ModelSpec:
     is_decoupled: bool = False
     has_sequences: bool = False
     control_inputs: frozenset[str] = frozenset()
+    states: tuple[StateSpec, ...] = ()
+    """The backend gives a state's output with every response, whichever outputs were asked for."""
 
     @property
     def label(self) -> str:
@@ -80,6 +92,10 @@ def spec_of(config: ModelConfig, version: int) -> ModelSpec:
         is_decoupled=config.model_transaction_policy.decoupled,
         has_sequences=config.HasField("sequence_batching"),
         control_inputs=frozenset(each.name for each in config.sequence_batching.control_input),
+        states=tuple(
+            StateSpec(each.input_name, each.output_name, _data_type(each.data_type), tuple(each.dims))
+            for each in config.sequence_batching.state
+        ),
     )
 
 
