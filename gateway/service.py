@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # all are heavy to import, and the server listens before they
     from engine.client.base import EngineClient
     from pipelines.backends.llm.text import LlmText
     from pipelines.inference.model import Model
+    from pipelines.inference.types import InferRequest
     from pipelines.repository.repository import ModelRepository
 
 LATEST = -1
@@ -59,14 +60,35 @@ class InferenceService:
         self._health.refuse_unless_serving()
         return self.repository.find(name, version)
 
-    def llm(self, name: str) -> "LlmText":
-        """The language model `name`. Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve."""
+    def route(self, name: str, version: int = LATEST, key: str = "") -> "Model":
+        """As `find`, for inference: where versions have weights, requests of one `key` get one version."""
         self._health.refuse_unless_serving()
-        llms = {llm.name: llm for llm in self.llms()}
-        if name not in llms:
-            available = ", ".join(llms) or "none"
+        return self.repository.route(name, version, key)
+
+    def has_weights(self, name: str) -> bool:
+        """Whether `route` looks at the key of a request to the model `name`. Raises NOT_FOUND."""
+        return self.repository.has_weights(name)
+
+    def route_sequence(self, model: "Model", request: "InferRequest", version: int = LATEST, key: str = "") -> "Model":
+        """The version for a request that was read for `model`: all of a sequence get one, that of their first's id.
+
+        `version` and `key` are what it was found by; where they say enough, it is `model` itself.
+        """
+        if version != LATEST or key or not request.correlation_id:
+            return model
+        return self.repository.route(model.name, LATEST, str(request.correlation_id))
+
+    def llm(self, name: str, key: str = "") -> "LlmText":
+        """The language model `name`. Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve.
+
+        Where its versions have weights, the one that `key` falls to.
+        """
+        self._health.refuse_unless_serving()
+        names = [llm.name for llm in self.llms()]
+        llm = self.repository.route(name, LATEST, key).text if name in names else None
+        if llm is None:
+            available = ", ".join(names) or "none"
             raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
-        llm = llms[name]
         if llm.engine.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {llm.engine.failure}")
         return llm

@@ -16,9 +16,10 @@ from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from gateway.v2.version import parse_version
 from pipelines.inference.call import infer_one
-from pipelines.inference.types import InferResponse
+from pipelines.inference.types import LATEST, InferResponse
 
 _TENANT = "x-sluice-tenant"
+_STICKY = "x-sluice-sticky"
 _MAX_TENANT_LENGTH = 128
 
 Metadata = Iterable[tuple[str, Any]]
@@ -45,6 +46,8 @@ class InferReader:
         """Raises SluiceError for a model that is not there or not for unary calls, and for a message that is wrong."""
         version = parse_version(message.model_version)
         model = self._service.find(message.model_name, version)
+        if version == LATEST and self._service.has_weights(message.model_name):
+            model = self._service.route(message.model_name, version, _routing_key(message, context))
         # An LLM's requests say themselves whether they are for streams; other models are, whatever the message is.
         if is_unary and model.text is None and model.spec.is_decoupled:
             raise _only_for_streams()
@@ -129,6 +132,16 @@ def _tenant(metadata: Metadata) -> str:
     if len(tenant) > _MAX_TENANT_LENGTH or not tenant.isprintable():
         raise invalid(_TENANT, f"{_TENANT} must have at most {_MAX_TENANT_LENGTH} printable characters")
     return tenant
+
+
+def _routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
+    """What keeps to one of the versions that share a model's requests: what the client says, else its sequence."""
+    for name, value in context.invocation_metadata() or ():
+        if name == _STICKY:
+            return _text(value)
+    parameter = message.parameters.get("sequence_id")
+    kind = None if parameter is None else parameter.WhichOneof("parameter_choice")
+    return "" if kind is None else str(getattr(parameter, kind) or "")
 
 
 def _text(value: str | bytes) -> str:

@@ -12,6 +12,7 @@ TENANT = "x-sluice-tenant"
 PRIORITY = "x-sluice-priority"
 TIMEOUT = "x-sluice-timeout-ms"
 QUEUE_TIMEOUT = "x-sluice-queue-timeout-ms"
+STICKY = "x-sluice-sticky"
 
 MAX_TENANT_LENGTH = 128
 LONGEST_S = 1e7
@@ -25,6 +26,7 @@ OPENAPI_PARAMETERS: list[dict[str, Any]] = [
         (PRIORITY, "integer", "Lower runs earlier. Wins over the body's priority."),
         (TIMEOUT, "integer", "Milliseconds from arrival to the last token; then the request ends in 504."),
         (QUEUE_TIMEOUT, "integer", "Milliseconds from arrival to admission; then the request ends in 504."),
+        (STICKY, "string", "Requests with the same text get the same version of a model whose versions share them."),
     )
 ]
 """What /docs says of the headers."""
@@ -50,6 +52,7 @@ class Scheduling:
     priority: int | None = None
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    sticky_key: str = ""
 
     def fields(self, priority: int | None, timeout_s: float | None = None) -> SchedulingFields:
         """With what the body says. A header wins over it, as it may come from a proxy that knows the client."""
@@ -69,6 +72,7 @@ def scheduling_of(headers: Mapping[str, str], defaults: RequestOptions) -> Sched
         priority=_priority(headers.get(PRIORITY)),
         timeout_s=_seconds(headers, TIMEOUT),
         queue_timeout_s=_seconds(headers, QUEUE_TIMEOUT),
+        sticky_key=headers.get(STICKY, ""),
     )
 
 

@@ -10,6 +10,7 @@ from pipelines.repository.candidate import Candidate, Signature
 from pipelines.repository.failures import load_failed, reason_of, unexpected, versions_failed
 from pipelines.repository.folders import ModelFolder
 from pipelines.repository.loader import VersionLoader
+from pipelines.repository.routing import Routing, VersionWeights, configured_weights, point_of
 from pipelines.repository.tasks import Tasks
 from pipelines.repository.types import IndexEntry, ModelState
 
@@ -41,7 +42,8 @@ class ManagedModel:
     `candidate` is what it was last loaded from. `is_wanted`: it is to serve, and an ensemble that its members left
     comes back with them. `is_explicit`: asked for by name, not only as a member of an ensemble. `is_fixed`: it was
     loaded elsewhere, and no folder replaces it. `has_folder`: it lies in the repository, and did not only come with a
-    request: whether anybody misses it when it does not serve.
+    request: whether anybody misses it when it does not serve. `weights` of its versions: what was asked for at run
+    time, which a load leaves as it is, over what its configuration says.
     """
 
     name: str
@@ -54,6 +56,29 @@ class ManagedModel:
     is_explicit: bool = False
     is_fixed: bool = False
     has_folder: bool = True
+    configured_weights: VersionWeights | None = None
+    set_weights: VersionWeights | None = None
+
+    @property
+    def weights(self) -> VersionWeights | None:
+        return self.set_weights or self.configured_weights
+
+    def route(self, version: int, key: str) -> Model:
+        """As `find`; where no version is named and there are weights, the one that they give to `key`."""
+        weights = self.weights
+        if version == LATEST and weights is not None:
+            ready = {number: each.model for number, each in self.versions.items() if each.model is not None}
+            chosen = weights.choose(ready, point_of(self.name, key))
+            if chosen is not None:
+                return ready[chosen]
+        return self.find(version)
+
+    def routing(self) -> Routing:
+        ready = [model.version for model in self.ready]
+        shares = self.weights.shares(ready) if self.weights is not None else {}
+        if not shares and ready:
+            shares = {version: float(version == ready[-1]) for version in reversed(ready)}
+        return Routing(self.weights, shares, self.set_weights is not None)
 
     def find(self, version: int) -> Model:
         """Raises SluiceError in Triton's words: NOT_FOUND, or UNAVAILABLE for a version that is not ready."""
@@ -119,6 +144,10 @@ class ManagedModel:
         if not candidate.versions:
             reason = f"at least one version must be available under the version policy of model '{self.name}'"
             raise load_failed(self.name, reason)
+        try:
+            weights = configured_weights(candidate.config)
+        except SluiceError as error:
+            raise load_failed(self.name, error.message) from None
         fresh = [version for version in candidate.versions if is_forced or not self._is_current(candidate, version)]
         loaded = await self._load(candidate, fresh, loader)
         for version, model in loaded.items():
@@ -126,6 +155,7 @@ class ManagedModel:
             candidate.folder.hold()
             signature = candidate.signatures[version]
             self.versions[version] = _Version(ModelState.READY, "", model, signature, candidate.folder)
+        self.configured_weights = weights
         gone = [version for version in self.versions if version not in candidate.versions]
         for version in gone:
             self._retire(version)
@@ -144,6 +174,7 @@ class ManagedModel:
     def forget(self) -> None:
         """It is not wanted any more, as whatever."""
         self.is_wanted = self.is_explicit = self.is_fixed = False
+        self.set_weights = None
         self._remember(None)
 
     def _remember(self, candidate: Candidate | None) -> None:

@@ -15,6 +15,7 @@ from pipelines.repository.folders import FolderState, model_names
 from pipelines.repository.loader import VersionLoader
 from pipelines.repository.managed import ManagedModel
 from pipelines.repository.poller import Changes, Poller
+from pipelines.repository.routing import RoutedModels, Routing, VersionWeights
 from pipelines.repository.tasks import Tasks
 from pipelines.repository.types import ControlMode, IndexEntry, LoadOverrides, ModelState
 from pipelines.repository.updates import Failures, ModelUpdates
@@ -64,7 +65,7 @@ class ModelRepository:
         self._is_closing = False
         self._loader = VersionLoader(
             registry or BackendRegistry(),
-            context_factory(self),
+            context_factory(RoutedModels(self)),
             is_strict=strict_config,
             is_watchful=mode is ControlMode.POLL,
             num_parallel=_NUM_PARALLEL_LOADS,
@@ -79,6 +80,32 @@ class ModelRepository:
     def find(self, name: str, version: int = LATEST) -> Model:
         """The version of that name, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
         return self._known(name).find(version)
+
+    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
+        """As `find`; of a model whose versions have weights, the one that `key` falls to: by chance where it is ""."""
+        return self._known(name).route(version, key)
+
+    def has_weights(self, name: str) -> bool:
+        """Whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
+        return self._known(name).weights is not None
+
+    def routing(self, name: str) -> Routing:
+        """How the versions share what names none. Raises SluiceError NOT_FOUND."""
+        return self._known(name).routing()
+
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
+        """Share requests out by `weights` from now on; None goes back to what the configuration says.
+
+        Raises SluiceError NOT_FOUND, INVALID for weights that are none and for a version that does not serve.
+        """
+        known = self._known(name)
+        ready = [model.version for model in known.ready]
+        for version in weights or {}:
+            if version not in ready:
+                listed = ", ".join(map(str, ready)) or "none"
+                reason = f"version {version} of model '{name}' does not serve; those that do: {listed}"
+                raise SluiceError(ErrorCode.INVALID, reason, param="weights")
+        known.set_weights = None if weights is None else VersionWeights(dict(weights))
 
     def versions(self, name: str) -> list[Model]:
         """The ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""

@@ -29,7 +29,7 @@ async def answer(
 
     Raises SluiceError for what is refused or fails before the first byte of the answer.
     """
-    model = service.llm(job.fields.model)
+    model = service.llm(job.fields.model, scheduling.sticky_key)
     request_id = request_id_of(request)
     reply = _reply(job, model.name, request_id)
     text_requests = job.text_requests(request_id, scheduling, await _encoded(model, job))

@@ -14,13 +14,15 @@ from gateway.http.v2.control import RepositoryRoutes
 from gateway.http.v2.errors import method_not_allowed, not_found, reply_error
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.generate import GenerateRoute
-from gateway.http.v2.headers import HeaderReader
+from gateway.http.v2.headers import STICKY, HeaderReader
 from gateway.http.v2.infer import InferRoute
 from gateway.http.v2.models import ModelRoutes
 from gateway.http.v2.regions import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.http.v2.router import Router, get, get_or_post, post
+from gateway.http.v2.routing import RoutingRoute
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
+from pipelines.inference.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -84,18 +86,25 @@ class V2App:
                     "unregister": post(cuda.unregister),
                 },
             },
-            of_repository={"load": post(repository.load), "unload": post(repository.unload)},
+            of_repository={
+                "load": post(repository.load),
+                "unload": post(repository.unload),
+                "routing": get_or_post(RoutingRoute(self._service, body).answer),
+            },
             refuse_repository=post(repository.refuse_repository),
         )
 
+    def _model(self, exchange: Exchange, target: Target) -> Model:
+        return self._service.route(target.name, target.version_number, exchange.header(STICKY))
+
     async def _answer_infer(self, exchange: Exchange, target: Target) -> None:
-        await self._infer.answer(exchange, self._service.find(target.name, target.version_number))
+        await self._infer.answer(exchange, self._model(exchange, target), target)
 
     async def _answer_generate(self, exchange: Exchange, target: Target) -> None:
-        await self._generate.answer_whole(exchange, self._service.find(target.name, target.version_number))
+        await self._generate.answer_whole(exchange, self._model(exchange, target), target)
 
     async def _answer_generate_stream(self, exchange: Exchange, target: Target) -> None:
-        await self._generate.answer_stream(exchange, self._service.find(target.name, target.version_number))
+        await self._generate.answer_stream(exchange, self._model(exchange, target), target)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)

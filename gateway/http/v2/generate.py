@@ -12,8 +12,9 @@ from gateway.http.v2.errors import error_json
 from gateway.http.v2.exchange import EVENTS, Exchange
 from gateway.http.v2.generate_request import read_generate
 from gateway.http.v2.generate_response import WRONG_COUNT, GenerateWriter, error_event
-from gateway.http.v2.headers import HeaderReader
+from gateway.http.v2.headers import STICKY, HeaderReader
 from gateway.http.v2.infer_request import LARGE_BYTES
+from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from pipelines.inference.call import ResponseStream
@@ -37,16 +38,20 @@ class GenerateRoute:
         self._body = body
         self._headers = headers
 
-    async def answer_whole(self, exchange: Exchange, model: Model) -> None:
+    async def answer_whole(self, exchange: Exchange, model: Model, target: Target) -> None:
         """One response, as one JSON object. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
         request = await self._read(exchange, model, is_streaming=False)
         _refuse_stream(model, request)
+        if model.spec.has_sequences:
+            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
         trace = self._service.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_whole(exchange, model, request, trace))
 
-    async def answer_stream(self, exchange: Exchange, model: Model) -> None:
+    async def answer_stream(self, exchange: Exchange, model: Model, target: Target) -> None:
         """Every response, as server-sent events. Raises as `answer_whole`, before the first event."""
         request = await self._read(exchange, model, is_streaming=True)
+        if model.spec.has_sequences:
+            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
         trace = self._service.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_stream(exchange, model, request, trace))
 

@@ -4,10 +4,13 @@ import re
 
 from gateway.config import RequestOptions
 from gateway.http.protocol import NAMES_AS_SENT
+from gateway.http.scheduling import STICKY as STICKY_TEXT
 from gateway.http.scheduling import scheduling_of
 from gateway.http.v2.exchange import Exchange
 from pipelines.inference.types import InferRequest
 
+STICKY = STICKY_TEXT.encode()
+"""Requests with one text in it get one version."""
 _OURS = b"x-sluice-"
 
 

@@ -7,10 +7,11 @@ from engine.errors import ErrorCode, SluiceError
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.compression import encoded
 from gateway.http.v2.exchange import BINARY, JSON, Exchange
-from gateway.http.v2.headers import HeaderReader
+from gateway.http.v2.headers import STICKY, HeaderReader
 from gateway.http.v2.infer_request import InferBody, header_length, read_infer_anywhere
 from gateway.http.v2.infer_response import InferAnswer, infer_answer_anywhere
 from gateway.http.v2.leaving import DisconnectWatches
+from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from pipelines.inference.model import Model
@@ -29,8 +30,11 @@ class InferRoute:
         self._headers = headers
         self._watches = DisconnectWatches()
 
-    async def answer(self, exchange: Exchange, model: Model) -> None:
-        """Run one request on `model`. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
+    async def answer(self, exchange: Exchange, model: Model, target: Target) -> None:
+        """Run one request on `model`, which `target` names.
+
+        Raises SluiceError, and ClientDisconnect where nobody waits any more.
+        """
         if model.spec.is_decoupled:
             _refuse_decoupled(model, _EMPTY)
         received_ns = perf_counter_ns()
@@ -42,6 +46,8 @@ class InferRoute:
         self._headers.forward(exchange, read.request)
         if model.spec.is_decoupled:
             _refuse_decoupled(model, read.request)
+        if model.spec.has_sequences:
+            model = self._service.route_sequence(model, read.request, target.version_number, exchange.header(STICKY))
         trace = self._service.trace.begin(model, read.request)
         if trace is None:
             response = await self._run(exchange, model, read)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,8 @@ from gateway.v2.shared_memory import SharedMemoryRegistry
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.spec import spec_of
-from pipelines.inference.types import LATEST, InferResponse
+from pipelines.inference.types import LATEST, InferRequest, InferResponse
+from pipelines.repository.routing import Routing
 from pipelines.repository.types import IndexEntry, LoadOverrides, ModelState
 from pipelines.tensors.datatypes import DATA_TYPES
 from pipelines.tensors.tensor import Tensor
@@ -124,6 +125,12 @@ class SmallRepository:
     def models(self) -> list[Model]:
         return self.loaded
 
+    def routing(self, name: str) -> Routing:
+        return Routing(None, {model.version: 1.0 for model in self.versions(name)[-1:]}, is_set=False)
+
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
+        raise AssertionError("nobody sets weights here")
+
     def index(self, ready_only: bool) -> list[IndexEntry]:
         ready = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
         failed = IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken")
@@ -155,6 +162,15 @@ class SmallService:
             message = f"Request for unknown model: '{name}' version {version} is not found"
             raise SluiceError(ErrorCode.NOT_FOUND, message)
         return versions[-1]
+
+    def route(self, name: str, version: int = -1, key: str = "") -> Model:
+        return self.find(name, version)
+
+    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model:
+        return model
+
+    def has_weights(self, name: str) -> bool:
+        return False
 
     def is_live(self) -> bool:
         return True

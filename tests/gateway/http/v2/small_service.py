@@ -1,7 +1,7 @@
 """A service with models and nothing else, and the v2 application over it on a real server."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,8 @@ from gateway.v2.description import ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from pipelines.inference.model import Model
+from pipelines.inference.types import InferRequest
+from pipelines.repository.routing import Routing
 from pipelines.repository.types import IndexEntry, LoadOverrides, ModelState
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
@@ -33,6 +35,12 @@ class SmallRepository:
         if not found:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return sorted(found, key=lambda model: model.version)
+
+    def routing(self, name: str) -> Routing:
+        return Routing(None, {model.version: 1.0 for model in self.versions(name)[-1:]}, is_set=False)
+
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
+        raise AssertionError("nobody sets weights here")
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         rows = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
@@ -67,6 +75,15 @@ class SmallService:
             text = f"Request for unknown model: '{name}' version {version} is not found"
             raise SluiceError(ErrorCode.NOT_FOUND, text)
         return found[0]
+
+    def route(self, name: str, version: int = -1, key: str = "") -> Model:
+        return self.find(name, version)
+
+    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model:
+        return model
+
+    def has_weights(self, name: str) -> bool:
+        return False
 
     def is_live(self) -> bool:
         return self.is_up
