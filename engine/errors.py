@@ -8,6 +8,7 @@ class ErrorCode(StrEnum):
 
     INVALID = "invalid"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"

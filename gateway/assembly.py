@@ -9,13 +9,14 @@ from gateway.config import ServeConfig
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.servers import HttpServer
+from gateway.log_options import LoggingOptions
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.trace_options import TraceOptions
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.settings import TraceSetting, TraceSettings
+from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
 from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.repository.repository import ModelRepository
 
@@ -33,10 +34,19 @@ def make_service(config: ServeConfig) -> InferenceService:
         is_strictly_ready=config.repository.is_strictly_ready,
         identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
         trace=make_trace_settings(config.trace),
+        log_settings=make_log_settings(config.logging),
     )
     metrics.registry.register(EngineCollector(service))
     metrics.registry.register(InferenceCollector(service.repository.models))
     return service
+
+
+def make_log_settings(options: LoggingOptions) -> LogSettings:
+    """What holds until clients change it."""
+    settings = LogSettings(file=options.file)
+    if given := options.settings():
+        settings.update(given)
+    return settings
 
 
 def make_trace_settings(options: TraceOptions) -> TraceSettings:

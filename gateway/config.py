@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig, Speculation
+from gateway.access.restricted import Restriction, repeated_api, restriction
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.grpc.options import GrpcOptions
+from gateway.log_options import LoggingOptions
 from gateway.options import (
     ConfigError,
     Option,
-    choice,
     integer,
     option,
     option_of,
@@ -70,6 +71,13 @@ class HttpOptions:
         ("--http-address",),
     )
     port: int = option("--http-port", 8000, _PORTS, "PORT", "port of both protocols; 0 takes a free one")
+    shares_port: bool = option(
+        "--reuse-http-port",
+        False,
+        truth,
+        "BOOL",
+        "let several servers listen on the same port, each taking some of the connections; all need this option",
+    )
     max_input_bytes: int = option(
         "--http-max-input-size",
         64 << 20,
@@ -98,6 +106,23 @@ class HttpOptions:
         "REGEX",
         "headers whose whole name matches become request parameters of the v2 protocol",
     )
+    restrictions: tuple[Restriction, ...] = option(
+        "--http-restricted-api",
+        (),
+        restriction,
+        "APIS:KEY=VALUE",
+        "parts of the API (health, metadata, inference, shared-memory, model-config, model-repository, statistics, "
+        "trace, logging; commas between) for requests with the header KEY: VALUE. OpenAI's routes are among them. May "
+        "be given several times",
+        secret=True,
+        is_many=True,
+        separator=";",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what options say together. Raises ConfigError."""
+        if (api := repeated_api(self.restrictions)) is not None:
+            raise ConfigError(f"--http-restricted-api names '{api}' more than once; give it one key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +130,13 @@ class MetricsOptions:
     """Metrics: Prometheus"""
 
     port: int = option("--metrics-port", 8002, _PORTS, "PORT", "port of GET /metrics; 0 takes a free one")
+    host: str | None = option(
+        "--metrics-address",
+        None,
+        text_of("a host name or address"),
+        "ADDRESS",
+        "address to listen on for metrics. Default: that of --host",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +173,6 @@ class ShutdownOptions:
         "SECONDS",
         "an engine that says nothing for this long is killed and replaced. It speaks twice a second when idle and "
         "after every step, so this must exceed the longest step",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LoggingOptions:
-    """Logging: to standard error"""
-
-    level: str = option(
-        "--log-level",
-        "info",
-        choice("debug", "info", "warning", "error"),
-        "LEVEL",
-        "debug, info, warning or error",
     )
 
 
@@ -314,7 +333,7 @@ def _read_group(group: Group, given: Given, environ: Mapping[str, str]) -> Any:
 def _from_variable(declared: Option, text: str) -> Any:
     if not declared.is_many:
         return declared.read(text, declared.variable)
-    return declared.read_many((part.strip() for part in text.split(",")), declared.variable)
+    return declared.read_many((part.strip() for part in text.split(declared.separator)), declared.variable)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -45,14 +46,20 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
     Raises ListenError where a port cannot be had, SluiceError where the model cannot be served.
     """
     listeners = Listeners(
-        listen(config.http.host, config.http.port, "--http-port"),
-        listen(config.http.host, config.metrics.port, "--metrics-port"),
+        listen(config.http.host, config.http.port, "--http-port", shares_port=config.http.shares_port),
+        _listen_for_metrics(config),
     )
     if config.access.api_key is None and not is_loopback(listeners.http):
         log.warning("listening on %s without an API key: whoever reaches it may use it", config.http.host)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, checkpoint, listeners, started))
+
+
+def _listen_for_metrics(config: ServeConfig) -> socket.socket:
+    if config.metrics.host is None:
+        return listen(config.http.host, config.metrics.port, "--metrics-port")
+    return listen(config.metrics.host, config.metrics.port, "--metrics-port", host_flag="--metrics-address")
 
 
 def _raise_file_limit() -> None:

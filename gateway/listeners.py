@@ -19,17 +19,22 @@ class Listeners(NamedTuple):
     metrics: socket.socket
 
 
-def listen(host: str, port: int, flag: str) -> socket.socket:
-    """A listening TCP socket; `flag` is the option that set `port`. Raises ListenError."""
+def listen(host: str, port: int, flag: str, *, shares_port: bool = False, host_flag: str = "--host") -> socket.socket:
+    """A listening TCP socket; `flag` is the option that set `port`. Raises ListenError.
+
+    `shares_port`: other processes that say so too may listen on it, each taking some of the connections.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ListenError(f"--host {host!r} is no address of this machine: {error.strerror}") from None
+        raise ListenError(f"{host_flag} {host!r} is no address of this machine: {error.strerror}") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -23,7 +23,7 @@ class Option:
     """How one field of the configuration is given, and what an operator should know of it.
 
     `flag` without dashes is a positional argument. `metavar` None makes it a switch. One that `is_many` may be given
-    several times, and in its variable with commas between; its value is a tuple.
+    several times, and in its variable with `separator` between; its value is a tuple.
     """
 
     flag: str
@@ -32,6 +32,7 @@ class Option:
     metavar: str | None
     aliases: tuple[str, ...] = ()
     is_many: bool = False
+    separator: str = ","
 
     @property
     def variable(self) -> str:
@@ -58,9 +59,10 @@ def option(
     aliases: tuple[str, ...] = (),
     secret: bool = False,
     is_many: bool = False,
+    separator: str = ",",
 ) -> Any:
     """A dataclass field that is an option. A secret one is left out of the configuration's repr."""
-    declared = Option(flag, parse, help, metavar, aliases, is_many)
+    declared = Option(flag, parse, help, metavar, aliases, is_many, separator)
     return field(default=default, repr=not secret, metadata={"option": declared})
 
 

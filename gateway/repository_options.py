@@ -77,6 +77,7 @@ class RepositoryOptions:
         "BACKEND,KEY=VALUE",
         "a setting for a backend. May be given several times",
         is_many=True,
+        separator=";",
     )
     exits_on_error: bool = option(
         "--exit-on-error",

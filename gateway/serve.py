@@ -1,39 +1,23 @@
 """`sluice serve`: from arguments to a running server."""
 
-import argparse
 import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
 
 from engine.errors import SluiceError
+from gateway.accepted_flags import advice_on
 from gateway.checkpoint import find_checkpoint
-from gateway.config import GROUPS, ServeConfig, options_of, read_config, unknown_variables
+from gateway.command_line import USAGE_ERROR, parse_flags
+from gateway.config import ServeConfig, read_config, unknown_variables
 from gateway.listeners import ListenError
-from gateway.options import ConfigError, Option
+from gateway.options import ConfigError
 from gateway.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
 FAILED = 1
-USAGE_ERROR = 2
-
-_EPILOG = """\
-Every option can be set in the environment too, as SLUICE_ and its name: SLUICE_HTTP_PORT=9000,
-SLUICE_MODEL=/models/qwen3. What the command line says wins.
-
-examples:
-  sluice serve                                    serve the bundled model on 127.0.0.1:8000
-  sluice serve /models/Qwen3-0.6B --kv-cache-memory 2G
-  sluice serve --model-repository /models         serve a Triton model repository
-  SLUICE_API_KEY=... sluice serve --host 0.0.0.0  serve the network, and ask for a key
-  sluice serve --max-num-seqs 16                  fewer streams at once, each of them faster
-
-ports: 8000 HTTP, 8001 gRPC, 8002 metrics. Exit codes: 0 after a clean shutdown,
-1 where the server could not start, 2 for a bad option, 128 + signal when told twice to stop.
-"""
 
 
 def command(argv: list[str]) -> int:
@@ -42,11 +26,15 @@ def command(argv: list[str]) -> int:
     flags = parse_flags(argv)
     try:
         config = _with_draft_found(read_config(flags))
+        advice = advice_on(flags)
         checkpoint = _checkpoint(config)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
-    configure_logging(config.logging.level)
-    _warn(config)
+    try:
+        configure_logging(config.logging.lowest_level, config.logging.file)
+    except OSError as error:
+        return _fail(f"--log-file cannot be written: {error}", FAILED)
+    _warn(advice)
     return _serve(config, checkpoint, started)
 
 
@@ -66,11 +54,6 @@ def _with_draft_found(config: ServeConfig) -> ServeConfig:
     return replace(config, speculation=replace(config.speculation, draft_model_path=found))
 
 
-def parse_flags(argv: list[str]) -> dict[str, str | bool | list[str]]:
-    """What the command line gives. Exits where it cannot be understood."""
-    return {flag: value for flag, value in vars(_parser().parse_args(argv)).items() if value is not None}
-
-
 def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     from gateway.lifecycle import run_server  # what it imports is wanted only once the options are right
 
@@ -88,59 +71,8 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _warn(config: ServeConfig) -> None:
+def _warn(advice: list[str]) -> None:
+    for sentence in advice:
+        log.warning("%s", sentence)
     for name in unknown_variables():
         log.warning("the variable %s is no option of sluice serve, and is ignored", name)
-
-
-class _Parser(argparse.ArgumentParser):
-    """One line for an error, not the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-        sys.exit(USAGE_ERROR)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="sluice serve",
-        usage="sluice serve [MODEL] [OPTIONS]",
-        description=command.__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for group in GROUPS.values():
-        title = (group.__doc__ or "").partition("\n")[0]
-        section = parser.add_argument_group(title)
-        for _, default, declared in options_of(group):
-            _add(section, declared, default)
-    return parser
-
-
-def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> None:
-    """Values stay text here: config.py reads flags and variables by the same rules."""
-    text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_shown(default)}"
-    text = text.replace("%", "%%")
-    if not declared.flag.startswith("-"):
-        section.add_argument(declared.flag, nargs="?", default=None, help=text)
-    elif declared.metavar is None:
-        switch = argparse.BooleanOptionalAction if default else "store_true"
-        section.add_argument(declared.flag, action=switch, default=None, dest=declared.flag, help=text)
-    else:
-        names = (declared.flag, *declared.aliases)
-        action = "append" if declared.is_many else "store"
-        section.add_argument(
-            *names, metavar=declared.metavar, action=action, default=None, dest=declared.flag, help=text
-        )
-
-
-def _shown(default: Any) -> str:
-    """A default as an operator would type it."""
-    if isinstance(default, bool):
-        return "on"
-    if isinstance(default, float):
-        return f"{default:g}"
-    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
-        return f"{default >> 20}M"
-    return str(default)

@@ -40,13 +40,14 @@ class InferenceService:
         is_strictly_ready: bool = True,
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
+        log_settings: LogSettings | None = None,
     ) -> None:
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry()
         self.trace = trace or TraceSettings()
-        self.log_settings = LogSettings()
+        self.log_settings = log_settings or LogSettings()
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self._num_texts = 0

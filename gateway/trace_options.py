@@ -41,6 +41,7 @@ class TraceOptions:
         f"{_ALLOWED}. Without a file nothing can be traced; with one, clients choose levels and rates by "
         "/v2/trace/setting. May be given several times",
         is_many=True,
+        separator=";",
     )
 
     def _last(self, key: str, default: str) -> str:

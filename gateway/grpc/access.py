@@ -1,4 +1,4 @@
-"""One key for everybody: metadata `authorization: Bearer KEY`, asked of every call but the probes."""
+"""Who may call: the key for everybody (metadata `authorization: Bearer KEY`), and restricted parts of the protocol."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -7,12 +7,38 @@ from typing import Any
 import grpc
 
 from engine.errors import ErrorCode, SluiceError
+from gateway.access.restricted import Api, Restrictions
 from gateway.grpc.errors import abort
 
 _OPEN_METHODS = frozenset(
     ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 )
 _OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+_SERVICE = "/inference.GRPCInferenceService/"
+_KEY_PREFIX = "triton-grpc-protocol-"
+_APIS = {
+    "ServerLive": Api.HEALTH,
+    "ServerReady": Api.HEALTH,
+    "ModelReady": Api.HEALTH,
+    "ServerMetadata": Api.METADATA,
+    "ModelMetadata": Api.METADATA,
+    "ModelInfer": Api.INFERENCE,
+    "ModelStreamInfer": Api.INFERENCE,
+    "ModelConfig": Api.MODEL_CONFIG,
+    "ModelStatistics": Api.STATISTICS,
+    "RepositoryIndex": Api.MODEL_REPOSITORY,
+    "RepositoryModelLoad": Api.MODEL_REPOSITORY,
+    "RepositoryModelUnload": Api.MODEL_REPOSITORY,
+    "SystemSharedMemoryStatus": Api.SHARED_MEMORY,
+    "SystemSharedMemoryRegister": Api.SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": Api.SHARED_MEMORY,
+    "CudaSharedMemoryStatus": Api.SHARED_MEMORY,
+    "CudaSharedMemoryRegister": Api.SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": Api.SHARED_MEMORY,
+    "TraceSetting": Api.TRACE,
+    "LogSettings": Api.LOGGING,
+}
+"""By method of the service."""
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -39,6 +65,30 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         if not hmac.compare_digest(key.strip().encode(), self._key):
             return _unauthenticated("the API key is wrong")
         return None
+
+
+class RestrictedProtocolInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Ends calls to restricted parts of the protocol that lack their metadata, as permission denied."""
+
+    def __init__(self, restrictions: Restrictions) -> None:
+        self._restrictions = restrictions
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """The call's own handler, or one that refuses it in Triton's words."""
+        restriction = self._restrictions.of(_api_of(details.method))
+        if restriction is None:
+            return await continuation(details)
+        name = _KEY_PREFIX + restriction.key
+        given = dict(details.invocation_metadata or ()).get(name)
+        if restriction.admits(given):
+            return await continuation(details)
+        return _refuse(SluiceError(ErrorCode.FORBIDDEN, f"This protocol is restricted, expecting header '{name}'"))
+
+
+def _api_of(method: str) -> Api | None:
+    if method.startswith("/grpc.health."):
+        return Api.HEALTH
+    return _APIS.get(method.removeprefix(_SERVICE))
 
 
 def _refuse(refusal: SluiceError) -> Any:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gateway.access.restricted import Restriction, repeated_api, restriction
 from gateway.options import ConfigError, choice, integer, option, pattern, size, text_of, truth
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
@@ -123,8 +124,22 @@ class GrpcOptions:
         "how long the calls of such a connection may go on. Default: no limit",
     )
 
+    restrictions: tuple[Restriction, ...] = option(
+        "--grpc-restricted-protocol",
+        (),
+        restriction,
+        "APIS:KEY=VALUE",
+        "parts of the protocol, as --http-restricted-api, for calls whose metadata have triton-grpc-protocol-KEY: "
+        "VALUE. May be given several times",
+        secret=True,
+        is_many=True,
+        separator=";",
+    )
+
     def __post_init__(self) -> None:
         """Check what options say together. Raises ConfigError."""
+        if (api := repeated_api(self.restrictions)) is not None:
+            raise ConfigError(f"--grpc-restricted-protocol names '{api}' more than once; give it one key")
         if not (self.uses_ssl or self.uses_mutual_ssl):
             return
         needed = {"--grpc-server-cert": self.server_cert_path, "--grpc-server-key": self.server_key_path}

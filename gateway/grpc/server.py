@@ -7,8 +7,9 @@ import grpc
 from grpc_reflection.v1alpha import reflection
 
 from engine.errors import ErrorCode, SluiceError
+from gateway.access.restricted import Restrictions
 from gateway.grpc import health
-from gateway.grpc.access import ApiKeyInterceptor
+from gateway.grpc.access import ApiKeyInterceptor, RestrictedProtocolInterceptor
 from gateway.grpc.errors import abort, as_sluice_error
 from gateway.grpc.infer import InferReader, ModelInfer
 from gateway.grpc.models import ModelCalls
@@ -36,7 +37,7 @@ class GrpcServer:
         self._is_stopping = False
         self._server = grpc.aio.server(
             handlers=[self._inference(service), self._health.handler()],
-            interceptors=[ApiKeyInterceptor(api_key)] if api_key is not None else None,
+            interceptors=_interceptors(api_key, Restrictions(options.restrictions)),
             options=channel_options(options),
         )
         reflection.enable_server_reflection((_SERVICE, health.NAME, reflection.SERVICE_NAME), self._server)
@@ -87,6 +88,15 @@ class GrpcServer:
             await abort(context, as_sluice_error(error, "ModelStreamInfer"))
         finally:
             self._streams.discard(stream)
+
+
+def _interceptors(api_key: str | None, restrictions: Restrictions) -> "list[grpc.aio.ServerInterceptor] | None":
+    chosen: list[grpc.aio.ServerInterceptor] = []
+    if api_key is not None:
+        chosen.append(ApiKeyInterceptor(api_key))
+    if restrictions:
+        chosen.append(RestrictedProtocolInterceptor(restrictions))
+    return chosen or None
 
 
 def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:

@@ -12,11 +12,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.api_key import ApiKeyMiddleware
+from gateway.access.restricted import Restrictions
 from gateway.config import AccessOptions, ServeConfig
 from gateway.http import health
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
 from gateway.http.request_id import RequestIdMiddleware
+from gateway.http.restricted import RestrictedApiMiddleware
 from gateway.http.v2.app import create_v2
 from gateway.http.v2.openapi import openapi_paths
 from gateway.service import InferenceService
@@ -36,9 +38,10 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     app.include_router(openai_routes.router(service, config))
     install_error_handlers(app)
     _describe_v2(app)
-    app.add_middleware(_Guards, metrics=service.metrics, access=config.access)
+    restrictions = Restrictions(config.http.restrictions)
+    app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
     v2 = create_v2(service, config, config.http.forwarded_headers or "")
-    return _Protocols(app, _Guards(v2, service.metrics, config.access))
+    return _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
 
 
 def _describe_v2(app: FastAPI) -> None:
@@ -65,9 +68,13 @@ class _Protocols:
 
 
 class _Guards:
-    """What every request passes before an application: its id, its count, and the API key where there is one."""
+    """What every request passes before an application: its id, its count, and the keys where there are any."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions, restrictions: Restrictions | None = None
+    ) -> None:
+        if restrictions:
+            app = RestrictedApiMiddleware(app, restrictions)
         if access.api_key is not None:
             app = ApiKeyMiddleware(app, api_key=access.api_key)
         self._guarded = RequestIdMiddleware(app, lambda path, status: metrics.count_response(_protocol(path), status))

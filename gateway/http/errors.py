@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INVALID: 400,
     ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.FORBIDDEN: 403,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
     ErrorCode.ALREADY_EXISTS: 409,
@@ -34,6 +35,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
 OPENAI_TYPE: dict[ErrorCode, str] = {
     ErrorCode.INVALID: "invalid_request_error",
     ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.FORBIDDEN: "permission_error",
     ErrorCode.NOT_FOUND: "invalid_request_error",
     ErrorCode.METHOD_NOT_ALLOWED: "invalid_request_error",
     ErrorCode.ALREADY_EXISTS: "invalid_request_error",

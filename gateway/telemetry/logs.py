@@ -1,11 +1,15 @@
 """The log: standard error, one format, with the id of the request that a line is about."""
 
 import logging
+import os
+import sys
 from contextvars import ContextVar
+from typing import TextIO
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 """The id of the request that this task serves."""
 
+_STDERR = 2
 _FORMAT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
 
 
@@ -17,10 +21,23 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-def configure_logging(level: str) -> None:
-    """Send everything from `level` up to standard error. The web server's small talk shows at debug only."""
-    handler = logging.StreamHandler()
+def configure_logging(level: str, file: str = "") -> None:
+    """Send everything from `level` up to standard error, or to `file`. The web server's small talk shows at debug only.
+
+    What engines, workers and libraries write to standard error goes to the file too; what the command itself has to
+    say, to `sys.stderr`, still reaches the terminal. Raises OSError for a file that cannot be written.
+    """
+    handler = logging.StreamHandler(_redirected(file) if file else None)
     handler.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), format=_FORMAT, handlers=[handler])
     if level != "debug":
         logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
+
+
+def _redirected(file: str) -> TextIO:
+    """Standard error as file descriptor, which child processes inherit, now leads to `file`."""
+    with open(file, "a") as opened:
+        terminal = os.dup(_STDERR)
+        os.dup2(opened.fileno(), _STDERR)
+    sys.stderr = open(terminal, "w", buffering=1)  # noqa: SIM115 - open for as long as the process lives
+    return open(_STDERR, "w", buffering=1, closefd=False)

@@ -5,6 +5,7 @@ from importlib.metadata import version
 import pytest
 
 from gateway import cli, serve
+from gateway.command_line import parse_flags
 from gateway.config import GROUPS, options_of
 
 HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load"}
@@ -37,7 +38,10 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--http-port", "x"], "sluice serve: error: --http-port must be a whole number from 0 to 65535, got 'x'\n"),
         (["--nonsense"], "sluice serve: error: unrecognized arguments: --nonsense (see sluice serve --help)\n"),
-        (["--http-po", "1"], "sluice serve: error: unrecognized arguments: --http-po (see sluice serve --help)\n"),
+        (
+            ["--http-po", "1"],
+            "sluice serve: error: unknown option --http-po; did you mean --http-port? (see sluice serve --help)\n",
+        ),
         (["/no/such"], "sluice serve: error: MODEL must be the folder of a HuggingFace checkpoint or "),
         (["--http-port"], "sluice serve: error: argument --http-port: expected one argument (see sluice serve --help)"),
     ],
@@ -68,7 +72,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_http_address_is_triton_s_name_for_host() -> None:
-    assert serve.parse_flags(["--http-address", "::1", "--strict"]) == {"--host": "::1", "--strict": True}
+    assert parse_flags(["--http-address", "::1", "--strict"]) == {"--host": "::1", "--strict": True}
 
 
 def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:

@@ -2,9 +2,9 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from gateway.command_line import parse_flags
 from gateway.config import GROUPS, ServeConfig, options_of, read_config, unknown_variables
 from gateway.options import ConfigError
-from gateway.serve import parse_flags
 
 DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in options_of(group)]
 
@@ -140,3 +140,11 @@ def test_flags_and_variables_are_unique() -> None:
 def test_variables_that_are_no_options_are_found() -> None:
     environ = {"SLUICE_HTTP_PORT": "1", "SLUICE_HTTP_PROT": "2", "HOME": "/"}
     assert unknown_variables(environ) == ["SLUICE_HTTP_PROT"]
+
+
+def test_the_log_as_tritonserver_s_flags_have_it() -> None:
+    given = {"--log-verbose": "2", "--log-info": "false", "--log-format": "ISO8601", "--log-file": "/var/log/sluice"}
+    logging = read_config(given, {}).logging
+    assert (logging.lowest_level, logging.file) == ("debug", "/var/log/sluice")
+    assert logging.settings() == {"log_info": False, "log_verbose_level": 2, "log_format": "ISO8601"}
+    assert read_config({}, {}).logging.settings() == {}

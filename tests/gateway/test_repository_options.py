@@ -2,9 +2,9 @@
 
 import pytest
 
+from gateway.command_line import parse_flags
 from gateway.config import read_config
 from gateway.options import ConfigError
-from gateway.serve import parse_flags
 from pipelines.repository.types import ControlMode
 
 

@@ -56,6 +56,11 @@ _LOAD = {
     },
 }
 _UNLOAD = {"type": "object", "properties": {"parameters": {"type": "object", "description": "unload_dependents."}}}
+_ROUTING = {
+    "type": "object",
+    "required": ["weights"],
+    "properties": {"weights": {"description": "Weights by version; null for the configured ones."}},
+}
 _REGION = {
     "type": "object",
     "required": ["key", "byte_size"],
@@ -91,6 +96,10 @@ def _control_paths() -> dict[str, Any]:
         f"{repository}/index": {"post": _operation("The models that there are.", body={"type": "object"})},
         f"{repository}/models/{{model}}/load": {"post": _operation("Load a model.", _LOAD, ("model",))},
         f"{repository}/models/{{model}}/unload": {"post": _operation("Unload a model.", _UNLOAD, ("model",))},
+        f"{repository}/models/{{model}}/routing": {
+            "get": _operation("How versions share the requests that name none.", path=("model",)),
+            "post": _operation("Share them otherwise.", _ROUTING, ("model",)),
+        },
         f"{system}/status": {"get": _operation("The registered regions.")},
         f"{system}/region/{{region}}/status": {"get": _operation("One registered region.", path=region)},
         f"{system}/region/{{region}}/register": {"post": _operation("Register shared memory.", _REGION, region)},

@@ -1,0 +1,72 @@
+import pytest
+
+from gateway.access.restricted import Api, Restriction, Restrictions, repeated_api, restriction
+from gateway.config import read_config
+from gateway.grpc.access import _APIS
+from gateway.http.restricted import api_of
+from gateway.http.v2.openapi import openapi_paths
+from gateway.options import ConfigError
+
+
+def test_reads_parts_key_and_value() -> None:
+    expected = Restriction(frozenset({Api.HEALTH, Api.SHARED_MEMORY}), "admin-key", "a=b:c")
+    assert restriction("health, shared-memory:Admin-Key=a=b:c") == expected
+    assert "a=b:c" not in repr(expected)
+
+
+@pytest.mark.parametrize("text", ["", "health", "health:key", "health:=v", "health:k=", "x:k=v", "health,health:k=v"])
+def test_what_is_no_restriction(text: str) -> None:
+    with pytest.raises(ValueError, match="API,API:KEY=VALUE, where APIs are of health, metadata, inference"):
+        restriction(text)
+
+
+@pytest.mark.parametrize("flag", ["--http-restricted-api", "--grpc-restricted-protocol"])
+def test_a_part_has_one_key(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} names 'trace' more than once"):
+        read_config({flag: ["trace:a=1", "health,trace:b=2"]}, {})
+    assert repeated_api([restriction("trace:a=1"), restriction("health:b=2")]) is None
+
+
+def test_the_variable_has_semicolons_between() -> None:
+    config = read_config({}, {"SLUICE_HTTP_RESTRICTED_API": "health,trace:a=1; logging:b=2"})
+    assert [each.key for each in config.http.restrictions] == ["a", "b"]
+
+
+def test_only_the_value_admits() -> None:
+    only = Restrictions([restriction("inference:k=v")]).of(Api.INFERENCE)
+    assert only is not None
+    assert [only.admits(given) for given in ("v", None, "", "V", "v ", "\ud800")] == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("path", [path.format(model="m", region="r") for path in openapi_paths()])
+def test_every_path_of_the_protocol_belongs_to_a_part(path: str) -> None:
+    assert api_of(path) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v1/chat/completions", Api.INFERENCE),
+        ("/v1/completions", Api.INFERENCE),
+        ("/v1/models", Api.METADATA),
+        ("/health", Api.HEALTH),
+        ("/v2/models/m/versions/3/infer", Api.INFERENCE),
+        ("/v2/models/m/versions/3", Api.METADATA),
+        ("/v2/models/stats", Api.STATISTICS),
+        ("/v2/models/infer", Api.METADATA),
+        ("/v2/models/m/trace/setting", Api.TRACE),
+        ("/v2/repository/models/m/load", Api.MODEL_REPOSITORY),
+        ("/v2/systemsharedmemory/region/r/register", Api.SHARED_MEMORY),
+        ("/docs", None),
+        ("/metrics", None),
+    ],
+)
+def test_which_part_a_path_belongs_to(path: str, api: Api | None) -> None:
+    assert api_of(path) is api
+
+
+def test_every_method_of_the_service_belongs_to_a_part() -> None:
+    from tritonclient.grpc import service_pb2
+
+    [service] = service_pb2.DESCRIPTOR.services_by_name.values()
+    assert {method.name for method in service.methods} == _APIS.keys()
