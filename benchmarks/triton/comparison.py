@@ -1,26 +1,23 @@
 """Sluice and tritonserver in turns, on the same models with the same clients."""
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.offline.environments import Say
 from benchmarks.triton.repository import DENSE_WIDTH, WIDTH, write_onnx_models, write_python_models
 from benchmarks.triton.servers import V2Server, sluice, tritonserver
+from benchmarks.triton.wrk import LONGEST_S, check_wrk, wrk
 
 CLIENTS = (1, 16, 64)
 SECONDS = 3.0
 NUM_WATCHED = 10_000
 """Streams of which none may be short or stalled."""
-LONGEST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,7 @@ WAYS = (
 
 def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
     """Figures of both servers, and their ratios. Raises BenchmarkError where one does not start or wrk is missing."""
-    if shutil.which("wrk") is None:
-        raise BenchmarkError("the HTTP load needs wrk: apt-get install wrk")
+    check_wrk()
     folder = out.resolve() / "triton"
     write_python_models(folder / "python")
     write_onnx_models(folder / "onnx")
@@ -129,20 +125,10 @@ def _client(server: V2Server, kind: str, clients: int, *more: str) -> dict[str, 
 
 
 def _wrk(server: V2Server, model: str, tensor: str, width: int, clients: int) -> float:
-    """JSON infer requests/s. Raises BenchmarkError where any was not answered with a 2xx."""
+    """JSON infer requests/s."""
     values = [float(index) for index in range(width)]
     request = {"inputs": [{"name": tensor, "shape": [1, width], "datatype": "FP32", "data": values}]}
-    url = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/infer"
-    with NamedTemporaryFile("w", suffix=".lua") as script:  # wrk reads it more than once
-        script.write("wrk.method = 'POST'\nwrk.headers['content-type'] = 'application/json'\n")
-        script.write(f"wrk.body = '{json.dumps(request)}'\n")
-        script.flush()
-        command = ("wrk", "-t1", f"-c{clients}", f"-d{SECONDS:g}s", "-s", script.name, url)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
-    if rate is None or "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
-        raise BenchmarkError(f"wrk against {server.name}: {done.stdout.strip()[-400:]}{done.stderr.strip()[-200:]}")
-    return float(rate[1])
+    return wrk(server, model, request, clients, SECONDS).rate
 
 
 def _watched(ours: V2Server, say: Say) -> list[Figure]:
