@@ -6,12 +6,14 @@ from time import perf_counter_ns
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Instance
-from pipelines.batching.instances import InstancePool
 from pipelines.batching.keys import BatchKeys
 from pipelines.batching.plan import plan_batch
 from pipelines.batching.policy import BatchPolicy
+from pipelines.batching.pools import open_pool
 from pipelines.batching.queue import JobQueue, QueuedJob
+from pipelines.batching.rate_limiter import RateLimiter
 from pipelines.batching.wakeup import Wakeup
+from pipelines.batching.warming import WarmUpBatch
 from pipelines.inference.job import Job
 
 _RETRY_NS = 50_000_000
@@ -27,15 +29,24 @@ class Batcher:
         keys: BatchKeys,
         instances: Sequence[Instance],
         on_executed: Callable[[list[Job]], None],
+        limiter: RateLimiter | None = None,
     ) -> None:
         """At least one of `instances`. `on_executed` is told of each batch that has run."""
         self._policy = policy
         self._keys = keys
         self._queue = JobQueue(policy)
-        self._pool = InstancePool(instances, self._executed)
+        self._pool = open_pool(instances, self._executed, limiter, self._pump)
         self._on_executed = on_executed
         self._wakeup = Wakeup(self._pump)
         self._is_pumping = False
+
+    def claim_resources(self) -> None:
+        """Before anything runs. Raises SluiceError INVALID for what there is too little of."""
+        self._pool.claim_resources()
+
+    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
+        """Run a batch on every instance. Raises SluiceError with what one says."""
+        await self._pool.warm_up(new_batch)
 
     @property
     def is_ready(self) -> bool:
@@ -64,9 +75,8 @@ class Batcher:
 
     def _run_now(self, job: Job) -> bool:
         slot = self._pool.choose()
-        if slot is None:
+        if slot is None or (slot := self._pool.take(slot)) is None:
             return False
-        self._pool.take(slot)
         self._is_pumping = True
         try:
             slot.run([job])
@@ -74,6 +84,8 @@ class Batcher:
             self._is_pumping = False
         if self._queue:
             self._pump()
+        elif self._pool.is_limited:
+            self._pool.withdraw()
         return True
 
     def _enqueue(self, job: Job, key: object) -> None:
@@ -84,6 +96,8 @@ class Batcher:
 
     def _drop(self, queued: QueuedJob) -> None:
         self._queue.remove(queued)
+        if not self._queue:
+            self._pool.withdraw()
         queued.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
     def _executed(self, jobs: list[Job]) -> None:
@@ -104,6 +118,8 @@ class Batcher:
             self._is_pumping = False
         if deadline_ns := self._queue.next_deadline_ns():
             self._wakeup.at(deadline_ns)
+        if not self._queue and self._pool.is_limited:
+            self._pool.withdraw()
 
     def _expire(self) -> None:
         for job in self._queue.expire(perf_counter_ns()):
@@ -122,9 +138,11 @@ class Batcher:
             plan = plan_batch(self._queue, self._policy, perf_counter_ns())
             if plan.size == 0:
                 self._wakeup.at(plan.look_again_ns)
+                self._pool.withdraw()
                 return False
             size = plan.size
-        self._pool.take(slot)
+        if (slot := self._pool.take(slot)) is None:
+            return False
         slot.run(self._queue.take(size))
         return True
 
@@ -135,3 +153,4 @@ class Batcher:
             job.on_cancel = None
             job.fail(error)
         await asyncio.gather(*(instance.close() for instance in self._pool.instances))
+        self._pool.close()

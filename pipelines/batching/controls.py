@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
+from pipelines.batching.sequences.zeros import zeros
 from pipelines.inference.types import SequenceFlag
 from pipelines.tensors import byte_strings, datatypes
 from pipelines.tensors.datatypes import BYTES, DATA_TYPES, DataType
@@ -23,18 +24,22 @@ class ControlInputs:
         self._by_flags: dict[SequenceFlag, list[Tensor]] = {
             SequenceFlag(number): [] for number in range(_ALL_FLAGS + 1)
         }
+        self._of_filler: dict[str, Tensor] = {}
         self._id: tuple[str, DataType] | None = None
         for given in config.sequence_batching.control_input:
             for control in given.control:
                 if control.kind == ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
                     self._id = (given.name, _data_type(control.data_type))
+                    self._of_filler[given.name] = zeros(*self._id, self._shape)
                 else:
                     self._add(given.name, control)
 
     def _add(self, name: str, control: ModelSequenceBatching.Control) -> None:
         false_true = _false_true(control)
-        for flags, tensors in self._by_flags.items():
-            tensors.append(Tensor.of(name, false_true[int(_is_set(control.kind, flags))].reshape(self._shape)))
+        tensors = [Tensor.of(name, value.reshape(self._shape)) for value in false_true]
+        for flags, of_flags in self._by_flags.items():
+            of_flags.append(tensors[_is_set(control.kind, flags)])
+        self._of_filler[name] = tensors[False]
 
     def of(self, flags: SequenceFlag, id_tensor: Tensor | None) -> dict[str, Tensor]:
         """Of a request with `flags`, in a sequence whose id is in `id_tensor`."""
@@ -42,6 +47,10 @@ class ControlInputs:
         if id_tensor is not None:
             found[id_tensor.name] = id_tensor
         return found
+
+    def of_filler(self) -> dict[str, Tensor]:
+        """Of what only stands in for a request: neither start nor end, not ready, of no sequence."""
+        return self._of_filler
 
     def id_tensor(self, correlation_id: int | str, taken: Iterable[Tensor]) -> Tensor | None:
         """The id as the model gets it; None where it does not ask.

@@ -2,11 +2,12 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Instance
+from pipelines.batching.warming import WarmUpBatch, all_of
 from pipelines.inference.job import Job
 
 _log = logging.getLogger(__name__)
@@ -17,11 +18,13 @@ OnDone = Callable[[list[Job]], None]
 class InstanceSlot:
     """An instance, and the batch that it runs."""
 
-    __slots__ = ("_done", "_on_done", "_pool", "instance", "jobs")
+    __slots__ = ("_done", "_on_done", "_pool", "instance", "jobs", "line")
 
-    def __init__(self, instance: Instance, pool: "InstancePool", on_done: OnDone) -> None:
+    def __init__(self, instance: Instance, pool: "InstancePool", on_done: OnDone, line: "deque[InstanceSlot]") -> None:
+        """`line` is where it waits while it is free."""
         self.instance = instance
         self.jobs: list[Job] | None = None
+        self.line = line
         self._pool = pool
         self._on_done = on_done
         self._done = self.done
@@ -54,11 +57,21 @@ class InstanceSlot:
 
 
 class InstancePool:
-    """All instances of a model version. The one that is free for longest comes first."""
+    """All instances of a model version. The one that is free for longest comes first, spill-over after all others."""
+
+    is_limited = False
+    """Whether a free instance may have to wait for resources."""
 
     def __init__(self, instances: Sequence[Instance], on_done: OnDone) -> None:
-        self._all = [InstanceSlot(instance, self, on_done) for instance in instances]
-        self._idle = deque(self._all)
+        self._idle: deque[InstanceSlot] = deque()
+        self._spillover: deque[InstanceSlot] = deque()
+        self._all = [InstanceSlot(each, self, on_done, self._line_of(each)) for each in instances]
+        for slot in self._all:
+            slot.line.append(slot)
+
+    def _line_of(self, instance: Instance) -> deque[InstanceSlot]:
+        is_spillover = instance.placement is not None and instance.placement.is_spillover
+        return self._spillover if is_spillover else self._idle
 
     @property
     def instances(self) -> list[Instance]:
@@ -66,7 +79,8 @@ class InstancePool:
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle)
+        """Whether any is free, but perhaps not ready."""
+        return bool(self._idle or self._spillover)
 
     @property
     def is_ready(self) -> bool:
@@ -81,14 +95,45 @@ class InstancePool:
         for slot in self._idle:
             if slot.instance.is_ready:
                 return slot
-        return self._idle[0] if self._idle and not self.is_ready else None
+        for slot in self._spillover:
+            if slot.instance.is_ready:
+                return slot
+        line = self._idle or self._spillover
+        return line[0] if line and not self.is_ready else None
 
-    def take(self, slot: InstanceSlot) -> None:
-        """It is about to run a batch."""
-        if self._idle[0] is slot:
-            self._idle.popleft()
+    def take(self, slot: InstanceSlot) -> InstanceSlot | None:
+        """The instance that runs the batch now: `slot` or one that is as good. None where all must wait."""
+        line = slot.line
+        if line[0] is slot:
+            line.popleft()
         else:
-            self._idle.remove(slot)
+            line.remove(slot)
+        return slot
 
     def give_back(self, slot: InstanceSlot) -> None:
-        self._idle.append(slot)
+        slot.line.append(slot)
+
+    def claim_resources(self) -> None:
+        """Before anything runs. Raises SluiceError INVALID for what there is too little of."""
+
+    def withdraw(self) -> None:
+        """There is no batch to run: wait for resources no more."""
+
+    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
+        """Run a batch on every instance, once on those that share a worker. Raises SluiceError with what one says."""
+        await all_of([self._warm_up(slot, new_batch()) for slot in self._distinct()])
+
+    async def _warm_up(self, slot: InstanceSlot, batch: WarmUpBatch) -> None:
+        await batch.run_on(slot.instance)
+
+    def _distinct(self) -> Iterator[InstanceSlot]:
+        """Those of a placement of their own: the others are more places with the same worker."""
+        seen: set[int] = set()
+        for slot in self._all:
+            placement = slot.instance.placement
+            if placement is None or id(placement) not in seen:
+                seen.add(id(placement))
+                yield slot
+
+    def close(self) -> None:
+        """Its instances have gone."""

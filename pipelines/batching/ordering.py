@@ -17,7 +17,15 @@ class OrderedReceiver:
         self._held: list[InferResponse] = []
         self._is_over = False
         self.job: Job | None = None
-        """None until it was submitted."""
+        """None until it was submitted, and once all has passed: the job knows its receiver."""
+
+    def follow(self, job: Job) -> None:
+        """It was submitted, and may be over already."""
+        if job.is_finished:
+            self._is_over = True
+            self._order.advance()
+        else:
+            self.job = job
 
     @property
     def has_held(self) -> bool:
@@ -29,9 +37,12 @@ class OrderedReceiver:
         return not self._held and (self._is_over or (self.job is not None and self.job.is_finished))
 
     def receive(self, response: InferResponse) -> None:
-        """Take a response, and pass it on now or in its turn."""
+        """Take a response, and pass it on now or in its turn. One that the queue gives, as time is up, has no turn."""
         self._is_over = self._is_over or response.is_final
-        self._held.append(response)
+        if response.error is not None and self.job is not None and not self.job.executed_batch_size:
+            self._receive(response)
+        else:
+            self._held.append(response)
         self._order.advance()
 
     def release(self) -> None:
@@ -69,6 +80,7 @@ class ResponseOrder:
                 first = self._line[0]
                 first.release()
                 if first.is_passed:
+                    first.job = None
                     self._line.popleft()
                 elif not first.has_held:
                     return

@@ -59,14 +59,18 @@ class BatchPolicy:
 
 
 def batch_policy_of(config: ModelConfig) -> BatchPolicy:
-    """The policy of a complete configuration. Preferred sizes left out are the largest batch, as in Triton."""
-    if not config.HasField("dynamic_batching") or config.max_batch_size < 1:
+    """The policy of a complete configuration. Preferred sizes left out are the largest batch, as in Triton.
+
+    Of a model that has no batch dimension, `dynamic_batching` says how its queue is served.
+    """
+    if not config.HasField("dynamic_batching"):
         return BatchPolicy()
     given = config.dynamic_batching
-    preferred = frozenset(given.preferred_batch_size) or frozenset({config.max_batch_size})
+    max_rows = max(config.max_batch_size, 1)
+    preferred = frozenset(given.preferred_batch_size) or frozenset({max_rows})
     return BatchPolicy(
-        is_dynamic=True,
-        max_rows=config.max_batch_size,
+        is_dynamic=config.max_batch_size > 0,
+        max_rows=max_rows,
         preferred_rows=preferred,
         max_preferred_rows=max(preferred),
         delay_ns=given.max_queue_delay_microseconds * _NS_PER_US,
@@ -79,21 +83,17 @@ def batch_policy_of(config: ModelConfig) -> BatchPolicy:
 
 
 def sequence_policy_of(config: ModelConfig) -> BatchPolicy:
-    """How requests of different sequences become a batch on one instance. Rows of a batch are sequences.
-
-    The `direct` strategy waits for as many sequences as fit, unless that takes longer than its delay.
-    """
+    """How the strategy `oldest` makes a batch of requests of different sequences. Rows of a batch are sequences."""
     if config.max_batch_size < 1:
         return BatchPolicy()
-    given = config.sequence_batching
-    chosen = given.direct if given.HasField("direct") else given.oldest
-    preferred = frozenset(given.oldest.preferred_batch_size) or frozenset({config.max_batch_size})
+    given = config.sequence_batching.oldest
+    preferred = frozenset(given.preferred_batch_size) or frozenset({config.max_batch_size})
     return BatchPolicy(
         is_dynamic=True,
         max_rows=config.max_batch_size,
         preferred_rows=preferred,
         max_preferred_rows=max(preferred),
-        delay_ns=chosen.max_queue_delay_microseconds * _NS_PER_US,
+        delay_ns=given.max_queue_delay_microseconds * _NS_PER_US,
     )
 
 

@@ -1,0 +1,1 @@
+"""Responses kept to be given again to equal requests (`response_cache`)."""

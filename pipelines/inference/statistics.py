@@ -12,6 +12,7 @@ from time import perf_counter_ns, time
 from typing import TYPE_CHECKING
 
 from engine.errors import ErrorCode
+from pipelines.inference.latencies import LatencyRecorder
 
 if TYPE_CHECKING:
     from pipelines.inference.job import Job
@@ -98,9 +99,9 @@ class ResponseStatistics:
 
 @dataclass(slots=True)
 class CacheUsage:
-    """What a response cache holds and has done."""
+    """What a response cache holds and has done. `size_bytes` None: it lies in another process, which knows its size."""
 
-    size_bytes: int
+    size_bytes: int | None
     used_bytes: int = 0
     num_entries: int = 0
     num_hits: int = 0
@@ -108,6 +109,10 @@ class CacheUsage:
     num_evictions: int = 0
     lookup_ns: int = 0
     insertion_ns: int = 0
+    is_up: bool = True
+    num_errors: int = 0
+    num_bypassed: int = 0
+    """Requests that were served without a look-up, as the cache did not answer."""
 
 
 def _no_request() -> int:
@@ -132,6 +137,8 @@ class ModelStatistics:
         """How many requests wait for an execution now. Set by who queues them."""
         self.cache: CacheUsage | None = None
         """Of the cache that responses may come out of; None where the model has none."""
+        self.latencies: LatencyRecorder | None = None
+        """How times are distributed; None where nobody wants to know."""
 
     def record_request(self, job: "Job") -> None:
         """A request has ended, well (`job.outcome` None), in an error or cancelled.
@@ -149,6 +156,8 @@ class ModelStatistics:
         infer.success.add(now - job.started_ns)
         infer.queue.add(compute_started - job.started_ns)
         parts = _compute_parts(job, now)
+        if self.latencies is not None:
+            self.latencies.add_request(job, now, compute_started, parts)
         infer.compute_input.add(parts[0])
         infer.compute_infer.add(parts[1])
         infer.compute_output.add(parts[2])
@@ -162,6 +171,7 @@ class ModelStatistics:
 
     def record_response(self, job: "Job", response: "InferResponse") -> None:
         """One of a decoupled model's responses; to be called after it was counted in the job."""
+        self.record_first_response(job, response)
         place = job.num_responses if response.is_empty else job.num_responses - 1
         found = self.responses.get(place)
         if found is None:
@@ -176,6 +186,11 @@ class ModelStatistics:
             found.compute_output.add(0)
             found.success.add(elapsed)
 
+    def record_first_response(self, job: "Job", response: "InferResponse") -> None:
+        """The same for a decoupled model that keeps no statistics of single responses."""
+        if self.latencies is not None and not response.is_empty and response.error is None:
+            self.latencies.add_first_response(job)
+
     def record_execution(self, jobs: "list[Job]") -> None:
         """A batch has run: its times are in its jobs."""
         first = jobs[0]
@@ -183,19 +198,26 @@ class ModelStatistics:
 
     def record_cache_hit(self, job: "Job", lookup_started_ns: int, lookup_ended_ns: int) -> None:
         """A request was answered out of the cache, without an execution."""
-        infer = self.infer
-        infer.success.add(perf_counter_ns() - job.started_ns)
+        infer, now = self.infer, perf_counter_ns()
+        infer.success.add(now - job.started_ns)
         infer.queue.add(lookup_started_ns - job.started_ns)
         infer.cache_hit.add(lookup_ended_ns - lookup_started_ns)
+        if self.latencies is not None:
+            self.latencies.add_hit(job, now, lookup_started_ns, lookup_ended_ns)
 
-    def record_cache_miss(self, ns: int) -> None:
+    def record_cache_miss(self, ns: int, *, delays_request: bool = True) -> None:
         """An answer was put into the cache; `ns` is what looking for it and putting it there took."""
         self.infer.cache_miss.add(ns)
-        self.infer.success.ns += ns
+        if delays_request:
+            self.infer.success.ns += ns
+        if self.latencies is not None:
+            self.latencies.add_miss(ns)
 
     def _record_failure(self, job: "Job", reason: FailureReason, now: int) -> None:
         self.infer.fail.add(now - job.started_ns)
         self.failures[reason] += 1
+        if self.latencies is not None:
+            self.latencies.forget(job)
         if reason is FailureReason.CANCELED and job.num_responses and self.responses:
             self._record_cancelled_response(job, now)
 

@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Instance, ModelSource
+from pipelines.backends.placement import Placement
 from pipelines.batching.scheduled import ScheduledModel
 from pipelines.inference.job import Job
 from pipelines.inference.types import InferRequest, InferResponse
@@ -25,8 +26,9 @@ output { name: "Y" data_type: TYPE_INT32 dims: [ -1 ] }
 class HeldInstance(Instance):
     """Runs a batch until `finish`. Answers each job with its own input."""
 
-    def __init__(self, name: str = "held") -> None:
+    def __init__(self, name: str = "held", placement: Placement | None = None) -> None:
         self.name = name
+        self.placement = placement
         self.batches: list[list[Job]] = []
         self.is_up = True
         self.is_closed = False

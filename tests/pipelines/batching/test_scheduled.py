@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import random
 from collections.abc import Callable
 from time import perf_counter
@@ -8,6 +9,7 @@ import pytest
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Instance
+from pipelines.backends.placement import Placement
 from pipelines.inference.call import infer_one
 from pipelines.inference.job import Job
 from pipelines.inference.statistics import FailureReason
@@ -205,6 +207,27 @@ class TestQueuePolicies:
         instance.finish()
         assert instance.ids == [["a"], ["c"], ["b"]]
 
+    async def test_without_a_batch_dimension_the_queue_is_served_by_the_same_rules(self) -> None:
+        instance = HeldInstance()
+        base = CONFIG.replace("max_batch_size: 8", "").replace("[ -1 ]", "[ -1, -1 ]")
+        policy = "max_queue_size: 2 allow_timeout_override: true"
+        levels = "priority_levels: 2 default_priority_level: 2"
+        client = Client(
+            model_of(f"dynamic_batching {{ {levels} default_queue_policy {{ {policy} }} }}", instance, base=base)
+        )
+        client.submit("a")
+        assert instance.ids == [["a"]]
+        client.submit("late", timeout_us=1)
+        client.submit("b")
+        with pytest.raises(SluiceError, match="Exceeds maximum queue size"):
+            client.submit("c")
+        client.submit("urgent", priority=1)
+        await until(lambda: "late" in client.errors)
+        instance.finish()
+        instance.finish()
+        assert instance.ids == [["a"], ["urgent"], ["b"]]
+        instance.finish()
+
 
 class TestCancellation:
     @pytest.mark.parametrize("extra", ["", SOON])
@@ -300,6 +323,34 @@ class TestInstances:
         client.submit("a")
         assert instance.ids == [["a"]]
 
+    async def test_spill_over_runs_only_while_all_others_are_busy(self) -> None:
+        cpu = HeldInstance("cpu", Placement("cpu", is_spillover=True))
+        gpus = [HeldInstance(name, Placement(name, "GPU", number)) for number, name in enumerate(("one", "two"))]
+        client = Client(model_of("", cpu, *gpus))
+        for name in "abc":
+            client.submit(name)
+        assert [each.ids for each in (*gpus, cpu)] == [[["a"]], [["b"]], [["c"]]]
+        cpu.finish()
+        gpus[1].finish()
+        client.submit("d")
+        assert gpus[1].ids == [["b"], ["d"]]
+        gpus[0].is_up = False
+        gpus[0].finish()
+        client.submit("e")
+        assert cpu.ids == [["c"], ["e"]]
+
+    async def test_a_passive_one_takes_no_requests_and_ends_with_the_model(self) -> None:
+        passive = HeldInstance("p", Placement("p", is_passive=True))
+        active = HeldInstance("a", Placement("a"))
+        client = Client(model_of("", passive, active))
+        client.submit("a")
+        client.submit("b")
+        assert (passive.ids, active.ids) == ([], [["a"]])
+        active.is_up = False
+        assert not client.model.is_ready
+        await client.model.close()
+        assert passive.is_closed
+
     async def test_one_that_raises_fails_its_batch_and_is_free_again(self, caplog: pytest.LogCaptureFixture) -> None:
         class Faulty(AtOnceInstance):
             is_faulty = True
@@ -364,6 +415,20 @@ class TestOrder:
         for instance in (one, two, one):
             instance.finish()
         assert client.answered == ["b", "d", "e", "f"]
+
+    async def test_who_waits_for_too_long_hears_of_it_on_time(self) -> None:
+        instance = HeldInstance()
+        policy = "default_queue_policy { allow_timeout_override: true }"
+        client = Client(model_of(f"dynamic_batching {{ preserve_ordering: true {policy} }}", instance))
+        client.submit("a")
+        await turns()
+        client.submit("b", timeout_us=1)
+        await until(lambda: "b" in client.errors)
+        assert client.answered == ["b"]
+        client.submit("c")
+        instance.finish()
+        instance.finish()
+        assert client.answered == ["b", "a", "c"]
 
     async def test_a_stream_passes_as_it_comes_when_it_is_its_turn(self) -> None:
         one, two = HeldInstance(), HeldInstance()
@@ -491,9 +556,46 @@ async def test_every_request_ends_exactly_once_whatever_happens(seed: int) -> No
     await until(lambda: model.num_in_flight == 0)
     assert sorted(client.answered) == sorted(set(submitted) - cancelled)
     if model._order is not None:
-        assert client.answered == sorted(client.answered, key=int)
+        served = [name for name in client.answered if name not in client.errors]
+        assert served == sorted(served, key=int)
     assert max(size for instance in instances for size in instance.sizes) <= 8
     infer = model.statistics.infer
     assert infer.success.count + infer.fail.count == 300
     assert model.statistics.count_pending() == 0
     await model.close()
+
+
+@pytest.mark.parametrize("new_instance", [HeldInstance, AtOnceInstance])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "",
+        "dynamic_batching { }",
+        "dynamic_batching { preserve_ordering: true }",
+        "dynamic_batching { preserve_ordering: true default_queue_policy { default_timeout_microseconds: 1000 } }",
+    ],
+)
+async def test_what_is_over_needs_no_garbage_collector(extra: str, new_instance: Callable[[], Instance]) -> None:
+    """Its pauses would make everybody wait: a request that was answered, refused or cancelled goes by itself."""
+    instance = new_instance()
+    client = Client(model_of(extra, instance))
+    client.submit("first")
+    await turns()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            job = client.submit(str(number))
+            if number % 2:
+                job.cancel()
+        del job
+        if "timeout" in extra:
+            await until(lambda: client.model.statistics.count_pending() == 0)
+        while isinstance(instance, HeldInstance) and instance.is_running:
+            instance.finish()
+            instance.batches.clear()
+            await turns()
+        await until(lambda: client.model.num_in_flight == 0)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -4,62 +4,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
+from engine.errors import ErrorCode
 from pipelines.backends.base import Instance
 from pipelines.inference.job import Job
-from pipelines.inference.types import InferRequest, InferResponse, SequenceFlag
+from pipelines.inference.types import InferRequest, InferResponse
 from pipelines.tensors.tensor import Tensor
 from tests.pipelines.batching.parts import HeldInstance, model_of, turns, until
-
-START, END, NONE = SequenceFlag.START, SequenceFlag.END, SequenceFlag.NONE
-
-CONFIG = """
-name: "sums" backend: "test" max_batch_size: 4
-input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
-"""
-CONTROLS = """
-  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
-  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END fp32_false_true: [ 2, 3 ] } }
-  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ] } }
-  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_%s } }
-"""
-
-
-def sequences(
-    strategy: str = "oldest { max_candidate_sequences: 4 }", idle_us: int = 60_000_000, id: str = "UINT64"
-) -> str:
-    return f"sequence_batching {{ max_sequence_idle_microseconds: {idle_us} {strategy} {CONTROLS % id} }}"
-
-
-class Clients:
-    """Of one model: submit requests of sequences."""
-
-    def __init__(self, extra: str, *instances: Instance) -> None:
-        self.model = model_of(extra, *instances, base=CONFIG)
-        self.answered: list[str] = []
-        self.errors: dict[str, SluiceError] = {}
-
-    def submit(self, name: str, of: int | str, flags: SequenceFlag = NONE, rows: int = 1) -> Job:
-        x = Tensor.of("X", np.ones((rows, 1), np.int32))
-        return self.model.submit(InferRequest({"X": x}, name, correlation_id=of, sequence=flags), self.receive)
-
-    def receive(self, response: InferResponse) -> None:
-        self.answered.append(response.id)
-        if response.error is not None:
-            self.errors[response.id] = response.error
-
-    def refusal(self, of: int | str, flags: SequenceFlag = NONE, rows: int = 1) -> str:
-        with pytest.raises(SluiceError) as caught:
-            self.submit("refused", of, flags, rows)
-        assert caught.value.code is ErrorCode.INVALID
-        return caught.value.message
-
-
-def control(job: Job, name: str) -> object:
-    tensor = job.request.inputs[name]
-    assert tensor.shape == (1, 1)
-    return tensor.array.item()
+from tests.pipelines.batching.sequence_parts import CONFIG, END, NONE, START, Clients, control, sequences
 
 
 async def test_the_model_learns_where_each_request_stands() -> None:
@@ -103,6 +54,34 @@ async def test_after_the_end_a_sequence_must_start_again() -> None:
     clients.submit("b", 1, START)
     await turns()
     assert instance.ids == [["a"], ["b"]]
+
+
+async def test_one_that_begins_anew_after_its_end_follows_it_and_waits_for_its_turn() -> None:
+    instance = HeldInstance()
+    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
+    for name, of, flags in (("a1", 1, START), ("b1", 2, START | END), ("a2", 1, END), ("new", 1, START)):
+        clients.submit(name, of, flags)
+    clients.submit("new 2", 1, END)
+    for expected in (["a1"], ["a2"], ["b1"], ["new"], ["new 2"]):
+        await until(lambda: instance.is_running)
+        assert instance.ids[-1] == expected
+        instance.finish()
+    assert "START" in clients.refusal(1)
+    assert len(clients.batcher._known._by_id) == 0
+
+
+async def test_an_end_cancelled_in_the_line_still_ends_the_sequence() -> None:
+    instance = HeldInstance()
+    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
+    clients.submit("a1", 1, START)
+    end = clients.submit("a2", 1, END)
+    clients.submit("b1", 2, START)
+    await turns()
+    end.cancel()
+    instance.finish()
+    await until(lambda: instance.is_running)
+    assert instance.ids == [["a1"], ["b1"]]
+    assert "START" in clients.refusal(1)
 
 
 async def test_requests_of_a_sequence_never_share_a_batch_and_those_of_several_do() -> None:
@@ -163,6 +142,28 @@ async def test_a_place_that_became_free_is_taken_at_once() -> None:
     assert instance.ids == [["a"], ["b"], ["c"]]
 
 
+@pytest.mark.parametrize("preserves", [True, False])
+async def test_streams_pass_in_the_order_of_their_requests_where_that_is_asked_for(preserves: bool) -> None:
+    instance = HeldInstance()
+    strategy = f"oldest {{ max_candidate_sequences: 4 preserve_ordering: {str(preserves).lower()} }}"
+    clients = Clients(sequences(strategy), instance, base=CONFIG + "model_transaction_policy { decoupled: true }")
+    first = clients.submit("a1", 1, START)
+    second = clients.submit("b1", 2, START)
+    third = clients.submit("c1", 3, START)
+    await turns()
+    second.respond(InferResponse([second.request.inputs["X"]], is_final=False))
+    second.respond(InferResponse())
+    third.respond(InferResponse())
+    assert clients.answered == ([] if preserves else ["b1", "b1", "c1"])
+    clients.submit("b2", 2, END)  # the sequence itself goes on
+    first.cancel()
+    instance.finish()
+    await until(lambda: instance.is_running)
+    assert instance.ids[-1] == ["b2"]
+    instance.finish()
+    assert clients.answered == ["b1", "b1", "c1", "b2"]
+
+
 async def test_an_idle_sequence_loses_its_place() -> None:
     instance = HeldInstance()
     clients = Clients(sequences("oldest { max_candidate_sequences: 1 }", idle_us=20_000), instance)
@@ -181,8 +182,8 @@ async def test_a_running_sequence_is_not_idle() -> None:
     job = clients.submit("a1", 1, START)
     await until(lambda: instance.is_running)
     job.started_ns -= 10**9
-    clients.model._sequences._known[1].touched_ns -= 10**9  # type: ignore[union-attr]
-    clients.model._sequences._end_idle()  # type: ignore[union-attr]
+    clients.batcher._known.get(1).touched_ns -= 10**9  # type: ignore[union-attr]
+    clients.batcher._look()
     clients.submit("a2", 1)
     instance.finish()
 
@@ -301,8 +302,11 @@ class Summing(Instance):
         self.sums: dict[object, int] = {}
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
-        assert len({job.request.correlation_id for job in jobs}) == len(jobs) <= 4
-        for job in jobs:
+        ready = [job for job in jobs if job.request.inputs["READY"].array.item()]
+        assert len({job.request.correlation_id for job in ready}) == len(ready) <= len(jobs) <= 4
+        for job in set(jobs).difference(ready):
+            job.respond(InferResponse([job.request.inputs["X"].renamed("Y")]))
+        for job in ready:
             inputs = job.request.inputs
             key = inputs["CORRID"].array.item()
             before = 0 if inputs["START"].array.item() else self.sums[key]

@@ -1,0 +1,154 @@
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.telemetry.custom import CustomMetricRegistry
+from pipelines.inference.custom_metrics import CustomMetrics, MetricKind
+
+
+@pytest.fixture
+def custom() -> CustomMetricRegistry:
+    return CustomMetricRegistry()
+
+
+def exposed(custom: CustomMetricRegistry) -> list[str]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(custom)
+    assert exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry).decode().splitlines()
+
+
+def test_it_is_what_backends_ask_for(custom: CustomMetricRegistry) -> None:
+    asked_for: CustomMetrics = custom
+    assert asked_for.family("requests", "Requests", MetricKind.COUNTER) is not None
+
+
+def test_a_counter_keeps_its_name(custom: CustomMetricRegistry) -> None:
+    metric = custom.family("requests", "How many", MetricKind.COUNTER).metric({"model": "m", "version": "1"})
+    metric.increment(2)
+    metric.increment(0.5)
+    assert metric.value() == 2.5
+    assert exposed(custom) == [
+        "# HELP requests How many",
+        "# TYPE requests counter",
+        'requests{model="m",version="1"} 2.5',
+    ]
+
+
+def test_a_gauge_goes_up_and_down(custom: CustomMetricRegistry) -> None:
+    metric = custom.family("load", "Load", MetricKind.GAUGE).metric({})
+    metric.set(3)
+    metric.increment(-5)
+    assert metric.value() == -2
+    assert exposed(custom)[1:] == ["# TYPE load gauge", "load -2.0"]
+
+
+def test_a_histogram_counts_by_bucket(custom: CustomMetricRegistry) -> None:
+    metric = custom.family("size", "Sizes", MetricKind.HISTOGRAM).metric({"k": "v"}, [1, 10])
+    for value in (1, 5, 100):
+        metric.observe(value)
+    assert exposed(custom)[1:] == [
+        "# TYPE size histogram",
+        'size_bucket{k="v",le="1.0"} 1.0',
+        'size_bucket{k="v",le="10.0"} 2.0',
+        'size_bucket{k="v",le="+Inf"} 3.0',
+        'size_count{k="v"} 3.0',
+        'size_sum{k="v"} 106.0',
+    ]
+
+
+def test_equal_names_and_labels_are_one_series_until_its_last_holder_goes(custom: CustomMetricRegistry) -> None:
+    families = [custom.family("hits", "Hits", MetricKind.COUNTER) for _ in range(2)]
+    first, second = families[0].metric({"a": "1", "b": "2"}), families[1].metric({"b": "2", "a": "1"})
+    other = families[0].metric({"a": "other"})
+    first.increment(1)
+    second.increment(1)
+    assert second.value() == 2
+    releases = [each.release for each in (first, first, other)] + [each.release for each in (*families, families[0])]
+    for release in releases:
+        release()
+    assert exposed(custom)[2:] == ['hits{a="1",b="2"} 2.0']
+    second.release()
+    assert exposed(custom) == []
+    assert custom.family("hits", "Free again", MetricKind.GAUGE).metric({}).value() == 0
+
+
+def test_a_family_without_series_is_not_shown(custom: CustomMetricRegistry) -> None:
+    custom.family("hits", "Hits", MetricKind.COUNTER)
+    assert exposed(custom) == []
+
+
+def test_another_kind_is_refused(custom: CustomMetricRegistry) -> None:
+    custom.family("hits", "Hits", MetricKind.COUNTER)
+    with pytest.raises(SluiceError, match="'hits' is a counter already, and cannot be a gauge") as caught:
+        custom.family("hits", "Hits", MetricKind.GAUGE)
+    assert caught.value.code is ErrorCode.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "ä", "a-b", "a\n"])
+def test_names_that_prometheus_does_not_take(custom: CustomMetricRegistry, name: str) -> None:
+    with pytest.raises(SluiceError) as caught:
+        custom.family(name, "", MetricKind.GAUGE)
+    assert caught.value.code is ErrorCode.INVALID
+
+
+@pytest.mark.parametrize("label", ["", "1st", "a:b", "__name__", "le"])
+def test_labels_that_prometheus_does_not_take(custom: CustomMetricRegistry, label: str) -> None:
+    family = custom.family("size", "", MetricKind.HISTOGRAM)
+    with pytest.raises(SluiceError) as caught:
+        family.metric({label: "x"}, [1])
+    assert caught.value.code is ErrorCode.INVALID
+    family.release()
+    assert exposed(custom) == []
+
+
+@pytest.mark.parametrize("buckets", [None, [], [2, 1], [1, 1], [1, float("inf")], [float("nan")]])
+def test_buckets_that_are_none(custom: CustomMetricRegistry, buckets: list[float] | None) -> None:
+    with pytest.raises(SluiceError) as caught:
+        custom.family("size", "", MetricKind.HISTOGRAM).metric({}, buckets)
+    assert caught.value.code is ErrorCode.INVALID
+
+
+def test_only_histograms_have_buckets(custom: CustomMetricRegistry) -> None:
+    with pytest.raises(SluiceError, match="Unexpected args found in gauge Metric constructor"):
+        custom.family("load", "", MetricKind.GAUGE).metric({}, [1])
+
+
+@pytest.mark.parametrize("amount", [-1, float("nan")])
+def test_a_counter_only_grows(custom: CustomMetricRegistry, amount: float) -> None:
+    metric = custom.family("hits", "", MetricKind.COUNTER).metric({})
+    with pytest.raises(SluiceError, match="can only be incremented monotonically") as caught:
+        metric.increment(amount)
+    assert caught.value.code is ErrorCode.INVALID
+    assert metric.value() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [
+        (MetricKind.COUNTER, "set"),
+        (MetricKind.COUNTER, "observe"),
+        (MetricKind.GAUGE, "observe"),
+        (MetricKind.HISTOGRAM, "set"),
+        (MetricKind.HISTOGRAM, "increment"),
+        (MetricKind.HISTOGRAM, "value"),
+    ],
+)
+def test_what_a_kind_cannot_do(custom: CustomMetricRegistry, kind: MetricKind, operation: str) -> None:
+    metric = custom.family("m", "", kind).metric({}, [1] if kind is MetricKind.HISTOGRAM else None)
+    with pytest.raises(SluiceError) as caught:
+        getattr(metric, operation)(*([] if operation == "value" else [1]))
+    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+    assert caught.value.message == f"TRITONSERVER_METRIC_KIND_{kind.name} does not support {operation.capitalize()}"
+
+
+def test_what_was_released_is_of_no_use(custom: CustomMetricRegistry) -> None:
+    family = custom.family("hits", "", MetricKind.COUNTER)
+    metric = family.metric({})
+    metric.release()
+    family.release()
+    with pytest.raises(SluiceError, match="has been released"):
+        metric.increment(1)
+    with pytest.raises(SluiceError, match="has been released"):
+        family.metric({})
