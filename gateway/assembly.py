@@ -1,44 +1,100 @@
 """Puts the server together from its options: repository, service, what answers on the ports."""
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
+from engine.errors import SluiceError
 from gateway.config import ServeConfig
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.servers import HttpServer
+from gateway.instance_options import OFF, InstanceOptions
 from gateway.log_options import LoggingOptions
+from gateway.options import ConfigError
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
-from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.trace_options import TraceOptions
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
-from pipelines.backends.base import BackendContext, ModelLookup
+from pipelines.backends.base import BackendContext
+from pipelines.backends.host_policy import HostPolicy, parse_host_policies
+from pipelines.batching.rate_limiter import RateLimiter, parse_resources
+from pipelines.caching.opening import open_cache
+from pipelines.caching.store import CacheStore
+from pipelines.inference.custom_metrics import CustomMetrics
+from pipelines.inference.latencies import LatencyOptions
 from pipelines.repository.repository import ModelRepository
+from pipelines.repository.routing import RoutedModels
 
 if TYPE_CHECKING:
     from gateway.listeners import Listeners
 
 
 def make_service(config: ServeConfig) -> InferenceService:
-    """The service over a repository that has loaded nothing yet."""
-    metrics = GatewayMetrics()
+    """The service over a repository that has loaded nothing yet. Raises ConfigError for options that cannot be."""
+    metrics, shown = GatewayMetrics(), config.metrics.parsed()
+    chosen = config.response_cache.parsed()
+    cache = open_cache(chosen) if chosen is not None else None
+    page = MetricsPage(metrics.registry, lambda: repository.models(), shown, cache.usage if cache is not None else None)
+    lent = Lent(
+        metrics,
+        latency_options(shown),
+        page.custom if shown.is_allowed else None,
+        cache,
+        make_rate_limiter(config.instances),
+        make_host_policies(config.instances),
+    )
+    repository = make_repository(config, lent)
     service = InferenceService(
-        make_repository(config, metrics),
+        repository,
         metrics,
         config.shutdown.heartbeat_timeout_s,
         is_strictly_ready=config.repository.is_strictly_ready,
         identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
         trace=make_trace_settings(config.trace),
         log_settings=make_log_settings(config.logging),
+        closes_last=[page.close, *([cache.close] if cache is not None else [])],
     )
     metrics.registry.register(EngineCollector(service))
-    metrics.registry.register(InferenceCollector(service.repository.models))
     return service
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What one server has of each, and lends its models."""
+
+    metrics: GatewayMetrics
+    latencies: LatencyOptions = field(default_factory=LatencyOptions)
+    custom_metrics: CustomMetrics | None = None
+    response_cache: CacheStore | None = None
+    rate_limiter: RateLimiter | None = None
+    host_policies: dict[str, HostPolicy] = field(default_factory=dict)
+
+
+def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:
+    """None where nobody limits. Raises ConfigError."""
+    if options.rate_limit == OFF:
+        return None
+    with _as_config_error():
+        return RateLimiter(parse_resources(options.resources))
+
+
+def make_host_policies(options: InstanceOptions) -> dict[str, HostPolicy]:
+    """By name. Raises ConfigError."""
+    with _as_config_error():
+        return parse_host_policies(options.host_policies)
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    try:
+        yield
+    except SluiceError as error:
+        raise ConfigError(error.message) from None
 
 
 def make_log_settings(options: LoggingOptions) -> LogSettings:
@@ -55,36 +111,42 @@ def make_trace_settings(options: TraceOptions) -> TraceSettings:
     return TraceSettings(options.file, setting)
 
 
-def make_repository(config: ServeConfig, metrics: GatewayMetrics) -> ModelRepository:
-    """The repository of the folders in `config`; of none, where only MODEL is served."""
+def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
+    """The repository of the folders and stores in `config`; of none, where only MODEL is served."""
     options = config.repository
 
-    def context(models: ModelLookup) -> BackendContext:
+    def context(models: RoutedModels) -> BackendContext:
         return BackendContext(
             models=models,
             engine_config=config.engine,
-            open_record=metrics.open_request,
+            open_record=lent.metrics.open_request,
             engine_heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
             request_limits=config.request_limits(),
             backend_options=options.by_backend(),
+            control=models,
+            custom_metrics=lent.custom_metrics,
+            rate_limiter=lent.rate_limiter,
+            response_cache=lent.response_cache,
+            host_policies=lent.host_policies,
+            latencies=lent.latencies,
         )
 
     return ModelRepository(
-        [Path(path) for path in options.paths],
+        options.paths,
         options.control_mode,
         context,
         poll_s=options.poll_s,
         strict_config=options.is_strict_config,
+        settings=options.repository_settings(),
     )
 
 
 def make_http_servers(service: InferenceService, config: ServeConfig, listeners: "Listeners") -> list[HttpServer]:
-    """The protocols' server, which ends first, and the metrics'."""
-    apps: tuple[ASGIApp, ASGIApp] = (
-        create_app(service, config),
-        create_metrics_app(service.metrics, config.access),
-    )
-    return [HttpServer(app, listener) for app, listener in zip(apps, listeners, strict=True)]
+    """The protocols' server, which ends first, and the metrics' where they are wanted."""
+    servers = [HttpServer(create_app(service, config), listeners.http)]
+    if listeners.metrics is not None:
+        servers.append(HttpServer(create_metrics_app(service.metrics, config.access), listeners.metrics))
+    return servers
 
 
 def make_grpc_server(service: InferenceService, config: ServeConfig) -> GrpcServer | None:

@@ -13,7 +13,9 @@ from engine.config import EngineConfig, Speculation
 from gateway.access.restricted import Restriction, repeated_api, restriction
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.grpc.options import GrpcOptions
+from gateway.instance_options import InstanceOptions
 from gateway.log_options import LoggingOptions
+from gateway.metrics_options import MetricsOptions
 from gateway.options import (
     ConfigError,
     Option,
@@ -27,6 +29,7 @@ from gateway.options import (
     truth,
 )
 from gateway.repository_options import RepositoryOptions
+from gateway.response_cache_options import ResponseCacheOptions
 from gateway.trace_options import TraceOptions
 from pipelines.repository.types import ControlMode
 
@@ -126,20 +129,6 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsOptions:
-    """Metrics: Prometheus"""
-
-    port: int = option("--metrics-port", 8002, _PORTS, "PORT", "port of GET /metrics; 0 takes a free one")
-    host: str | None = option(
-        "--metrics-address",
-        None,
-        text_of("a host name or address"),
-        "ADDRESS",
-        "address to listen on for metrics. Default: that of --host",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class AccessOptions:
     """Access: who may ask"""
 
@@ -182,6 +171,8 @@ class ServeConfig:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     repository: RepositoryOptions = field(default_factory=RepositoryOptions)
+    instances: InstanceOptions = field(default_factory=InstanceOptions)
+    response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
@@ -267,6 +258,8 @@ class ServeConfig:
 Group = type[
     ModelOptions
     | RepositoryOptions
+    | InstanceOptions
+    | ResponseCacheOptions
     | SchedulingOptions
     | CacheOptions
     | SpeculationOptions
@@ -282,6 +275,8 @@ Group = type[
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
     "repository": RepositoryOptions,
+    "instances": InstanceOptions,
+    "response_cache": ResponseCacheOptions,
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,
     "speculation": SpeculationOptions,

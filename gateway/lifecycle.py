@@ -56,7 +56,9 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
         runner.run(_serve(config, checkpoint, listeners, started))
 
 
-def _listen_for_metrics(config: ServeConfig) -> socket.socket:
+def _listen_for_metrics(config: ServeConfig) -> socket.socket | None:
+    if not config.metrics.is_allowed:
+        return None
     if config.metrics.host is None:
         return listen(config.http.host, config.metrics.port, "--metrics-port")
     return listen(config.metrics.host, config.metrics.port, "--metrics-port", host_flag="--metrics-address")
@@ -187,10 +189,16 @@ class Server:
             server.start()
         self._grpc = make_grpc_server(service, self._config)
         await self._listen_for_grpc()
-        http, metrics = map(url_of, self._listeners)
-        grpc = f", gRPC {self._grpc_address}" if self._grpc_address else ""
-        _say(f"Listening on {http} (metrics {metrics}/metrics{grpc})")
+        more = [f"metrics {self._metrics_url}"] if self._metrics_url else []
+        more += [f"gRPC {self._grpc_address}"] if self._grpc_address else []
+        _say(f"Listening on {url_of(self._listeners.http)}" + (f" ({', '.join(more)})" if more else ""))
         return service
+
+    @property
+    def _metrics_url(self) -> str:
+        """ "" where there are none."""
+        listener = self._listeners.metrics
+        return f"{url_of(listener)}/metrics" if listener is not None else ""
 
     async def _listen_for_grpc(self) -> None:
         if self._grpc is None:
@@ -209,11 +217,12 @@ class Server:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"not everything could be loaded (--exit-on-error): {reasons}")
 
     def _say_ready(self, service: "InferenceService") -> None:
-        http, metrics = map(url_of, self._listeners)
+        http = url_of(self._listeners.http)
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
+        metrics = f" - metrics {self._metrics_url}" if self._metrics_url else ""
         _say(
             f"Sluice {version('sluice')} serving {what_is_served(service)}"
-            f" - OpenAI {http}/v1 - v2 {http}/v2{grpc} - metrics {metrics}/metrics"
+            f" - OpenAI {http}/v1 - v2 {http}/v2{grpc}{metrics}"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )
 
@@ -260,7 +269,8 @@ class Server:
             if self._engine is not None:
                 await self._engine.stop()
             for listener in self._listeners:
-                listener.close()
+                if listener is not None:
+                    listener.close()
 
     async def _close_grpc(self) -> None:
         if self._grpc is None:

@@ -13,10 +13,10 @@ class ListenError(OSError):
 
 
 class Listeners(NamedTuple):
-    """The sockets of HTTP. gRPC's library binds its own."""
+    """The sockets of HTTP, without metrics where they are not wanted. gRPC's library binds its own."""
 
     http: socket.socket
-    metrics: socket.socket
+    metrics: socket.socket | None
 
 
 def listen(host: str, port: int, flag: str, *, shares_port: bool = False, host_flag: str = "--host") -> socket.socket:

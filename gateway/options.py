@@ -33,10 +33,11 @@ class Option:
     aliases: tuple[str, ...] = ()
     is_many: bool = False
     separator: str = ","
+    own_variable: str = ""
 
     @property
     def variable(self) -> str:
-        return "SLUICE_" + self.flag.removeprefix("--").replace("-", "_").upper()
+        return self.own_variable or "SLUICE_" + self.flag.removeprefix("--").replace("-", "_").upper()
 
     def read(self, text: str, source: str) -> Any:
         """The value of `text`, which stood at `source`. Raises ConfigError."""
@@ -60,9 +61,10 @@ def option(
     secret: bool = False,
     is_many: bool = False,
     separator: str = ",",
+    variable: str = "",
 ) -> Any:
     """A dataclass field that is an option. A secret one is left out of the configuration's repr."""
-    declared = Option(flag, parse, help, metavar, aliases, is_many, separator)
+    declared = Option(flag, parse, help, metavar, aliases, is_many, separator, variable)
     return field(default=default, repr=not secret, metadata={"option": declared})
 
 

@@ -1,9 +1,10 @@
 """The options of `sluice serve` for a Triton model repository, under tritonserver's names."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from gateway.options import choice, option, seconds, text_of, truth
-from pipelines.repository.types import ControlMode
+from gateway.options import choice, integer, option, seconds, text_of, truth
+from pipelines.repository.types import ControlMode, RepositorySettings
 
 
 def _mode(text: str) -> ControlMode:
@@ -26,9 +27,10 @@ class RepositoryOptions:
     paths: tuple[str, ...] = option(
         "--model-repository",
         (),
-        text_of("the folder of a model repository"),
+        text_of("the folder or URL of a model repository"),
         "PATH",
-        "folder with one folder for each model: config.pbtxt and numbered versions. May be given several times",
+        "folder with one folder for each model: config.pbtxt and numbered versions; or a store: s3://BUCKET/PATH and "
+        "other URLs. May be given several times",
         ("--model-store",),
         is_many=True,
     )
@@ -79,6 +81,31 @@ class RepositoryOptions:
         is_many=True,
         separator=";",
     )
+    has_namespaces: bool = option(
+        "--model-namespacing",
+        False,
+        truth,
+        "BOOL",
+        "serve models of one name in several repositories side by side, as REPOSITORY::NAME",
+    )
+    num_parallel_loads: int = option(
+        "--model-load-thread-count",
+        4,
+        integer(1),
+        "COUNT",
+        "how many versions load at a time. More shorten the start, and take memory and processors meanwhile",
+    )
+    num_load_retries: int = option(
+        "--model-load-retry-count", 0, integer(0), "COUNT", "how often a load that fails is tried again"
+    )
+    cache_path: str | None = option(
+        "--repository-cache-path",
+        None,
+        text_of("the path of a folder"),
+        "PATH",
+        "where models of remote stores are kept, so that the next start downloads only what has changed. Default: a "
+        "temporary folder",
+    )
     exits_on_error: bool = option(
         "--exit-on-error",
         False,
@@ -86,6 +113,15 @@ class RepositoryOptions:
         None,
         "end where a model cannot be loaded at the start. Off: serve the others, and list it with the reason",
     )
+
+    def repository_settings(self) -> RepositorySettings:
+        """The repository's part."""
+        return RepositorySettings(
+            num_parallel_loads=self.num_parallel_loads,
+            num_load_retries=self.num_load_retries,
+            cache_path=Path(self.cache_path) if self.cache_path is not None else None,
+            has_namespaces=self.has_namespaces,
+        )
 
     def by_backend(self) -> dict[str, dict[str, str]]:
         """`--backend-config` by backend and key."""

@@ -1,7 +1,7 @@
 """The one data plane under every protocol: finds the model, streams from it, and knows what is open."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,9 @@ class InferenceService:
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
+        closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
+        """`closes_last` are called when everything else is closed."""
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
@@ -50,6 +52,7 @@ class InferenceService:
         self.log_settings = log_settings or LogSettings()
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
+        self._closes_last = closes_last
         self._num_texts = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -183,6 +186,8 @@ class InferenceService:
         self.shared_memory.close()
         self.trace.close()
         self.log_settings.close()
+        for close in self._closes_last:
+            await close()
 
     @property
     def num_open(self) -> int:

@@ -34,11 +34,14 @@ class ModelCalls:
             "ModelMetadata": self.model_metadata,
             "ModelConfig": self.model_config,
             "ModelStatistics": self.model_statistics,
-            "RepositoryIndex": self.repository_index,
         }
-        changes = {"RepositoryModelLoad": self.load, "RepositoryModelUnload": self.unload}
+        waits = {
+            "RepositoryIndex": self.repository_index,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+        }
         return {name: simple(name, getattr(pb, f"{name}Request"), call) for name, call in calls.items()} | {
-            name: waiting(name, getattr(pb, f"{name}Request"), call) for name, call in changes.items()
+            name: waiting(name, getattr(pb, f"{name}Request"), call) for name, call in waits.items()
         }
 
     def server_live(self, request: Any) -> Any:
@@ -68,8 +71,9 @@ class ModelCalls:
         version = parse_version(request.version)
         return pb.ModelStatisticsResponse(**statistics(self._service.repository.models(), request.name, version))
 
-    def repository_index(self, request: Any) -> Any:
+    async def repository_index(self, request: Any) -> Any:
         _refuse_repository(request)
+        await self._service.repository.refresh()
         rows = [index_row(entry) for entry in self._service.repository.index(request.ready)]
         return pb.RepositoryIndexResponse(models=rows)
 

@@ -1,9 +1,16 @@
 """`sluice repository`: look after a model repository without serving it."""
 
-import sys
+from gateway.repository.arguments import parse
 
 
 def command(argv: list[str]) -> int:
     """Check a model repository, or prune old versions, without serving."""
-    sys.stderr.write("usage: sluice repository check|prune PATH\n")
-    return 2
+    arguments = parse(argv)
+    # What they import is wanted only once the options are right.
+    if arguments.command == "check":
+        from gateway.repository.check import check
+
+        return check(arguments)
+    from gateway.repository.prune import prune
+
+    return prune(arguments)

@@ -29,6 +29,7 @@ class RepositoryRoutes:
         body = await self._body.read(exchange)
         document = parse(body) if body else {}
         ready_only = has(document, "ready") and boolean(find(document, "ready"))
+        await self._service.repository.refresh()
         rows = [index_row(entry) for entry in self._service.repository.index(ready_only)]
         await exchange.reply(200, orjson.dumps(rows))
 

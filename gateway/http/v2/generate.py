@@ -41,6 +41,8 @@ class GenerateRoute:
     async def answer_whole(self, exchange: Exchange, model: Model, target: Target) -> None:
         """One response, as one JSON object. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
         request = await self._read(exchange, model, is_streaming=False)
+        if model.is_retired:  # while the body came in
+            model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
         _refuse_stream(model, request)
         if model.spec.has_sequences:
             model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
@@ -50,6 +52,8 @@ class GenerateRoute:
     async def answer_stream(self, exchange: Exchange, model: Model, target: Target) -> None:
         """Every response, as server-sent events. Raises as `answer_whole`, before the first event."""
         request = await self._read(exchange, model, is_streaming=True)
+        if model.is_retired:  # while the body came in
+            model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
         if model.spec.has_sequences:
             model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
         trace = self._service.trace.begin(model, request)

@@ -42,6 +42,8 @@ class InferRoute:
         length = exchange.headers.get(_HEADER_LENGTH)
         json_length = len(body) if length is None else header_length(length.decode("latin-1"), len(body))
         read = await read_infer_anywhere(body, json_length, model, self._service.shared_memory)
+        if model.is_retired:  # while the body came in
+            model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
         self._headers.schedule(exchange, read.request)
         self._headers.forward(exchange, read.request)
         if model.spec.is_decoupled:
