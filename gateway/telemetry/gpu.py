@@ -96,7 +96,7 @@ class GpuSampler:
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            _log.info("no GPU metrics: %s", error)
+            _log.debug("no GPU metrics: %s", error)
             return
         try:
             self._sample_on(nvml)

@@ -1,0 +1,63 @@
+"""Response caches of whole servers: one memory for all models, or a Redis that servers share and may lose."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.pipelines.caching.parts import RedisServer
+from tests.triton.server import copy_models, serving
+
+MODEL = "cached_square"
+
+
+def square(server: ServerProcess, value: float) -> float:
+    body = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP64", "data": [value, 1]}]}
+    answer = httpx.post(f"{server.base_url}/v2/models/{MODEL}/infer", json=body).raise_for_status().json()
+    return float(answer["outputs"][0]["data"][0])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = monotonic() + PATIENCE_S
+    while not holds():
+        assert monotonic() < deadline, "it never came true"
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    page = httpx.get(f"{server.metrics_url}").text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return copy_models(tmp_path / "models", [MODEL])
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    asyncio.run(server.start())
+    yield server
+    server.kill()
+
+
+def test_one_memory_for_all_models(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path / "log", "--cache-config", "local,size=1048576") as server:
+        assert [square(server, 3) for _ in range(3)] == [9, 9, 9]
+        assert metric(server, "nv_cache_num_hits_per_model") == 2
+
+
+def test_servers_share_a_redis_and_do_without(models: Path, tmp_path: Path, redis: RedisServer) -> None:
+    flags = ("--cache-config", "redis,host=127.0.0.1", "--cache-config", f"redis,port={redis.port}")
+    with ExitStack() as stack:
+        one, two = (stack.enter_context(serving(models, tmp_path / f"log{number}", *flags)) for number in (1, 2))
+        until(lambda: square(one, 3) == 9 and metric(one, "nv_cache_num_hits_per_model") > 0)
+        until(lambda: square(two, 3) == 9 and metric(two, "nv_cache_num_hits_per_model") > 0)
+        redis.kill()
+        assert [square(two, float(value)) for value in range(8)] == [float(value) ** 2 for value in range(8)]
+        until(lambda: square(two, 3) == 9 and metric(two, "sluice_response_cache_up") == 0)
