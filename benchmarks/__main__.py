@@ -22,7 +22,7 @@ from benchmarks import (
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
 from benchmarks.offline import comparison
 from benchmarks.triton import comparison as triton
-from benchmarks.triton import perf_analyzer, reloading, steps, tuning
+from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
 from gateway.options import ConfigError
 
@@ -43,8 +43,10 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   speculation   prompt lookup on text that is copied and on text that cannot be foreseen
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
   steps         a 10 MB tensor between two steps of an ensemble
+  sequences     100,000 requests over 1,000 sequences at once: whether every state is right, and how many a second
   tuning        a text pipeline tuned step by step as a guide does, and what batching gains its encoder; needs wrk
   reloading     memory, open files and processes over 1,000 loads and unloads, for each backend (10 minutes)
+  queue-timeouts how late those hear of it that waited too long in a queue, 64 clients (a minute)
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
   peer          the serving workloads against the server at --peer-url
 """
@@ -88,8 +90,10 @@ def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> di
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "triton": lambda: triton.measure(repeats, arguments.out, say),
         "steps": lambda: steps.measure(repeats, arguments.out),
+        "sequences": lambda: sequences.measure(arguments.out),
         "tuning": lambda: tuning.measure(repeats, arguments.out, say),
         "reloading": lambda: reloading.measure(arguments.out, say),
+        "queue-timeouts": lambda: queue_timeouts.measure(repeats, arguments.out, say),
         "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, say),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }

@@ -8,15 +8,12 @@ want the same.
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from operator import attrgetter
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.placement import Placement
-
-Key = tuple[str, int | None]
-"""A resource by name and device; None: there is one for the whole server."""
+from pipelines.batching.resources import Key, Needs, Resources, needs_of
 
 
 class Claim:
@@ -24,7 +21,7 @@ class Claim:
 
     __slots__ = ("_limiter", "is_held", "needs", "priority", "since", "turn", "wake")
 
-    def __init__(self, limiter: "RateLimiter", needs: dict[Key, int], priority: int, wake: Callable[[], None]) -> None:
+    def __init__(self, limiter: "RateLimiter", needs: Needs, priority: int, wake: Callable[[], None]) -> None:
         self._limiter = limiter
         self.needs = needs
         self.priority = priority
@@ -85,10 +82,8 @@ class RateLimiter:
 
     def __init__(self, resources: Mapping[tuple[str, int | None], int] | None = None) -> None:
         """`resources`: how much there is, by name and device (None: on each, or in all for global ones)."""
-        self._given = dict(resources or {})
+        self._resources = Resources(resources or {})
         self._claims: list[Claim] = []
-        self._totals: dict[Key, int] = {}
-        self._held: dict[Key, int] = {}
         self._turns: dict[Key, int] = {}
         """The latest turn that got something of a resource: who comes anew begins there."""
         self._line: list[Claim] = []
@@ -101,52 +96,26 @@ class RateLimiter:
 
         Raises SluiceError INVALID, in Triton's words, for what it could never get.
         """
-        needs = _needs_of(placement)
-        self._check(needs)
+        needs = needs_of(placement)
+        self._resources.check(needs)
         claim = Claim(self, needs, max(placement.priority, 1), wake)
         self._claims.append(claim)
-        self._count_totals()
+        self._count_demands()
         self.hand_out()
         return claim
 
-    def _check(self, needs: Mapping[Key, int]) -> None:
-        for (name, device), needed in needs.items():
-            given = self._given_of(name, device)
-            if given is not None and given < needed:
-                raise _invalid(
-                    f'Resource count for "{name}" is limited to {given} which will prevent scheduling of one or more '
-                    f"model instances, the minimum required count is {needed}"
-                )
-            known = {*needs, *self._totals}
-            if (name, None) in known and any(other == name and at is not None for other, at in known):
-                raise _invalid(
-                    f'Resource "{name}" is present as both global and device-specific resource in the model '
-                    "configuration."
-                )
-
-    def _given_of(self, name: str, device: int | None) -> int | None:
-        """The count that was given for a resource; for a global one, whatever device it was given for."""
-        devices = (device, None)
-        counts = [
-            each for (known, at), each in self._given.items() if known == name and (device is None or at in devices)
-        ]
-        return max(counts, default=None)
-
-    def _count_totals(self) -> None:
-        totals: dict[Key, int] = {}
-        for claim in self._claims:
-            for key, needed in claim.needs.items():
-                totals[key] = max(totals.get(key, 0), needed)
-        for key in totals:
-            given = self._given_of(*key)
-            if given is not None:
-                totals[key] = given
-        self._totals = totals
-        self._turns = {key: turn for key, turn in self._turns.items() if key in totals}
+    def _count_demands(self) -> None:
+        self._resources.demand(claim.needs for claim in self._claims)
+        self._turns = {key: turn for key, turn in self._turns.items() if key in self._resources.keys}
 
     def free(self, key: Key) -> int:
         """How much of a resource nobody holds. Below 0 after the one who needed most has gone."""
-        return self._totals.get(key, 0) - self._held.get(key, 0)
+        return self._resources.free(key)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody holds anything, and nobody waits."""
+        return self._resources.are_free and not self._line
 
     def has_waiting(self, claim: Claim) -> bool:
         return claim in self._line
@@ -158,10 +127,10 @@ class RateLimiter:
         if not any(each is claim for each in self._runnable()):
             return False
         self._line.remove(claim)
-        claim.is_held, claim.since = True, 0
-        for key, needed in claim.needs.items():
-            self._held[key] = self._held.get(key, 0) + needed
+        self._resources.take(claim.needs)
+        for key in claim.needs:
             self._turns[key] = max(self._turns.get(key, 0), claim.turn)
+        claim.is_held, claim.since = True, 0
         claim.turn += claim.priority
         return True
 
@@ -173,7 +142,7 @@ class RateLimiter:
 
     def _runnable(self) -> Iterator[Claim]:
         """Of those who wait, in order, who finds free what those before it leave."""
-        left = {key: self.free(key) for key in self._totals}
+        left = {key: self._resources.free(key) for key in self._resources.keys}
         for claim in list(self._line):
             if all(left[key] >= needed for key, needed in claim.needs.items()):
                 yield claim
@@ -183,8 +152,7 @@ class RateLimiter:
     def release(self, claim: Claim) -> None:
         if claim.is_held:
             claim.is_held = False
-            for key, needed in claim.needs.items():
-                self._held[key] -= needed
+            self._resources.give_back(claim.needs)
 
     def withdraw(self, claim: Claim) -> None:
         claim.since = 0
@@ -197,8 +165,9 @@ class RateLimiter:
             return
         self.release(claim)
         self._claims.remove(claim)
-        self._count_totals()
-        self.withdraw(claim)
+        if claim in self._line:
+            self._line.remove(claim)
+        self._count_demands()
         self.hand_out()
 
     def hand_out(self) -> None:
@@ -212,29 +181,3 @@ class RateLimiter:
                 claim.wake()
         finally:
             self._is_handing_out = False
-
-
-def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
-    """`NAME:COUNT` or `NAME:COUNT:DEVICE` as a key and its count. Raises SluiceError INVALID in Triton's words."""
-    name, *numbers = text.split(":")
-    if not name or not 1 <= len(numbers) <= 2 or not all(each.isdecimal() for each in numbers):
-        raise _invalid(
-            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
-            f"Got {text}"
-        )
-    return (name, int(numbers[1]) if len(numbers) == 2 else None), int(numbers[0])
-
-
-def parse_resources(texts: Iterable[str]) -> dict[tuple[str, int | None], int]:
-    """All of a command line's; of equal keys the last one counts."""
-    return dict(map(parse_resource, texts))
-
-
-def _needs_of(placement: Placement) -> dict[Key, int]:
-    """Like Triton, an instance on the CPU takes what device 0 has."""
-    device = placement.gpu or 0
-    return {(each.name, None if each.is_global else device): each.count for each in placement.resources if each.count}
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)
