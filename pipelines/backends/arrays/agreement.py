@@ -5,64 +5,104 @@ from collections.abc import Sequence
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.batch_tensors import batch_tensors_of
 from pipelines.backends.arrays.signature import Signature, TensorSignature
 from pipelines.inference.spec import ModelSpec, TensorSpec
+from pipelines.tensors.datatypes import DataType
 
 
 def check_agreement(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
     """Raises SluiceError INVALID that names the tensor, what was expected and what there is."""
-    if config.batch_input or config.batch_output:
-        raise _invalid(f"unable to load model '{spec.name}', batch_input and batch_output are not supported")
-    expected = sum(not each.is_optional for each in spec.inputs.values()) + len(spec.control_inputs)
+    batch_tensors = batch_tensors_of(config)
+    describing = batch_tensors.input_types
+    expected = sum(not each.is_optional for each in spec.inputs.values())
+    expected += len(spec.control_inputs) + len(spec.states) + len(describing)
     if len(signature.inputs) != expected:
         raise _invalid(
             f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
             f"{len(signature.inputs)}"
         )
-    allowed = signature.inputs | signature.optional_inputs
-    for tensor in spec.inputs.values():
-        _check_kind_of_input(spec, tensor)
-        if tensor.name not in allowed:
-            raise _unexpected("input", tensor.name, allowed)
-        _check(spec, "input", tensor, allowed[tensor.name], is_exact=False)
+    _check_inputs(spec, signature)
+    for name, data_type in describing.items():
+        _check_type(spec, "input", name, data_type, _allowed("input", name, signature.inputs))
     for tensor in spec.outputs.values():
-        if tensor.name not in signature.outputs:
-            raise _unexpected("output", tensor.name, signature.outputs)
-        _check(spec, "output", tensor, signature.outputs[tensor.name], is_exact=True)
+        model = _allowed("output", tensor.name, signature.outputs)
+        _check_type(spec, "output", tensor.name, tensor.data_type, model)
+        if tensor.name not in batch_tensors.scattered:
+            _check_dims(spec, _dims_of(tensor), model, is_exact=True)
+    _check_states(spec, signature)
 
 
 def _invalid(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message)
 
 
-def _check_kind_of_input(spec: ModelSpec, tensor: TensorSpec) -> None:
-    if tensor.is_optional and spec.max_batch_size:
+def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
+    for tensor in spec.inputs.values():
+        if tensor.is_optional and spec.max_batch_size:
+            raise _invalid(
+                f"unable to load model '{spec.name}', optional input '{tensor.name}' is not supported for models that "
+                "support batching"
+            )
+        model = _allowed("input", tensor.name, signature.inputs | signature.optional_inputs)
+        _check_type(spec, "input", tensor.name, tensor.data_type, model)
+        if tensor.allows_ragged:
+            _check_ragged(spec, tensor, model)
+        else:
+            _check_dims(spec, _dims_of(tensor), model, is_exact=False)
+
+
+def _check_states(spec: ModelSpec, signature: Signature) -> None:
+    """Both sides of a state, which a request's answer hands to the next request."""
+    for state in spec.states:
+        for side, name, tensors in (
+            ("input", state.input_name, signature.inputs),
+            ("output", state.output_name, signature.outputs),
+        ):
+            model = _allowed(side, name, tensors)
+            _check_type(spec, side, name, state.data_type, model)
+            _check_dims(spec, state.dims, model, is_exact=False)
+
+
+def _allowed(side: str, name: str, allowed: dict[str, TensorSignature]) -> TensorSignature:
+    if name not in allowed:
+        raise _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}")
+    return allowed[name]
+
+
+def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model: TensorSignature) -> None:
+    """Ragged rows are put one behind the other, in one dimension."""
+    start = (
+        f"unable to load model '{spec.name}', configuration expects model provides input with shape [-1] for ragged "
+        f"input '{tensor.name}'"
+    )
+    if tensor.is_optional:
+        raise _invalid(f"{start}, which is not supported for optional input")
+    if model.dims != (-1,):
+        raise _invalid(f"{start}, model provides {_text(model.dims)}")
+
+
+def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, model: TensorSignature) -> None:
+    if data_type is not model.data_type:
         raise _invalid(
-            f"unable to load model '{spec.name}', optional input '{tensor.name}' is not supported for models that "
-            "support batching"
+            f"unable to load model '{spec.name}', configuration expects datatype {data_type.config_name} for "
+            f"{side} '{name}', model provides {model.data_type.config_name}"
         )
-    if tensor.allows_ragged:
-        raise _invalid(f"unable to load model '{spec.name}', ragged input '{tensor.name}' is not supported")
 
 
-def _unexpected(side: str, name: str, allowed: dict[str, TensorSignature]) -> SluiceError:
-    return _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}")
+def _dims_of(tensor: TensorSpec) -> tuple[int, ...]:
+    """As the backend sees them."""
+    return tensor.dims if tensor.reshape is None else tensor.reshape
 
 
-def _check(spec: ModelSpec, side: str, tensor: TensorSpec, model: TensorSignature, *, is_exact: bool) -> None:
-    if tensor.data_type is not model.data_type:
-        raise _invalid(
-            f"unable to load model '{spec.name}', configuration expects datatype {tensor.data_type.config_name} for "
-            f"{side} '{tensor.name}', model provides {model.data_type.config_name}"
-        )
-    dims = tensor.dims if tensor.reshape is None else tensor.reshape
+def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *, is_exact: bool) -> None:
     if not model.dims:
-        _check_scalar(spec, tensor.name, dims)
+        _check_scalar(spec, model.name, dims)
     elif spec.max_batch_size > 0:
         _check_batched(spec, model, dims, is_exact)
     elif not _fits(model.dims, dims, is_exact):
         raise _invalid(
-            f"model '{spec.name}', tensor '{tensor.name}': the model expects {len(model.dims)} dimensions (shape "
+            f"model '{spec.name}', tensor '{model.name}': the model expects {len(model.dims)} dimensions (shape "
             f"{_text(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape {_text(dims)})"
         )
 

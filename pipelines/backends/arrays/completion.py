@@ -1,6 +1,6 @@
 """What a model's signature adds to a configuration that leaves out inputs or outputs. The rules are Triton's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -8,6 +8,21 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.arrays.signature import Signature, TensorSignature
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""Triton's `--backend-config=default-max-batch-size`, where it is not given."""
+
+
+def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: str) -> int:
+    """The option of that backend, else the one for all. Raises SluiceError INVALID for what is no number."""
+    key = "default-max-batch-size"
+    text = options.get(backend, {}).get(key) or options.get("", {}).get(key)
+    if text is None:
+        return DEFAULT_MAX_BATCH_SIZE
+    try:
+        return int(text)
+    except ValueError:
+        raise SluiceError(ErrorCode.INVALID, f"'{text}' is no {key}") from None
 
 
 def needs_completion(config: ModelConfig) -> bool:
@@ -21,10 +36,21 @@ def complete_config(config: ModelConfig, signature: Signature, default_max_batch
     Raises SluiceError INVALID where `max_batch_size` asks for batches that the model cannot take.
     """
     _complete_batching(config, signature, default_max_batch_size)
+    set_by_server = inputs_set_by_server(config)
+    is_batching = config.max_batch_size > 0
     if not config.input:
-        _add(config.input, signature.inputs.values(), config.max_batch_size > 0)
+        clients = (each for name, each in signature.inputs.items() if name not in set_by_server)
+        _add(config.input, clients, is_batching)
     if not config.output:
-        _add(config.output, signature.outputs.values(), config.max_batch_size > 0)
+        states = {each.output_name for each in config.sequence_batching.state}
+        _add(config.output, (each for name, each in signature.outputs.items() if name not in states), is_batching)
+
+
+def inputs_set_by_server(config: ModelConfig) -> set[str]:
+    """Inputs that no client gives."""
+    names = {name for each in config.batch_input for name in each.target_name}
+    names |= {each.name for each in config.sequence_batching.control_input}
+    return names | {each.input_name for each in config.sequence_batching.state}
 
 
 def _complete_batching(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:

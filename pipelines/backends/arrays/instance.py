@@ -9,6 +9,7 @@ from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.arrays.batch import BatchForm
 from pipelines.backends.arrays.session import ArrayRun, ArraySession
 from pipelines.backends.base import Instance
+from pipelines.backends.host_policy import HostPolicy
 from pipelines.backends.placement import Placement
 from pipelines.inference.job import Job
 from pipelines.inference.types import InferResponse
@@ -33,13 +34,20 @@ class _Batch:
 class ArrayInstance(Instance):
     """Instances on one device share a session, and so its weights and its threads within an operator."""
 
-    def __init__(self, placement: Placement, session: ArraySession, form: BatchForm) -> None:
+    def __init__(
+        self, placement: Placement, session: ArraySession, form: BatchForm, policy: HostPolicy | None = None
+    ) -> None:
+        """On the event loop. `policy`: what its thread keeps to."""
         self.name = placement.name
         self.placement = placement
         self._session = session
+        self._session.hold()
+        self._is_closed = False
         self._form = form
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.name)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix=self.name, initializer=None if policy is None else policy.bind
+        )
         self._batch: _Batch | None = None
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
@@ -85,4 +93,7 @@ class ArrayInstance(Instance):
             self._batch.run.stop()
             for job in self._batch.jobs:
                 job.fail(SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is unloaded"))
-        self._thread.shutdown(wait=False)
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.submit(self._session.release)
+            self._thread.shutdown(wait=False)

@@ -1,10 +1,13 @@
 """What a library does for a backend of arrays: a model that is open, and runs of it."""
 
 from abc import ABC, abstractmethod
+from threading import Lock
 
 from engine.errors import SluiceError
 from pipelines.backends.arrays.signature import Signature
 from pipelines.tensors.tensor import Array
+
+_holders_lock = Lock()
 
 
 class ArrayRun(ABC):
@@ -35,6 +38,20 @@ class ArraySession(ABC):
     strings_are_text: bool = False
     """Whether the library's strings have to be UTF-8."""
     signature: Signature
+    _num_holders = 0
+
+    def hold(self) -> None:
+        """Keep it open until `release`. From any thread."""
+        with _holders_lock:
+            self._num_holders += 1
+
+    def release(self) -> None:
+        """The end of one `hold`; the last one closes it. From any thread."""
+        with _holders_lock:
+            self._num_holders -= 1
+            is_last = self._num_holders == 0
+        if is_last:
+            self.close()
 
     @abstractmethod
     def open_run(self) -> ArrayRun:
@@ -44,5 +61,5 @@ class ArraySession(ABC):
     def failure_of(self, error: Exception) -> SluiceError:
         """What the library raised in a run: INVALID where it blames its inputs, else INTERNAL."""
 
-    def close(self) -> None:  # noqa: B027 - a hook that most leave empty
-        """Free what the garbage collector would not. Idempotent."""
+    def close(self) -> None:  # noqa: B027 - a hook that some leave empty
+        """Free the model once no run is left, without waiting for the garbage collector. On a thread; idempotent."""

@@ -15,8 +15,11 @@ _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _SPINNING = "session.intra_op.allow_spinning"
 
 
-def session_options(config: ModelConfig) -> "SessionOptions":
-    """Raises SluiceError INVALID for values that there are not."""
+def session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
+    """`num_threads` within an operator, where the configuration says nothing; 0 is onnxruntime's own choice.
+
+    Raises SluiceError INVALID for values that there are not.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -24,7 +27,7 @@ def session_options(config: ModelConfig) -> "SessionOptions":
     options.graph_optimization_level = _optimization_level(config.optimization.graph.level)
     if _integer(config, "execution_mode", highest=1):
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.intra_op_num_threads = _integer(config, "intra_op_thread_count")
+    options.intra_op_num_threads = _integer(config, "intra_op_thread_count") or num_threads
     options.inter_op_num_threads = _integer(config, "inter_op_thread_count")
     options.enable_cpu_mem_arena = _switch(config, "enable_mem_arena", default=True)
     options.enable_mem_pattern = _switch(config, "enable_mem_pattern", default=True)

@@ -20,7 +20,7 @@ from pipelines.tensors.datatypes import DATA_TYPES
 from pipelines.tensors.tensor import Array
 
 if TYPE_CHECKING:
-    from onnxruntime import OrtValue, RunOptions
+    from onnxruntime import InferenceSession, OrtValue, RunOptions
 
 Provider = str | tuple[str, dict[str, str]]
 _BF16 = DATA_TYPES["BF16"]
@@ -52,13 +52,17 @@ class OnnxSession(ArraySession):
     library = "onnxruntime"
     strings_are_text = True
 
-    def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider]) -> None:
-        """Reads the file: for a thread. Raises SluiceError with onnxruntime's reason."""
+    def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider], num_threads: int = 0) -> None:
+        """Reads the file: for a thread. Raises SluiceError with onnxruntime's reason.
+
+        `num_threads` within an operator, where the configuration says nothing; 0 is onnxruntime's own choice.
+        """
         import onnxruntime
 
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), sess_options=session_options(config), providers=list(providers)
+            options = session_options(config, num_threads)
+            self._session: InferenceSession | None = onnxruntime.InferenceSession(
+                str(path), sess_options=options, providers=list(providers)
             )
         except SluiceError:
             raise
@@ -76,16 +80,21 @@ class OnnxSession(ArraySession):
     def failure_of(self, error: Exception) -> SluiceError:
         return failure_of(error)
 
+    def close(self) -> None:
+        self._session = None
+
     def run(self, inputs: dict[str, Array], outputs: list[str], options: "RunOptions") -> list[Array]:
         """The arrays of `outputs`. BYTES are object arrays of `str`, BF16 has ml_dtypes' type.
 
         Blocks; setting `options.terminate` ends it early. Raises what onnxruntime raises.
         """
+        session = self._session
+        assert session is not None, "the session is closed"
         if not self._needs_values:
-            arrays: list[Array] = self._session.run(outputs, inputs, options)
+            arrays: list[Array] = session.run(outputs, inputs, options)
             return arrays
         values = {name: _value_of(array) for name, array in inputs.items()}
-        return [_array_of(value) for value in self._session.run_with_ort_values(outputs, values, options)]
+        return [_array_of(value) for value in session.run_with_ort_values(outputs, values, options)]
 
 
 def model_path(source: ModelSource) -> Path:

@@ -222,9 +222,13 @@ async def test_inputs_that_the_sequence_batcher_sets_are_counted(tmp_path: Path)
     await model.close()
 
 
-async def test_batch_inputs_are_refused(tmp_path: Path) -> None:
-    rest = 'max_batch_size: 4 batch_input { kind: BATCH_ELEMENT_COUNT target_name: "i" data_type: TYPE_FP32 }'
-    assert "batch_input" in await refusal(tmp_path, one_op("Neg"), neg(rest=rest))
+async def test_inputs_that_clients_do_not_give_are_not_completed(tmp_path: Path) -> None:
+    rest = """
+        batch_input { kind: BATCH_ELEMENT_COUNT target_name: "b" data_type: TYPE_FP32 source_input: "a" }
+        output { name: "sum" data_type: TYPE_FP32 dims: [4] }
+    """
+    config = await complete(tmp_path, add_sub(), rest)
+    assert [each.name for each in config.input] == ["a"]
 
 
 async def test_a_file_that_is_no_model_says_so(tmp_path: Path) -> None:

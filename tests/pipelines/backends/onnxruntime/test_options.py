@@ -9,6 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.onnxruntime.accelerators import gpu_accelerators
 from pipelines.backends.onnxruntime.options import run_entries, session_options
 from pipelines.backends.onnxruntime.placement import providers_of
 from pipelines.backends.placement import Placement
@@ -83,6 +84,45 @@ async def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
     model = await load(tmp_path, one_op("Neg"), text)
     assert (await infer_one(model, request(x=np.ones((1, 2), np.float32)))).outputs[0].array.tolist() == [[-1, -1]]
     await model.close()
+
+
+def test_threads_are_the_configuration_s_before_those_of_a_host_policy() -> None:
+    assert session_options(config(), num_threads=3).intra_op_num_threads == 3
+    assert session_options(config(intra_op_thread_count="2"), num_threads=3).intra_op_num_threads == 2
+
+
+def accelerated(*accelerators: str) -> ModelConfig:
+    given = " ".join(f"gpu_execution_accelerator {{ {each} }}" for each in accelerators)
+    return config(f"optimization {{ execution_accelerators {{ {given} }} }}")
+
+
+ON_GPU = Placement("m_0", kind="GPU", gpu=1)
+
+
+def test_an_accelerator_of_gpus_is_for_instances_on_them() -> None:
+    cuda = accelerated('name: "cuda" parameters { key: "gpu_mem_limit" value: "1000" }')
+    assert providers_of(ON_GPU, cuda) == [
+        ("CUDAExecutionProvider", {"gpu_mem_limit": "1000", "device_id": "1"}),
+        "CPUExecutionProvider",
+    ]
+    assert providers_of(ON_GPU, config())[0] == ("CUDAExecutionProvider", {"device_id": "1"})
+    assert providers_of(Placement("m_0", kind="GPU"), accelerated('name: "tensorrt"')) == ["CPUExecutionProvider"]
+    for name in ("tensorrt", "cudnn"):
+        with pytest.raises(SluiceError, match=f"unknown Execution Accelerator '{name}' is requested"):
+            providers_of(ON_GPU, accelerated(f'name: "{name}"'))
+
+
+def test_parameters_of_tensorrt() -> None:
+    given = """name: "tensorrt" parameters { key: "precision_mode" value: "FP16" }
+        parameters { key: "max_workspace_size_bytes" value: "64" }
+        parameters { key: "trt_engine_cache_enable" value: "1" }"""
+    assert gpu_accelerators(accelerated(given)) == {
+        "tensorrt": {"trt_fp16_enable": "1", "trt_max_workspace_size": "64", "trt_engine_cache_enable": "1"}
+    }
+    with pytest.raises(SluiceError, match="unsupported precision mode 'FP7' is requested"):
+        gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "precision_mode" value: "FP7" }'))
+    with pytest.raises(SluiceError, match="unknown parameter 'q' is provided for TensorRT Execution Accelerator"):
+        gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "q" value: "1" }'))
 
 
 def test_an_accelerator_that_there_is_not_is_refused() -> None:

@@ -1,0 +1,99 @@
+"""Loads a model of arrays: what is the same for each library."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import SluiceError
+from pipelines.backends.arrays.agreement import check_agreement
+from pipelines.backends.arrays.batch import BatchForm
+from pipelines.backends.arrays.batch_tensors import batch_tensors_of
+from pipelines.backends.arrays.completion import complete_config, default_max_batch_size, needs_completion
+from pipelines.backends.arrays.instance import ArrayInstance
+from pipelines.backends.arrays.session import ArraySession
+from pipelines.backends.arrays.signature import Signature
+from pipelines.backends.base import Backend, BackendContext, ModelSource
+from pipelines.backends.host_policy import HostPolicy, policy_of
+from pipelines.backends.labels import read_labels
+from pipelines.backends.placement import Placement, placements_of
+from pipelines.batching.scheduled import ScheduledModel
+from pipelines.inference.model import Model
+from pipelines.inference.spec import spec_of
+
+
+class _Place(NamedTuple):
+    """Where instances share a session: a device, and what they keep to on the host."""
+
+    gpu: int | None
+    policy: HostPolicy | None
+
+
+class ArrayBackend(Backend):
+    """One session for each place that instances are at."""
+
+    def num_gpus(self) -> int:
+        """How many the library can use. Called on a thread."""
+        return 0
+
+    @abstractmethod
+    def read_signature(self, source: ModelSource) -> Signature:
+        """Open the model without what takes time and changes no signature. Called on a thread."""
+
+    @abstractmethod
+    def open_session(
+        self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
+    ) -> ArraySession:
+        """For the instances of `placements`, which are on one device.
+
+        Called on a thread that keeps to `policy`, as threads that the library starts in it do.
+        """
+
+    async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
+        config = ModelConfig()
+        config.CopyFrom(source.config)
+        if needs_completion(config):
+            signature = await asyncio.to_thread(self.read_signature, source)
+            complete_config(config, signature, default_max_batch_size(context.backend_options, self.name))
+        return config
+
+    async def load(self, source: ModelSource, context: BackendContext) -> Model:
+        """Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason."""
+        config, spec = source.config, spec_of(source.config, source.version)
+        batch_tensors = batch_tensors_of(config)
+        placements = placements_of(config, await asyncio.to_thread(self.num_gpus))
+        places = [_Place(each.gpu, policy_of(each, context.host_policies)) for each in placements]
+        labels = await asyncio.to_thread(read_labels, config, source.folder)
+        sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
+        try:
+            for session in sessions.values():
+                check_agreement(config, spec, session.signature)
+        except SluiceError:
+            for session in sessions.values():
+                session.close()
+            raise
+        instances = [
+            ArrayInstance(each, sessions[place], BatchForm(spec, sessions[place], batch_tensors), place.policy)
+            for each, place in zip(placements, places, strict=True)
+        ]
+        return ScheduledModel(source, instances, labels, context)
+
+    def _open_sessions(
+        self, source: ModelSource, placements: Sequence[Placement], places: Sequence[_Place]
+    ) -> dict[_Place, ArraySession]:
+        together: dict[_Place, list[Placement]] = {}
+        for each, place in zip(placements, places, strict=True):
+            together.setdefault(place, []).append(each)
+        return {place: self._open_session(source, each, place.policy) for place, each in together.items()}
+
+    def _open_session(
+        self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
+    ) -> ArraySession:
+        if policy is None:
+            return self.open_session(source, placements, None)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(policy.bind).result()
+            return thread.submit(self.open_session, source, placements, policy).result()

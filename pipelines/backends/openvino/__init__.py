@@ -1,0 +1,1 @@
+"""Models that OpenVINO reads: its IR, ONNX, TensorFlow Lite, PaddlePaddle."""
