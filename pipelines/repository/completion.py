@@ -4,13 +4,14 @@
 version folders. `normalize` runs before and after `Backend.complete`, and changes nothing the second time.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from engine.errors import ErrorCode, SluiceError
+from pipelines.repository.findings import refusal
 
 ENSEMBLE = "ensemble"
 DEFAULT_IDLE_US = 1_000_000
@@ -30,11 +31,14 @@ KINDS = (
     Kind("onnxruntime", "model.onnx", "onnxruntime_onnx"),
     Kind("tensorrt", "model.plan", "tensorrt_plan"),
     Kind("pytorch", "model.pt", "pytorch_libtorch"),
+    Kind("pytorch", "model.pt2", "torch_aoti"),
     Kind("tensorflow", "model.savedmodel", "tensorflow_savedmodel"),
     Kind("tensorflow", "model.graphdef", "tensorflow_graphdef"),
     Kind("openvino", "model.xml"),
     Kind("python", "model.py"),
 )
+_PERHAPS = 0.4
+"""How alike a platform must be to the one that was meant: all are known, and few."""
 _GPU_DEVICE = Path("/dev/nvidiactl")
 LLM_BACKENDS = frozenset({"llm", "tensorrtllm", "vllm"})
 _CHECKPOINT_PATTERNS = ("*.engine", "*.safetensors", "pytorch_model*.bin", "openvino_model.xml")
@@ -44,12 +48,14 @@ _CHECKPOINT_CONFIG = "config.json"
 def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path]) -> None:
     """Fill in name, backend, platform and default file name. Reads folders: for a thread.
 
-    Raises SluiceError INVALID where the name is not the folder's, or what it is cannot be told.
+    Raises InvalidConfig where the name is not the folder's, or what it is cannot be told.
     """
     config.name = config.name or name
     if config.name != name:
-        raise _invalid(
-            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
+        raise refusal(
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
+            "name",
+            f'name: "{name}", or no name at all',
         )
     if _is_ensemble(config):
         return
@@ -114,7 +120,10 @@ def _backend_of_platform(config: ModelConfig) -> str:
     for kind in KINDS:
         if config.platform == kind.platform:
             return kind.backend
-    raise _invalid(f"unexpected platform type '{config.platform}' for {config.name}")
+    known = [kind.platform for kind in KINDS if kind.platform]
+    near = difflib.get_close_matches(config.platform, known, n=1, cutoff=_PERHAPS)
+    message = f"unexpected platform type '{config.platform}' for {config.name}"
+    raise refusal(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
 
 
 def _backend_of_files(name: str, version_folders: Sequence[Path]) -> str:
@@ -127,9 +136,11 @@ def _backend_of_files(name: str, version_folders: Sequence[Path]) -> str:
         custom = sorted(each.suffix[1:] for each in folder.glob("model.?*"))
         if custom:
             return custom[0]
-    raise _invalid(
+    filenames = ", ".join(kind.filename for kind in KINDS)
+    raise refusal(
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
-        "Expected model name of the form 'model.<backend_name>'."
+        "Expected model name of the form 'model.<backend_name>'.",
+        remedy=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",
     )
 
 
@@ -147,7 +158,3 @@ def _kind(config: ModelConfig, version_folders: Sequence[Path]) -> Kind | None:
         if any((folder / kind.filename).exists() for folder in version_folders):
             return kind
     return fitting[0] if fitting else None
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -37,7 +37,7 @@ class PackageSession(TorchSession):
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec
-        self._loader = _load(path, spec.name, device, num_runners)
+        self._loader: Any = _load(path, spec.name, device, num_runners)
         arguments, results = self._loader.get_call_spec()
         inputs = (*tensors.inputs, *tensors.batcher_inputs)
         self._positions = positions_by_path(spec.name, "input", inputs, input_paths(arguments))
@@ -51,6 +51,9 @@ class PackageSession(TorchSession):
 
     def _place(self, name: str) -> int:
         return self._places[name]
+
+    def close(self) -> None:
+        self._loader = None
 
 
 def _load(path: Path, model: str, device: torch.device, num_runners: int) -> Any:

@@ -41,7 +41,7 @@ class TorchScriptSession(TorchSession):
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec
-        self._module = _load(path, spec.name, options, device if is_placed else None)
+        self._module: Any = _load(path, spec.name, options, device if is_placed else None)
         arguments, results = _schema(self._module, spec.name)
         self._takes_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
         self._num_arguments = len(arguments)
@@ -63,6 +63,9 @@ class TorchScriptSession(TorchSession):
 
     def _place(self, name: str) -> int:
         return self._places[name]
+
+    def close(self) -> None:
+        self._module = None
 
 
 def _several(result: Any) -> Sequence[object] | dict[str, object]:
