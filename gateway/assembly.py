@@ -22,7 +22,8 @@ from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
 from pipelines.backends.base import BackendContext
 from pipelines.backends.host_policy import HostPolicy, parse_host_policies
-from pipelines.batching.rate_limiter import RateLimiter, parse_resources
+from pipelines.batching.rate_limiter import RateLimiter
+from pipelines.batching.resources import parse_resources
 from pipelines.caching.opening import open_cache
 from pipelines.caching.store import CacheStore
 from pipelines.inference.custom_metrics import CustomMetrics

@@ -1,6 +1,7 @@
 """From an empty process to a ready server, and from a signal to a clean end."""
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -152,6 +153,9 @@ class Server:
         finally:
             await _cancel(engine_start)
         self._check_loaded(service)
+        # What is there now stays: the collector need not look at it again with every request's leftovers.
+        gc.collect()
+        gc.freeze()
         service.begin_serving()
         self._say_ready(service)
         await self._watch(service)

@@ -18,7 +18,10 @@ def unary(name: str, call: Call) -> "grpc.RpcMethodHandler[bytes, bytes]":
         try:
             return await call(raw, context)
         except Exception as error:
-            await abort(context, as_sluice_error(error, name))
+            refusal = as_sluice_error(error, name)
+            # It holds the frames that it passed, and they the job that holds it: work for the garbage collector.
+            error.__traceback__ = None
+            await abort(context, refusal)
 
     return grpc.unary_unary_rpc_method_handler(serve)
 

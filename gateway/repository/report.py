@@ -74,7 +74,7 @@ def _finding(finding: Finding, report: ModelReport, kind: str, style: Style) -> 
 
 
 def _file(finding: Finding, report: ModelReport) -> str:
-    return str(report.config_file) if finding.line is not None and report.config_file is not None else ""
+    return report.config_file if finding.line is not None else ""
 
 
 def _model(report: ModelReport) -> dict[str, Any]:

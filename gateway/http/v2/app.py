@@ -116,7 +116,11 @@ class V2App:
         except Exception as error:
             if exchange.has_started:
                 raise  # the server closes the connection, so that nothing looks complete
-            await reply_error(exchange, as_sluice_error(error, exchange.request_id))
+            refusal = as_sluice_error(error, exchange.request_id)
+            # It holds the frames that it passed, and they the job and its response that hold it. Left to the garbage
+            # collector, refusals under load would stop everything else for a tenth of a second every other second.
+            error.__traceback__ = None
+            await reply_error(exchange, refusal)
 
     async def _answer(self, exchange: Exchange) -> None:
         found = self._find(exchange.path)

@@ -64,8 +64,9 @@ class DisconnectWatch:
     def end(self) -> None:
         """There is an answer, or nobody waits for one."""
         self._waiting.pop(self, None)
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # the task holds the watch: two that hold each other wait for the collector
+        if task is not None:
+            task.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -1,0 +1,36 @@
+"""What is left of a refused request: nothing that only the garbage collector could free."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.inference.job import Job
+from pipelines.inference.types import InferResponse
+from tests.gateway.grpc.parts import EchoModel
+from tests.gateway.http.v2.small_service import SmallService, small_server
+
+BODY = {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "INT32", "data": [1]}]}
+ROUNDS = 20
+
+
+class RefusingModel(EchoModel):
+    def _start(self, job: Job) -> None:
+        job.respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "not now")))
+
+
+@pytest.fixture
+def quiet_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_refused_request_leaves_nothing_behind(quiet_collector: None) -> None:
+    with small_server(SmallService([RefusingModel("echo")])) as server:
+        for _ in range(ROUNDS):
+            assert server.post("/v2/models/echo/infer", BODY).status_code == 503
+        left = [each for each in gc.get_objects() if isinstance(each, Job)]
+    assert len(left) <= 1
