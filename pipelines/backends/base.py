@@ -17,6 +17,7 @@ from pipelines.backends.host_policy import HostPolicy
 from pipelines.backends.placement import Placement
 from pipelines.inference.custom_metrics import CustomMetrics
 from pipelines.inference.job import Job
+from pipelines.inference.latencies import LatencyOptions
 from pipelines.inference.model import Model
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class BackendContext:
     """Where responses are kept (`--cache-config`); None: each model in a memory of its own."""
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     """`--host-policy`, by name."""
+    latencies: LatencyOptions = field(default_factory=LatencyOptions)
+    """What is measured of every model (`--metrics-config`)."""
 
 
 class Backend(ABC):

@@ -113,6 +113,15 @@ class Model(ABC):
         if self._is_closing:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is being unloaded")
 
+    def retire(self) -> None:
+        """Take nothing new from now on."""
+        self._is_closing = True
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it takes nothing new: another version may have taken its place."""
+        return self._is_closing
+
     def _enter(self) -> None:
         self._num_in_flight += 1
         self._idle.clear()
@@ -122,16 +131,45 @@ class Model(ABC):
         if self._num_in_flight == 0:
             self._idle.set()
 
+    def claim_resources(self) -> None:  # noqa: B027 - what has no instances needs nothing
+        """Claim its share of what the server limits; called once, before the version is ready.
+
+        Raises SluiceError INVALID where it could never get what it needs.
+        """
+
     async def warm_up(self, request: InferRequest) -> None:
         """Run `request` once on everything that would run such ones, without a trace in the statistics.
 
-        Raises SluiceError with what the model says.
+        Called before the version is ready. Raises SluiceError with what the model says.
         """
-        raise SluiceError(ErrorCode.UNIMPLEMENTED, f"model '{self.name}' has no instances to warm up")
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def receive(response: InferResponse) -> None:
+            if ended.done():
+                return
+            if response.error is not None:
+                ended.set_exception(response.error)
+            elif response.is_final:
+                ended.set_result(None)
+
+        kept, self.statistics = self.statistics, ModelStatistics()
+        try:
+            job = self.submit(request, receive)
+            try:
+                await ended
+            finally:
+                job.cancel()
+        finally:
+            self.statistics = kept
 
     @property
     def num_in_flight(self) -> int:
         return self._num_in_flight
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._num_in_flight == 0
 
     async def wait_idle(self) -> None:
         """Until nothing is under way."""
@@ -139,10 +177,10 @@ class Model(ABC):
 
     async def unload(self, timeout_s: float | None = None) -> None:
         """Take nothing new, let what is under way end for up to `timeout_s`, and free everything."""
-        self._is_closing = True
+        self.retire()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self.wait_idle()
         except TimeoutError:
             pass
         await self.close()

@@ -10,12 +10,16 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Backend, BackendContext, ModelSource
 from pipelines.backends.registry import BackendRegistry
+from pipelines.batching.sequences.initial_states import check_initial_states
+from pipelines.inference.latencies import measure_latencies
 from pipelines.inference.model import Model
 from pipelines.repository.candidate import Candidate
 from pipelines.repository.completion import ENSEMBLE, normalize
 from pipelines.repository.failures import unexpected
 from pipelines.repository.folders import inner_path
 from pipelines.repository.validation import check_tensors
+from pipelines.repository.warm_up import warm_up
+from pipelines.repository.without_effect import without_effect
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +72,26 @@ class VersionLoader:
         if not self._is_strict:
             config = await self._complete(backend, source)
         check_tensors(config)
+        _check_instances(config)
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_label_files, source)
+        await asyncio.to_thread(check_initial_states, source)
+        for note in without_effect(config, self._context):
+            _log.info("model '%s': %s", source.name, note)
         model = await backend.load(source, self._context)
-        if self._is_watchful and not await asyncio.to_thread(candidate.is_intact, version):
+        try:
+            measure_latencies(model, self._context.latencies)
+            await self._make_ready(model, source, candidate)
+        except BaseException:
             await model.close()
-            raise SluiceError(ErrorCode.UNAVAILABLE, "its files changed while it was being loaded")
+            raise
         return model
+
+    async def _make_ready(self, model: Model, source: ModelSource, candidate: Candidate) -> None:
+        model.claim_resources()
+        await warm_up(model, source)
+        if self._is_watchful and not await asyncio.to_thread(candidate.is_intact, source.version):
+            raise SluiceError(ErrorCode.UNAVAILABLE, "its files changed while it was being loaded")
 
     async def _complete(self, backend: Backend, source: ModelSource) -> ModelConfig:
         completed = ModelConfig()
@@ -97,6 +114,12 @@ async def _warm(start_loading_early: Callable[[], None]) -> None:
     # What cannot be imported fails the load that needs it, with its reason.
     with suppress(Exception):
         await asyncio.to_thread(start_loading_early)
+
+
+def _check_instances(config: ModelConfig) -> None:
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        reason = f"all instances of model '{config.name}' are passive, and passive ones take no requests"
+        raise SluiceError(ErrorCode.INVALID, reason)
 
 
 def _check_model_file(source: ModelSource) -> None:

@@ -46,6 +46,8 @@ class EnsembleModel(Model):
     def responded(self, job: Job, response: InferResponse) -> None:
         """Like Triton, keeps no statistics of single responses."""
         job.infer_ended_ns = perf_counter_ns()
+        if self.spec.is_decoupled:
+            self.statistics.record_first_response(job, response)
         if self._output_shapes.are_any and response.outputs:
             response.outputs = self._output_shapes.restored(response.outputs)
 

@@ -76,6 +76,15 @@ class LlmModel(Model):
         streams = wants_stream(request)
         return request.streams_by_default if streams is None else streams
 
+    @property
+    def is_idle(self) -> bool:
+        """What the OpenAI routes have asked of its text counts too, which is no job of the model."""
+        return super().is_idle and self._text.is_idle
+
+    async def wait_idle(self) -> None:
+        await super().wait_idle()
+        await self._text.wait_idle()
+
     async def close(self) -> None:
         self._is_closing = True
         await self.engine.stop()

@@ -1,7 +1,8 @@
 """An LLM engine as a model: text or token ids in, text out."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from threading import Lock
 
@@ -43,6 +44,9 @@ class LlmText:
         self.engine = engine
         self.defaults = defaults
         self.tokenizer = tokenizer
+        self._num_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @classmethod
     def load(
@@ -83,32 +87,53 @@ class LlmText:
         if num_tokens == 0:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being generated."""
+        return self._num_open == 0
+
+    async def wait_idle(self) -> None:
+        """Until nothing is being generated."""
+        await self._idle.wait()
+
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Generate; the last event has the finish reason. Closing the generator cancels.
 
         Raises SluiceError at the first event where the request is refused, at a later one where it failed.
         """
-        token_ids = await self.prepare(request.prompt)
-        sampling = self.sampling(request, len(token_ids))
-        echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
-        track = self._track(sampling, token_ids, echo)
-        stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
-        generation = self.submit(request, token_ids, sampling)
-        try:
-            async for token_event in generation:
-                event = stream.feed(token_event)
-                if event is None:
-                    continue
-                if echo is not None:
-                    event, echo = echo.before(event), None
-                if event.finish_reason is not None:
-                    generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
+        with self._open():
+            token_ids = await self.prepare(request.prompt)
+            sampling = self.sampling(request, len(token_ids))
+            echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
+            track = self._track(sampling, token_ids, echo)
+            stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
+            generation = self.submit(request, token_ids, sampling)
+            try:
+                async for token_event in generation:
+                    event = stream.feed(token_event)
+                    if event is None:
+                        continue
+                    if echo is not None:
+                        event, echo = echo.before(event), None
+                    if event.finish_reason is not None:
+                        generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
+                        yield event
+                        return
                     yield event
-                    return
-                yield event
-            raise AssertionError("the engine's events ended without a finish reason")
+                raise AssertionError("the engine's events ended without a finish reason")
+            finally:
+                generation.cancel()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        self._num_open += 1
+        self._idle.clear()
+        try:
+            yield
         finally:
-            generation.cancel()
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._idle.set()
 
     def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
         """The tokens of `request` as the engine makes them; its stop strings are not looked for."""

@@ -15,6 +15,7 @@ from pipelines.backends.llm.model import LlmModel
 from pipelines.inference.call import infer_one, infer_stream
 from pipelines.inference.job import Job
 from pipelines.inference.types import InferResponse
+from pipelines.text.types import SamplingOverrides, TextRequest
 from tests.pipelines.backends.llm.asking import Record, ask, request, responses
 from tests.pipelines.backends.llm.stepped import PATIENCE_S, SteppedRunner
 
@@ -220,3 +221,18 @@ async def test_unloading_lets_it_end(model: LlmModel) -> None:
 async def test_the_openai_face_is_the_same_model(model: LlmModel, engine: InProcessEngineClient) -> None:
     assert model.text.engine is model.engine is engine
     assert (model.name, model.version, model.text.name) == ("echo", 1, "echo")
+
+
+async def test_unloading_waits_for_what_the_openai_routes_asked(model: LlmModel, runner: SteppedRunner) -> None:
+    sampling = SamplingOverrides(max_tokens=4, temperature=0.0)
+    asked = TextRequest(request_id="direct", prompt=[1, 2, 3], sampling=sampling)
+    async with aclosing(model.text.generate(asked)) as events:
+        tokens = (await anext(events)).num_tokens
+        unloading = asyncio.ensure_future(model.unload(timeout_s=30))
+        assert not model.is_idle
+        async for event in events:
+            tokens += event.num_tokens
+            assert not unloading.done()
+    assert tokens == 4
+    await unloading
+    assert model.is_idle
