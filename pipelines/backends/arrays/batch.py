@@ -28,6 +28,8 @@ class BatchForm:
         self._scalar_inputs = {
             name for name, each in (signature.inputs | signature.optional_inputs).items() if not each.dims
         }
+        self.may_be_repeated = not spec.has_sequences or bool(spec.states)
+        """Whether a run that failed leaves nothing behind in the model: not where it keeps sequences' states itself."""
         self._ragged_inputs = {name for name, each in spec.inputs.items() if each.allows_ragged}
         self._states = frozenset(each.output_name for each in spec.states)
         self._outputs = spec.outputs | {

@@ -64,7 +64,7 @@ class ArrayInstance(Instance):
         try:
             return self._answered(batch, jobs)
         except Exception as error:
-            if len(jobs) > 1 and not batch.run.is_stopped:
+            if len(jobs) > 1 and self._form.may_be_repeated and not batch.run.is_stopped:
                 return [response for job in jobs for response in self._responses(batch, [job])]
             failure = error if isinstance(error, SluiceError) else self._session.failure_of(error)
             return [InferResponse(error=failure) for _ in jobs]
