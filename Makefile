@@ -49,7 +49,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/.made
-	@echo "Installing Sluice into $(VENV) (about 500 MB, once) ..."
+	@echo "Installing Sluice into $(VENV) (about 650 MB, once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
