@@ -3,29 +3,35 @@
 Reads the file system: for threads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.repository.agents import run_agents
 from pipelines.repository.completion import complete_kind, normalize
 from pipelines.repository.config_json import parse_config_json
 from pipelines.repository.config_text import CONFIG_FILENAME, read_config
 from pipelines.repository.ensemble_structure import members
-from pipelines.repository.folders import FolderState, ModelFolder, folder_state, versions_in, write_files
+from pipelines.repository.folders import FolderState, ModelFolder, versions_in, write_files
 from pipelines.repository.obeyed import unobeyed_note
 from pipelines.repository.types import LoadOverrides
 from pipelines.repository.validation import check_structure
 
 Signature = tuple[object, ...]
 """Equal for two looks at a version between which nothing of it has changed."""
+Member = Callable[[str, str], str]
+"""What the model is called that a step names, by `model_namespace` and `model_name`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending."""
+    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending.
+
+    It holds its folder until whoever read it lets go of that.
+    """
 
     name: str
     folder: ModelFolder
@@ -45,7 +51,7 @@ class Candidate:
     def is_intact(self, version: int) -> bool:
         """Whether the files that the version was found with are still as they were; new ones do not count."""
         try:
-            now = set(folder_state(self.folder.path).of_version(version))
+            now = set(self.folder.state().of_version(version))
         except OSError:
             return False
         return now.issuperset(self.state.of_version(version))
@@ -55,13 +61,15 @@ class Candidate:
         return bool(self.config.HasField("ensemble_scheduling"))
 
 
-def read_candidate(name: str, path: Path, *, is_strict: bool, config_json: str | None = None) -> Candidate:
-    """The model in `path`, with its own configuration or the given one.
+def read_candidate(
+    name: str, folder: ModelFolder, *, is_strict: bool, config_json: str | None = None, member: Member | None = None
+) -> Candidate:
+    """The model in `folder`, with its own configuration or the given one; requests call it `name`.
 
     Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
     """
-    config, notes = _config(path, is_strict, config_json)
-    candidate = _candidate(name, ModelFolder(path), config, notes)
+    config, notes = _config(folder.path, is_strict, config_json)
+    candidate = _candidate(name, folder.path.name, folder, config, notes, member)
     return replace(candidate, is_overridden=config_json is not None)
 
 
@@ -72,7 +80,7 @@ def read_override(name: str, overrides: LoadOverrides) -> Candidate:
     config = parse_config_json(overrides.config_json)
     folder = write_files(overrides.files)
     try:
-        return _candidate(name, folder, config, [])
+        return _candidate(name, name, folder, config, [])
     except BaseException:
         folder.remove()
         raise
@@ -87,15 +95,27 @@ def _config(path: Path, is_strict: bool, config_json: str | None) -> tuple[Model
     return read_config(file)
 
 
-def _candidate(name: str, folder: ModelFolder, config: ModelConfig, notes: Sequence[str]) -> Candidate:
+def _candidate(
+    name: str,
+    folder_name: str,
+    folder: ModelFolder,
+    config: ModelConfig,
+    notes: Sequence[str],
+    member: Member | None = None,
+) -> Candidate:
     try:
         available = versions_in(folder.path)
-        complete_kind(config, name, [folder.path / str(version) for version in reversed(available)])
-        state = folder_state(folder.path)
+        complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)])
+        state = folder.state()
     except OSError as error:
         raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
     check_structure(config)
+    run_agents(config, folder.path)
     unobeyed = unobeyed_note(config)
+    config.name = name
+    if member is not None:
+        for step in config.ensemble_scheduling.step:
+            step.model_name = member(step.model_namespace, step.model_name)
     normalize(config)
     versions = _wanted_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
@@ -115,4 +135,4 @@ def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int
 
 
 def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
-    return config.SerializeToString(deterministic=True), str(folder.path), state.of_version(version)
+    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)

@@ -1,7 +1,8 @@
 """config.pbtxt: the protobuf text format, read into a `ModelConfig` or refused with file, line and reason."""
 
-import difflib
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -9,64 +10,121 @@ from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.repository.config_fields import unknown_field
+from pipelines.repository.config_locations import Locations, locations_of
+from pipelines.repository.config_slips import mended, text_slips
+from pipelines.repository.config_values import mend_values
+from pipelines.repository.findings import Finding, InvalidConfig
+from pipelines.repository.validation import check_structure
 
 CONFIG_FILENAME = "config.pbtxt"
 
-_TOKEN = re.compile(
-    r"""(?P<comment>\#[^\n]*) | (?P<string>"(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*') | (?P<bytes>\bTYPE_BYTES\b)""",
-    re.VERBOSE,
-)
 _NO_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
 
 
-def parse_config(text: str, path: Path | str) -> tuple[ModelConfig, list[str]]:
-    """The configuration and notes on what was read other than it is written. `path` is named in errors.
+@dataclass(frozen=True, slots=True)
+class WrittenConfig:
+    """A configuration, where its fields stand, and what of it is read other than it is written."""
 
-    Raises SluiceError INVALID with the line and what is wrong there.
-    """
-    text, num_bytes_types = _with_string_types(text)
+    config: ModelConfig
+    locations: Locations
+    notes: tuple[Finding, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The notes for a log that names the model."""
+        return lines_of(self.notes, CONFIG_FILENAME)
+
+
+def parse_written(text: str, path: Path | str) -> WrittenConfig:
+    """Raises InvalidConfig with all that is wrong with its fields, or with where it stops being a configuration."""
+    locations = locations_of(text)
+    slips = text_slips(locations, text)
+    refused = [slip.finding for slip in slips if slip.is_refused]
+    if refused:
+        raise _unreadable(path, refused)
     config = ModelConfig()
     try:
-        text_format.Parse(text, config)
+        text_format.Parse(mended(text, slips), config)
     except text_format.ParseError as error:
-        raise SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {_reason(error)}") from None
-    notes = ["TYPE_BYTES is read as TYPE_STRING, its name in config.pbtxt"] if num_bytes_types else []
-    return config, notes
+        raise _unreadable(path, [_syntax(error)]) from None
+    values = locations.locate_all(mend_values(config))
+    notes = sorted((*(slip.finding for slip in slips), *values), key=lambda each: each.line or 0)
+    return WrittenConfig(config, locations, tuple(notes))
+
+
+def parse_config(text: str, path: Path | str) -> tuple[ModelConfig, list[str]]:
+    """The configuration, and notes with their lines on what was read other than it is written.
+
+    `path` is named in errors. Raises InvalidConfig.
+    """
+    written = parse_written(text, path)
+    return written.config, lines_of(written.notes, Path(path).name)
+
+
+def read_written(path: Path) -> WrittenConfig:
+    """As `parse_written`, from a file. Raises SluiceError INVALID also where it cannot be read."""
+    return parse_written(read_text(path), path)
 
 
 def read_config(path: Path) -> tuple[ModelConfig, list[str]]:
-    """As `parse_config`, from a file. Raises SluiceError INVALID also where it cannot be read."""
+    """The configuration that a model's folder has, and notes with their lines. Raises as `read_checked`."""
+    written = read_checked(path)
+    return written.config, lines_of(written.notes, path.name)
+
+
+def read_checked(path: Path) -> WrittenConfig:
+    """The configuration that a model's folder has.
+
+    Raises SluiceError INVALID as `read_written`, and with lines for an ensemble whose tensors do not meet: the sentence
+    alone, which names one of them, would not show where its two ends are.
+    """
+    written = read_written(path)
+    if written.config.HasField("ensemble_scheduling"):
+        named = ModelConfig()
+        named.CopyFrom(written.config)
+        named.name = named.name or path.parent.name
+        try:
+            check_structure(named)
+        except InvalidConfig as error:
+            raise located(error, written.locations, path) from None
+    return written
+
+
+def located(error: InvalidConfig, locations: Locations, path: Path) -> InvalidConfig:
+    """The same with lines. The message still begins with the sentence that it was."""
+    findings = locations.locate_all(error.findings)
+    first, *others = findings
+    place = f"{path}:{first.line}" if first.line else str(path)
+    said = [f"{error.message} ({place})" + (f"; write: {first.remedy}" if first.remedy else "")]
+    return InvalidConfig(findings, "; ".join([*said, *lines_of(others, path.name)]))
+
+
+def read_text(path: Path) -> str:
+    """Raises SluiceError INVALID where it cannot be read or is no text."""
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         reason = f"failed to open text file for read {path}: {error.strerror}"
         raise SluiceError(ErrorCode.INVALID, reason) from None
     except UnicodeDecodeError as error:
         reason = f"failed to read text proto from {path}: byte {error.start} is not UTF-8"
         raise SluiceError(ErrorCode.INVALID, reason) from None
-    return parse_config(text, path)
 
 
-def _with_string_types(text: str) -> tuple[str, int]:
-    """The text with the enum word TYPE_BYTES replaced; strings and comments stay. Lines keep their numbers."""
-    num_replaced = 0
-
-    def replace(match: re.Match[str]) -> str:
-        nonlocal num_replaced
-        if match["bytes"] is None:
-            return match[0]
-        num_replaced += 1
-        return "TYPE_STRING"
-
-    return _TOKEN.sub(replace, text), num_replaced
+def lines_of(findings: Iterable[Finding], file: str) -> list[str]:
+    """One for each thing that is said: said of several places, it names the first and the other lines."""
+    lines: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings:
+        lines.setdefault((each.message, each.remedy), []).append(each)
+    return [_line(same, file) for same in lines.values()]
 
 
-def _reason(error: text_format.ParseError) -> str:
-    """`line 3, column 5: …` with the near name where a field does not exist."""
-    message = re.sub(r"^\d+:\d+ : ", "", str(error))
-    message = with_near_name(message)
-    line, column = error.GetLine(), error.GetColumn()
-    return message if line is None else f"line {line}, column {column}: {message}"
+def _line(same: list[Finding], file: str) -> str:
+    more = [str(each.line) for each in same[1:] if each.line != same[0].line]
+    first = Finding(same[0].message, same[0].path, same[0].remedy, same[0].line)
+    also = f" (also in line {', '.join(dict.fromkeys(more))})" if more else ""
+    return first.text(file) + also
 
 
 def with_near_name(message: str) -> str:
@@ -75,6 +133,15 @@ def with_near_name(message: str) -> str:
     if unknown is None:
         return message
     descriptor: Descriptor = ModelConfig.DESCRIPTOR.file.pool.FindMessageTypeByName(unknown["message"])
-    near = difflib.get_close_matches(unknown["field"], [each.name for each in descriptor.fields], n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"{descriptor.name} has no field '{unknown['field']}'{hint}"
+    return unknown_field(descriptor, unknown["field"])
+
+
+def _unreadable(path: Path | str, findings: list[Finding]) -> InvalidConfig:
+    first, *others = findings
+    said = [first.text(str(path)), *(each.text(Path(path).name) for each in others)]
+    return InvalidConfig(findings, f"failed to read text proto from {'; '.join(said)}")
+
+
+def _syntax(error: text_format.ParseError) -> Finding:
+    message = with_near_name(re.sub(r"^\d+:\d+ : ", "", str(error)))
+    return Finding(message, line=error.GetLine(), column=error.GetColumn())

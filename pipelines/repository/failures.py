@@ -23,6 +23,13 @@ class ModelFailure(SluiceError):
         self.reason = reason
 
 
+class StoreFailure(SluiceError):
+    """A remote store cannot be read now; another time may go well."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message)
+
+
 def reason_of(error: SluiceError) -> str:
     """What the repository index says of a version that failed."""
     return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
@@ -36,6 +43,8 @@ def index_reason(error: SluiceError) -> str:
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
     """There is no such model, or its configuration is none. Triton tells its log the cause; the client may know too."""
     message = f"failed to load '{name}', failed to poll from model repository"
+    if isinstance(cause, StoreFailure):
+        return StoreFailure(f"{message}: {cause.message}")
     return SluiceError(ErrorCode.INTERNAL, f"{message}: {cause.message}" if cause else message)
 
 

@@ -8,7 +8,8 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -20,13 +21,21 @@ _MAX_DEPTH = 16
 _BYTE_CODE_FOLDER = "__pycache__"
 
 
+NEVER_AT_REST = 2**63 - 1
+"""The time of a change that nothing tells: only a second look shows whether there was one."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as a change of it shows. `path` is relative to the model's folder, with slashes."""
+    """A file as a change of it shows. `path` is relative to the model's folder, with slashes; a folder's ends in one.
+
+    `tag` is what a remote store says of an object's content, in place of a time.
+    """
 
     path: str
     size: int
-    modified_ns: int
+    modified_ns: int = 0
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +54,6 @@ class FolderState:
 def _owner(path: str) -> int | None:
     first, slash, _ = path.partition("/")
     return int(first) if slash and _VERSION.fullmatch(first) else None
-
-
-def model_names(roots: Iterable[Path]) -> dict[str, list[Path]]:
-    """The model folders by name, in order; more than one where several roots have one. Hidden folders are none."""
-    found: dict[str, list[Path]] = {}
-    for root in roots:
-        with os.scandir(root) as entries:
-            for entry in entries:
-                if not entry.name.startswith(".") and entry.is_dir():
-                    found.setdefault(entry.name, []).append(root / entry.name)
-    return dict(sorted(found.items()))
-
-
-def find_model(roots: Sequence[Path], name: str) -> Path | None:
-    """The folder called `name`; None where there is none. Raises SluiceError INVALID where several roots have one."""
-    if not is_plain_name(name):
-        return None
-    return only_folder(name, [root / name for root in roots if (root / name).is_dir()])
-
-
-def only_folder(name: str, folders: Sequence[Path]) -> Path | None:
-    """The one of `folders`. Raises SluiceError INVALID for more, naming them."""
-    if len(folders) > 1:
-        listed = " and ".join(str(each) for each in folders)
-        raise SluiceError(ErrorCode.INVALID, f"model '{name}' is ambiguous, it is in several repositories: {listed}")
-    return folders[0] if folders else None
 
 
 def is_plain_name(name: str) -> bool:
@@ -109,20 +92,40 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[FileState, in
 
 
 class ModelFolder:
-    """Where a model's files lie. One made for a load request is removed when its last holder has let go."""
+    """Where a model's files lie. One made for a load request is removed when its last holder has let go.
+
+    Who was given it holds it until he lets go; any thread may.
+    """
 
     def __init__(self, path: Path, *, is_temporary: bool = False) -> None:
         self.path = path
         self.is_temporary = is_temporary
-        self._num_holders = 0
+        self._num_holders = 1
+        self._lock = threading.Lock()
+
+    @property
+    def origin(self) -> str:
+        """What it is: the same for two folders of which one takes the other's place."""
+        return str(self.path)
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether it goes with its last holder."""
+        return self.is_temporary
+
+    def state(self) -> FolderState:
+        """As it is now, for a thread. Raises OSError where something vanishes meanwhile."""
+        return folder_state(self.path)
 
     def hold(self) -> None:
-        self._num_holders += 1
+        with self._lock:
+            self._num_holders += 1
 
     def let_go(self) -> bool:
-        """Whether that was the last holder of a temporary folder: `remove` it then, on a thread."""
-        self._num_holders -= 1
-        return self.is_temporary and self._num_holders == 0
+        """Whether that was the last holder of a folder that nobody needs then: `remove` it, on a thread."""
+        with self._lock:
+            self._num_holders -= 1
+            return self.is_removable and self._num_holders == 0
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

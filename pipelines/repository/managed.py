@@ -254,6 +254,8 @@ class ManagedModel:
         model, record.model = record.model, None
         if model is not None:
             record.state = ModelState.UNLOADING
+            # Not only when the drain begins: who has found it and still waits for a body must see it at once.
+            model.retire()
             self.drains.begin_alone(self._drain(record, model, record.folder, reason))
         elif record.state is ModelState.UNAVAILABLE:
             record.reason = reason
@@ -264,7 +266,7 @@ class ManagedModel:
             await asyncio.shield(unloading)
         except asyncio.CancelledError:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                if model.num_in_flight:
+                if not model.is_idle:
                     await model.close()
                 # Not cancelled: half a close would leave processes behind.
                 await unloading

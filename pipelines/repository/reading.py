@@ -1,13 +1,12 @@
 """What a name stands for in the repository's folders or in a load request, or why it stands for nothing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from engine.errors import SluiceError
+from engine.errors import ErrorCode, SluiceError
 from pipelines.repository.candidate import Candidate, read_candidate, read_override
 from pipelines.repository.failures import poll_failed
-from pipelines.repository.folders import find_model, is_plain_name, versions_in
+from pipelines.repository.folders import is_plain_name, versions_in
+from pipelines.repository.roots import Found, Roots
 from pipelines.repository.types import LoadOverrides
 
 
@@ -24,32 +23,56 @@ class Reading:
     has_folder: bool = False
 
 
-def read_model(roots: Sequence[Path], name: str, *, is_strict: bool, overrides: LoadOverrides | None = None) -> Reading:
-    """Reads the file system: for a thread."""
-    path = None
+def read_model(roots: Roots, name: str, *, is_strict: bool, overrides: LoadOverrides | None = None) -> Reading:
+    """Reads the file system or the network: for a thread. The candidate's folder is held for the caller."""
+    found = None
     try:
-        path = find_model(roots, name)
-        candidate = _candidate(path, name, is_strict, overrides)
+        found = _find(roots, name)
+        candidate = _candidate(roots, found, name, is_strict, overrides)
     except SluiceError as error:
         # What a request brings along is its sender's to repair; what lies in the repository everybody should see.
         cause = error if overrides is None else None
-        version = _highest_version(path)
+        version = _highest_version(found)
+        _let_go(found)
         return Reading(name, error=poll_failed(name, error), cause=cause, version=version, has_folder=True)
+    if candidate is None or found is None or candidate.folder is not found.folder:
+        _let_go(found)
     if candidate is None:
         return Reading(name, error=poll_failed(name))
-    return Reading(name, candidate, has_folder=path is not None)
+    return Reading(name, candidate, has_folder=found is not None)
 
 
-def _candidate(path: Path | None, name: str, is_strict: bool, overrides: LoadOverrides | None) -> Candidate | None:
+def _find(roots: Roots, name: str) -> Found | None:
+    try:
+        return roots.open(name)
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+
+
+def _candidate(
+    roots: Roots, found: Found | None, name: str, is_strict: bool, overrides: LoadOverrides | None
+) -> Candidate | None:
     if overrides is not None and overrides.files and is_plain_name(name):
         return read_override(name, overrides)
-    if path is None:
+    if found is None:
         return None
-    return read_candidate(name, path, is_strict=is_strict, config_json=overrides.config_json if overrides else None)
+    config_json = overrides.config_json if overrides else None
+    return read_candidate(
+        name,
+        found.folder,
+        is_strict=is_strict,
+        config_json=config_json,
+        member=lambda namespace, step: roots.member(found.namespace, namespace, step),
+    )
 
 
-def _highest_version(path: Path | None) -> int:
+def _highest_version(found: Found | None) -> int:
     try:
-        return max(versions_in(path), default=1) if path is not None else 1
+        return max(versions_in(found.folder.path), default=1) if found is not None else 1
     except OSError:
         return 1
+
+
+def _let_go(found: Found | None) -> None:
+    if found is not None and found.folder.let_go():
+        found.folder.remove()

@@ -3,44 +3,47 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.base import BackendContext, ModelLookup
+from pipelines.backends.base import BackendContext
 from pipelines.backends.registry import BackendRegistry
 from pipelines.inference.model import Model
 from pipelines.inference.types import LATEST
-from pipelines.repository.folders import FolderState, model_names
-from pipelines.repository.loader import VersionLoader
 from pipelines.repository.managed import ManagedModel
-from pipelines.repository.poller import Changes, Poller
+from pipelines.repository.polling import Polling
+from pipelines.repository.retries import RetryingLoader
+from pipelines.repository.roots import Roots
 from pipelines.repository.routing import RoutedModels, Routing, VersionWeights
+from pipelines.repository.stores.roots import make_roots
 from pipelines.repository.tasks import Tasks
-from pipelines.repository.types import ControlMode, IndexEntry, LoadOverrides, ModelState
+from pipelines.repository.types import ControlMode, IndexEntry, LoadOverrides, ModelState, RepositorySettings
 from pipelines.repository.updates import Failures, ModelUpdates
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ALL_MODELS = "*"
-_NUM_PARALLEL_LOADS = 4
-"""As Triton's --model-load-thread-count."""
+_NUM_READERS = 16
+"""Threads that read models' folders and wait for downloads, so that a store that hangs holds up nothing else."""
 _LOAD_TIMEOUT_S = 3600.0
 """Longer than the slowest conversion of a large checkpoint; a backend that hangs does not hang the model for ever."""
 _DRAIN_TIMEOUT_S = 600.0
 """How long requests under way may go on in a model that was unloaded or replaced."""
-_FIRST_LOOK_REST_S = 1.0
-"""How long files must be untouched to be loaded at the start in poll mode without a second look."""
 
 
 class ModelRepository:
-    """A `ModelLookup`. Everything but the file system's reading happens on the event loop."""
+    """A `ModelLookup`. Everything but what reads the file system and the network happens on the event loop."""
 
     def __init__(
         self,
-        roots: Sequence[Path],
+        roots: Sequence[str | Path],
         mode: ControlMode,
-        context_factory: Callable[[ModelLookup], BackendContext],
+        context_factory: Callable[[RoutedModels], BackendContext],
         poll_s: float = 15,
         strict_config: bool = False,
         on_note: Callable[[str], None] = _log.info,
@@ -48,32 +51,42 @@ class ModelRepository:
         registry: BackendRegistry | None = None,
         load_timeout_s: float = _LOAD_TIMEOUT_S,
         drain_timeout_s: float = _DRAIN_TIMEOUT_S,
+        settings: RepositorySettings | None = None,
     ) -> None:
-        self._roots = [Path(root) for root in roots]
+        """`roots`: local folders, and URLs of remote stores."""
+        settings = settings or RepositorySettings()
+        # Polls see for themselves what has come to rest.
+        rest_s = 0.0 if mode is ControlMode.POLL else settings.store_rest_s
+        self._roots = Roots(make_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="sluice-repository")
         self._mode = mode
-        self._poll_s = poll_s
-        self._on_note = on_note
         self._models: dict[str, ManagedModel] = {}
         self._missing: dict[str, str] = {}
         self._loads = Tasks()
         self._drains = Tasks()
-        self._poller = Poller(self._roots)
-        self._polling: asyncio.Task[None] | None = None
-        self._changing: set[str] = set()
-        """What a look has found and is being loaded or unloaded."""
         self._is_started = False
         self._is_closing = False
-        self._loader = VersionLoader(
+        self._loader = RetryingLoader(
             registry or BackendRegistry(),
             context_factory(RoutedModels(self)),
             is_strict=strict_config,
             is_watchful=mode is ControlMode.POLL,
-            num_parallel=_NUM_PARALLEL_LOADS,
+            num_parallel=settings.num_parallel_loads,
             timeout_s=load_timeout_s,
+            num_retries=settings.num_load_retries,
         )
         self._updates = ModelUpdates(
-            self._models, self._roots, self._loader, strict_config, on_note, drain_timeout_s, self._drains
+            self._models,
+            self._roots,
+            self._readers,
+            self._loader,
+            strict_config,
+            on_note,
+            drain_timeout_s,
+            self._drains,
         )
+        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note)
+        self._polls: asyncio.Task[None] | None = None
 
     # What serves
 
@@ -120,13 +133,14 @@ class ModelRepository:
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
         """Every model by name and version; one that was never loaded has its name alone.
 
-        As with the real server, one that came with a request and has no folder is listed only among the ready.
+        As with the real server, one that came with a request and has no folder is listed only among the ready. What
+        the repository holds is what was seen last: `refresh` looks again.
         """
         rows = [row for managed in self._models.values() for row in managed.index()]
         if ready_only:
             rows = [row for row in rows if row.state is ModelState.READY]
         else:
-            names = {*self._folder_names(), *(name for name, managed in self._models.items() if managed.is_fixed)}
+            names = {*self._roots.naming.places, *(name for name, managed in self._models.items() if managed.is_fixed)}
             rows = [row for row in rows if row.name in names]
             rows += [IndexEntry(name) for name in names - {row.name for row in rows}]
         return sorted(rows, key=lambda row: (row.name, row.version))
@@ -144,17 +158,35 @@ class ModelRepository:
         missing = next(iter(self._missing.values()), "")
         return missing or next((each.problem for each in self._models.values() if each.problem), "")
 
+    @property
+    def num_failed_loads(self) -> Mapping[str, int]:
+        """How often each model of the repository could not be loaded."""
+        return self._updates.failed_loads
+
     def _known(self, name: str) -> ManagedModel:
         managed = self._models.get(name)
+        if self._roots.has_namespaces and (managed is None or not managed.ready):
+            managed = self._known_otherwise(name, managed)
         if managed is None or not managed.versions:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return managed
 
-    def _folder_names(self) -> list[str]:
-        try:
-            return list(model_names(self._roots))
-        except OSError:
-            return []
+    def _known_otherwise(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
+        """What serves under the plain name. Raises SluiceError INVALID for a name that several models share."""
+        naming = self._roots.naming
+        if name in naming.choices:
+            listed = ", ".join(f"'{each}'" for each in naming.choices[name])
+            message = f"Request for ambiguous model: '{name}' is in several repositories; name one of {listed}"
+            raise SluiceError(ErrorCode.INVALID, message)
+        return self._models.get(naming.canonical(name), managed)
+
+    async def refresh(self) -> None:
+        """See what models the repository holds now, for `index`. Of a root that cannot be read, what it held stays."""
+        if not self._is_closing:
+            await self._read(self._roots.refresh)
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     # What changes it
 
@@ -168,9 +200,10 @@ class ModelRepository:
     async def start(self, load: Sequence[str] = ()) -> Failures:
         """Load what the mode says, `load` in explicit mode ("*": everything), and tell what could not be loaded.
 
-        Raises SluiceError INVALID for a root that is no folder.
+        Raises SluiceError INVALID for a root that is no folder or that nothing here reads, and UNAVAILABLE for a store
+        that does not answer.
         """
-        names = list(await asyncio.to_thread(_names, self._roots))
+        names = await self._read(self._names)
         match self._mode:
             case ControlMode.NONE:
                 failures = await self._loads.begin(self._updates.load(names))
@@ -178,8 +211,8 @@ class ModelRepository:
                 wanted = names if ALL_MODELS in load else list(dict.fromkeys(load))
                 failures = await self._loads.begin(self._updates.load(wanted))
             case ControlMode.POLL:
-                failures = await self._loads.begin(self._first_look())
-                self._polling = self._loads.begin(self._poll_for_ever())
+                failures = await self._loads.begin(self._polling.begin())
+                self._polls = self._loads.begin(self._polling.run())
         self._missing = {name: failure.message for name, failure in failures.items() if name not in self._models}
         self._is_started = True
         return failures
@@ -191,6 +224,7 @@ class ModelRepository:
         than explicit.
         """
         self._check_explicit()
+        name = await self._canonical(name)
         self._missing.pop(name, None)
         given = overrides if overrides is not None and overrides != LoadOverrides() else None
         await asyncio.shield(self._loads.begin(self._updates.load_one(name, given)))
@@ -201,6 +235,7 @@ class ModelRepository:
         `unload_dependents` takes along the members of an ensemble that were loaded for it alone.
         """
         self._check_explicit()
+        name = await self._canonical(name)
         self._missing.pop(name, None)
         await asyncio.shield(self._loads.begin(self._updates.unload(name, with_members=unload_dependents)))
 
@@ -208,15 +243,31 @@ class ModelRepository:
         """Take nothing new, let requests end for up to `timeout_s`, and free everything. Idempotent."""
         self._is_closing = True
         deadline = time.monotonic() + timeout_s
-        if self._polling is not None:
-            self._polling.cancel()
+        if self._polls is not None:
+            self._polls.cancel()
         await self._loads.end(deadline - time.monotonic())
+        self._roots.stop()
+        await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
         for managed in self._models.values():
             managed.forget()
             managed.unload()
         while self._drains:
             await self._drains.end(deadline - time.monotonic())
         await self._loader.close()
+        await asyncio.to_thread(self._roots.close)
+
+    def _names(self) -> list[str]:
+        try:
+            return self._roots.names()
+        except OSError as error:
+            raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None
+
+    async def _canonical(self, name: str) -> str:
+        """What the model is called here that a request names."""
+        if not self._roots.has_namespaces or name in self._models:
+            return name
+        await self.refresh()
+        return self._roots.naming.canonical(name)
 
     def _check_explicit(self) -> None:
         if self._is_closing:
@@ -227,50 +278,3 @@ class ModelRepository:
                 "explicit model load / unload is not allowed "
                 + ("if polling is enabled" if self._mode is ControlMode.POLL else "in model control mode none"),
             )
-
-    # Polling
-
-    async def _first_look(self) -> Failures:
-        """Load what lies still. What does not has a second to come to rest; later, the next look will take it up."""
-        rest_s = min(self._poll_s, _FIRST_LOOK_REST_S)
-        changes, work = await self._take_up(time.time_ns() - int(rest_s * 1e9))
-        failures = await work
-        if not changes.is_resting:
-            await asyncio.sleep(rest_s)
-            _, work = await self._take_up()
-            failures.update(await work)
-        return failures
-
-    async def _poll_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            try:
-                await self._take_up()
-            except Exception as error:
-                # Whatever went wrong with this look, the next one may go well.
-                _log.debug("a look at the model repository failed", exc_info=error)
-                self._on_note(f"the model repository cannot be read: {type(error).__name__}: {error}")
-
-    async def _take_up(self, settled_before_ns: int = 0) -> tuple[Changes, asyncio.Task[Failures]]:
-        """Look, and begin to load and unload accordingly. A model that is at it is looked at when it is done."""
-        look = await asyncio.to_thread(self._poller.look)
-        changes = self._poller.take(look, settled_before_ns, self._changing)
-        states = {name: look[name][0][1] for name in changes.changed}
-        return changes, self._loads.begin(self._follow(changes, states))
-
-    async def _follow(self, changes: Changes, states: Mapping[str, FolderState]) -> Failures:
-        names = {*changes.changed, *changes.removed}
-        self._changing |= names
-        try:
-            for name in changes.removed:
-                await self._updates.remove(name)
-            return await self._updates.load(changes.changed, states)
-        finally:
-            self._changing -= names
-
-
-def _names(roots: Iterable[Path]) -> dict[str, list[Path]]:
-    try:
-        return model_names(roots)
-    except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 
 class ModelState(StrEnum):
@@ -43,3 +44,20 @@ class LoadOverrides:
 
     config_json: str | None = None
     files: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySettings:
+    """How a repository reads and loads.
+
+    More `num_parallel_loads` shorten the start and cost memory and processors meanwhile. `num_load_retries` of each
+    version that fails. `cache_path` is where remote stores are mirrored, None a temporary folder; what lies there is
+    not downloaded again by the next server. `has_namespaces`: models of one name in several repositories all serve.
+    `store_rest_s`: how long a model in a store must not have changed to be loaded, where polls do not tell.
+    """
+
+    num_parallel_loads: int = 4
+    num_load_retries: int = 0
+    cache_path: Path | None = None
+    has_namespaces: bool = False
+    store_rest_s: float = 1.0

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from weakref import WeakValueDictionary
 
 from engine.errors import SluiceError
@@ -16,6 +18,7 @@ from pipelines.repository.folders import FolderState
 from pipelines.repository.loader import VersionLoader
 from pipelines.repository.managed import ManagedModel
 from pipelines.repository.reading import Reading, read_model
+from pipelines.repository.roots import Roots
 from pipelines.repository.tasks import Tasks
 from pipelines.repository.types import LoadOverrides
 
@@ -30,12 +33,17 @@ class ModelUpdates:
     """The only writer of `models`."""
 
     models: dict[str, ManagedModel]
-    roots: Sequence[Path]
+    roots: Roots
+    readers: Executor
     loader: VersionLoader
     is_strict: bool
     on_note: Callable[[str], None]
     drain_timeout_s: float
     drains: Tasks
+    failed_loads: Counter[str] = field(default_factory=Counter)
+    """How often each model could not be loaded."""
+    _lacking: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The members that ensembles lacked when they were last to be loaded."""
     _requests: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def managed(self, name: str) -> ManagedModel:
@@ -44,12 +52,33 @@ class ModelUpdates:
             self.models[name] = ManagedModel(name, self.drain_timeout_s, self.drains)
         return self.models[name]
 
-    async def load(self, names: Iterable[str], seen: Mapping[str, FolderState] | None = None) -> Failures:
-        """Load what the folders hold, and tell what failed. `seen`: only what is still as it was then."""
+    async def load(self, names: Iterable[str]) -> Failures:
+        """Load what the folders hold, and tell what failed."""
         candidates, failures = await self._read(names)
-        if seen is not None:
-            candidates = {name: each for name, each in candidates.items() if each.state == seen.get(name)}
+        return {**failures, **await self._load_candidates(await self._with_members(candidates))}
+
+    async def load_seen(self, states: Mapping[str, FolderState | None]) -> Failures:
+        """The same for folders that have come to rest, where they are still as they were seen.
+
+        Members that they lack are not sought: what of them has not come to rest must not be served.
+        """
+        found, failures = await self._read(states)
+        candidates = {}
+        for name, candidate in found.items():
+            if candidate.state == states[name]:
+                candidates[name] = candidate
+            else:
+                self._let_go(candidate)
         return {**failures, **await self._load_candidates(candidates)}
+
+    def ensembles(self) -> list[str]:
+        """The names of the ensembles that serve, or did."""
+        return [name for name, each in self.models.items() if each.candidate is not None and each.candidate.is_ensemble]
+
+    def waiting_for(self, names: Iterable[str]) -> list[str]:
+        """The ensembles that could not be loaded without any of `names`."""
+        loaded = set(names)
+        return [name for name, lacking in self._lacking.items() if lacking & loaded]
 
     async def load_one(self, name: str, overrides: LoadOverrides | None) -> None:
         """Load a model, as it lies in its folder or as the request brings it. Raises SluiceError in Triton's words."""
@@ -58,8 +87,9 @@ class ModelUpdates:
         async with lock:
             candidates, failures = await self._read([name], overrides)
             if overrides is None and name in candidates and self.managed(name).keeps_override(candidates[name]):
+                self._let_go(candidates[name])
                 return
-            failures = failures or await self._load_candidates(candidates)
+            failures = failures or await self._load_candidates(await self._with_members(candidates))
         if name in failures:
             raise failures[name]
 
@@ -83,6 +113,7 @@ class ModelUpdates:
     async def remove(self, name: str) -> None:
         """Its folder has gone: unload it, and miss it no more."""
         await self.unload(name)
+        self._lacking.pop(name, None)
         self.managed(name).has_folder = False
 
     async def _unload_callers(self, name: str) -> None:
@@ -98,12 +129,10 @@ class ModelUpdates:
     async def _read(
         self, names: Iterable[str], overrides: LoadOverrides | None = None, *, is_explicit: bool = True
     ) -> tuple[Candidates, Failures]:
-        readings: list[Reading] = await asyncio.gather(
-            *(
-                asyncio.to_thread(read_model, self.roots, name, is_strict=self.is_strict, overrides=overrides)
-                for name in names
-            )
-        )
+        """The candidates hold their folders."""
+        read = partial(read_model, self.roots, is_strict=self.is_strict, overrides=overrides)
+        run = asyncio.get_running_loop().run_in_executor
+        readings: list[Reading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
         candidates: Candidates = {}
         failures: Failures = {}
         for reading in readings:
@@ -119,15 +148,13 @@ class ModelUpdates:
 
     def _blame(self, reading: Reading) -> None:
         if reading.cause is not None:
+            self.failed_loads[reading.name] += 1
             self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
         if reading.error is not None:
             self.on_note(reading.error.message)
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:
-        """Load them and the members that they lack, then the ensembles over whatever changed."""
-        candidates = await self._with_members(candidates)
-        for candidate in candidates.values():
-            candidate.folder.hold()
+        """Load them, then the ensembles over whatever changed. Lets go of their folders."""
         try:
             order, circular = load_order(self._graph(candidates))
             failures = {name: load_failed(name, reason) for name, reason in circular.items() if name in candidates}
@@ -135,6 +162,7 @@ class ModelUpdates:
                 self.managed(name).fail(_blamed(candidates[name]), failure.reason)
             changed, failed = await self._load_in_order([candidates[name] for name in order if name in candidates])
             await self._reload_callers(changed, set(candidates))
+            self.failed_loads.update([*failures, *failed])
             return {**failures, **failed}
         finally:
             for candidate in candidates.values():
@@ -207,6 +235,9 @@ class ModelUpdates:
         """Raises SluiceError where an ensemble would call a model that does not serve."""
         name = candidate.name
         lacking = [member for member in candidate.members if not self._is_serving(member)]
+        self._lacking.pop(name, None)
+        if lacking:
+            self._lacking[name] = frozenset(lacking)
         for member in lacking:
             if member in failed:
                 raise load_failed(

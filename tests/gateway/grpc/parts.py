@@ -131,6 +131,9 @@ class SmallRepository:
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
         raise AssertionError("nobody sets weights here")
 
+    async def refresh(self) -> None:
+        """Nothing lies anywhere."""
+
     def index(self, ready_only: bool) -> list[IndexEntry]:
         ready = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
         failed = IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken")

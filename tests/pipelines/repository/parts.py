@@ -44,6 +44,7 @@ class StampModel(Model):
         self._waiting: set[asyncio.Task[None]] = set()
         self.is_closed = False
         backend.open_models.add(self)
+        backend.made.append(self)
 
     def _start(self, job: Job) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(job))
@@ -73,6 +74,7 @@ class StampBackend(Backend):
 
     def __init__(self) -> None:
         self.open_models: set[StampModel] = set()
+        self.made: list[StampModel] = []
         self.loads: list[tuple[str, int]] = []
         self.release = asyncio.Event()
         self.is_hanging = asyncio.Event()

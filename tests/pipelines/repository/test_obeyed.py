@@ -1,11 +1,13 @@
 from collections.abc import Iterator
 
 import pytest
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.repository.config_text import parse_config
-from pipelines.repository.obeyed import NOT_OBEYED, OBEYED, unobeyed_note
+from pipelines.repository.completion import ENSEMBLE, KINDS, LLM_BACKENDS
+from pipelines.repository.config_text import parse_config, parse_written
+from pipelines.repository.obeyed import NOT_OBEYED, OBEYED, unobeyed_findings, unobeyed_note
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
@@ -34,6 +36,88 @@ def test_every_field_is_obeyed_or_named(leaf: str) -> None:
     )
 
 
+BACKENDS = [*sorted({kind.backend for kind in KINDS} | LLM_BACKENDS), ""]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_field_that_is_set_is_obeyed_or_named(backend: str) -> None:
+    for leaf in EVERY_LEAF:
+        config = ModelConfig()
+        set_leaf(config, leaf)
+        config.backend = backend
+        rules = ((path, NOT_OBEYED[path]) for path in sorted(paths(leaf)) if path in NOT_OBEYED)
+        named = [(path, rule.reason) for path, rule in rules if rule.applies_to(backend or ENSEMBLE)][:1]
+        assert unobeyed_note(config) == [f"not obeyed: {path} ({reason})" for path, reason in named]
+        assert [each.message for each in unobeyed_findings(config)] == [
+            f"{path} is not obeyed: {reason}" for path, reason in named
+        ]
+
+
+def set_leaf(message: Message, leaf: str) -> None:
+    """Give the field a value that is not its default."""
+    name, _, rest = leaf.partition(".")
+    field = message.DESCRIPTOR.fields_by_name[name]
+    value = getattr(message, name)
+    if rest:
+        set_leaf(value.add() if field.is_repeated else value, rest)
+    elif field.message_type is None:
+        given = some_value(field)
+        if field.is_repeated:
+            value.append(given)
+        else:
+            setattr(message, name, given)
+    elif field.message_type.GetOptions().map_entry:
+        set_entry(value, field.message_type)
+    else:
+        value.SetInParent()
+
+
+def set_entry(value: object, entry: Descriptor) -> None:
+    key, inner = some_value(entry.fields_by_name["key"]), entry.fields_by_name["value"]
+    if inner.message_type is None:
+        value[key] = some_value(inner)  # type: ignore[index]
+    else:
+        value[key].SetInParent()  # type: ignore[index]
+
+
+def some_value(field: FieldDescriptor) -> str | bool | float | int:
+    if field.enum_type is not None:
+        # The second value: of an instance's kinds not that of a GPU, about which there is a note of its own.
+        return int(field.enum_type.values[2 if field.enum_type.full_name.endswith("Group.Kind") else -1].number)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return "1"
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return True
+    return 1
+
+
+def test_notes_have_their_lines() -> None:
+    text = """
+    backend: "python"
+    instance_group [ { count: 1 }, {
+      secondary_devices { device_id: 1 } } ]
+    optimization { eager_batching: true }
+    """
+    written = parse_written(text, "config.pbtxt")
+    lines = {"instance_group.secondary_devices": 4, "optimization.eager_batching": 5}
+    found = [written.locations.locate(each).text("c") for each in unobeyed_findings(written.config)]
+    assert sorted(found) == [
+        f"c:{line}: {path} is not obeyed: {NOT_OBEYED[path].reason}" for path, line in lines.items()
+    ]
+    listed = [f"{path} in line {line} ({NOT_OBEYED[path].reason})" for path, line in lines.items()]
+    (note,) = unobeyed_note(written.config, written.locations)
+    assert sorted(note.removeprefix("not obeyed: ").split("; ")) == sorted(listed)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_there() -> None:
+    written = parse_written("instance_group { }\ninstance_group {\n kind: KIND_GPU }", "config.pbtxt")
+    said = "there is no GPU, instances of KIND_GPU run on the CPU"
+    assert unobeyed_note(written.config) == [said]
+    (finding,) = unobeyed_findings(written.config)
+    assert written.locations.locate(finding).text("c") == f"c:3: {said}"
+
+
 def test_no_rule_is_for_nothing() -> None:
     known = {path for leaf in EVERY_LEAF for path in paths(leaf)}
     assert OBEYED | NOT_OBEYED.keys() <= known
@@ -43,17 +127,21 @@ def test_no_rule_is_for_nothing() -> None:
     ("backend", "text", "expected"),
     [
         ("python", "dynamic_batching { priority_levels: 2 } response_cache { enable: true }", []),
-        ("python", "model_metrics { }", ["model_metrics"]),
+        ("python", "model_metrics { }", []),
         ("python", "optimization { graph { level: 1 } cuda { graphs: true } }",
          ["optimization.graph", "optimization.cuda"]),
         ("onnxruntime", "optimization { graph { level: 1 } }", []),
-        ("python", "instance_group { rate_limiter { priority: 1 } } instance_group { passive: true }",
+        ("python", "instance_group { rate_limiter { priority: 1 } } instance_group { passive: true }", []),
+        ("vllm", "instance_group { rate_limiter { priority: 1 } } instance_group { passive: true }",
          ["instance_group.rate_limiter", "instance_group.passive"]),
         ("python", "sequence_batching { oldest { max_candidate_sequences: 4 } }", []),
-        ("python", "sequence_batching { state { input_name: 'i' } }", ["sequence_batching.state"]),
+        ("python", "sequence_batching { state { input_name: 'i' } iterative_sequence: true }", []),
         ("tensorrtllm", "sequence_batching { max_sequence_idle_microseconds: 4 }", ["sequence_batching"]),
         ("tensorrtllm", "response_cache { enable: true }", ["response_cache"]),
-        ("python", "model_warmup { name: 'w' } model_warmup { name: 'v' }", ["model_warmup"]),
+        ("python", "model_warmup { name: 'w' } model_warmup { name: 'v' }", []),
+        ("tensorrt", "cc_model_filenames { key: '7.5' value: 'a' } instance_group { gpus: 0 profile: '1' }", []),
+        ("pytorch", "cc_model_filenames { key: '7.5' value: 'a' } instance_group { gpus: 0 profile: '1' }",
+         ["instance_group.profile", "cc_model_filenames"]),
     ],
 )  # fmt: skip
 def test_what_is_given_and_not_obeyed_is_named_once(backend: str, text: str, expected: list[str]) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.repository.folders import FolderState, folder_state
-from pipelines.repository.poller import Changes, Look, Poller
+from pipelines.repository.poller import Changes, Poller
 from pipelines.repository.repository import ModelRepository
+from pipelines.repository.roots import LocalRoot, Look, Roots
 from pipelines.repository.types import ControlMode, ModelState
 from tests.pipelines.repository.parts import (
     CONFIG,
@@ -145,7 +146,7 @@ async def test_a_slow_load_holds_up_no_other(bench: Bench, root: Path) -> None:
     await until(lambda: "later" in stamps(repository))
     slow.joinpath("1").mkdir(parents=True)
     bench.stamp.release.set()
-    await until(lambda: rows(repository)["slow", 1][0] is ModelState.UNAVAILABLE)
+    await until(lambda: rows(repository).get(("slow", 1), (None, ""))[0] is ModelState.UNAVAILABLE)
     await until(lambda: not bench.stamp.num_loading)
     assert sorted(stamps(repository)) == ["later", "quick"]
     await repository.close()
@@ -154,14 +155,14 @@ async def test_a_slow_load_holds_up_no_other(bench: Bench, root: Path) -> None:
 
 async def test_polling_goes_on_after_an_error(bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await polling(bench)
-    look, errors = Poller.look, [ValueError("unforeseen")]
+    look, errors = Roots.look, [ValueError("unforeseen")]
 
-    def fail_once(poller: Poller) -> Look:
+    def fail_once(roots: Roots) -> Look:
         if errors:
             raise errors.pop()
-        return look(poller)
+        return look(roots)
 
-    monkeypatch.setattr(Poller, "look", fail_once)
+    monkeypatch.setattr(Roots, "look", fail_once)
     write_model(root, "a", 1)
     await until(lambda: "a" in stamps(repository))
     assert not errors
@@ -191,7 +192,7 @@ pieces = st.lists(st.sampled_from(["look", "piece"]), min_size=1, max_size=30)
 def test_only_what_two_looks_saw_the_same_is_taken(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]) -> None:
     """A model copied file by file and file in pieces, with looks at any moment between."""
     root = tmp_path_factory.mktemp("root")
-    poller = Poller([root])
+    poller, roots = Poller(), Roots([LocalRoot(root)])
     copied: list[int] = []
     taken_after: list[int] = []
     num_copied = 0
@@ -202,18 +203,18 @@ def test_only_what_two_looks_saw_the_same_is_taken(tmp_path_factory: pytest.Temp
             num_copied += 1
             copied.append(num_copied)
             continue
-        changes = poller.take(poller.look())
+        changes = poller.take(roots.look())
         last_looks.append(num_copied)
         if "a" in changes.changed:
             taken_after.append(num_copied)
             assert last_looks[-2:] == [num_copied, num_copied]
     assert taken_after == sorted(set(taken_after))
     for _ in range(2):
-        changes = poller.take(poller.look())
+        changes = poller.take(roots.look())
         taken_after += [num_copied] * ("a" in changes.changed)
     assert (taken_after[-1:] == [num_copied]) == bool(num_copied)
     shutil.rmtree(root / "a", ignore_errors=True)
-    removed = poller.take(poller.look()).removed
+    removed = poller.take(roots.look()).removed
     assert removed == (("a",) if num_copied else ())
 
 
@@ -232,34 +233,34 @@ def test_a_copy_with_old_times_is_as_new_as_it_is(tmp_path: Path) -> None:
         os.utime(path, (1, 1))
     changed_ns = folder_state(folder).changed_ns
     assert changed_ns > 1_000_000_000_000_000_000
-    poller = Poller([tmp_path])
-    assert poller.take(poller.look(), settled_before_ns=changed_ns).changed == ()
-    assert poller.take(poller.look()).changed == ("a",)
-    assert Poller([tmp_path]).take(poller.look(), settled_before_ns=changed_ns + 1).changed == ("a",)
+    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
+    assert not poller.take(roots.look(), settled_before_ns=changed_ns).changed
+    assert list(poller.take(roots.look()).changed) == ["a"]
+    assert list(Poller().take(roots.look(), settled_before_ns=changed_ns + 1).changed) == ["a"]
 
 
 def test_a_folder_that_vanishes_under_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "a", 1)
-    poller = Poller([tmp_path])
+    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
 
     def vanish(folder: Path) -> FolderState:
         raise FileNotFoundError(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.repository.poller.folder_state", vanish)
+        patch.setattr("pipelines.repository.roots.folder_state", vanish)
         for _ in range(3):
-            assert poller.take(poller.look()) == Changes((), (), is_resting=False)
-    poller.take(poller.look())
-    assert poller.take(poller.look()).changed == ("a",)
+            assert poller.take(roots.look()) == Changes({}, (), is_resting=False)
+    poller.take(roots.look())
+    assert poller.take(roots.look()).changed.keys() == {"a"}
 
 
 def test_links_to_nowhere_and_to_themselves(tmp_path: Path) -> None:
     write_model(tmp_path, "a", 1)
     os.symlink(tmp_path / "nowhere", tmp_path / "a" / "dangling")
     os.symlink(tmp_path / "a", tmp_path / "a" / "loop")
-    poller = Poller([tmp_path])
-    poller.take(poller.look())
-    assert poller.take(poller.look()).changed == ("a",)
+    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
+    poller.take(roots.look())
+    assert poller.take(roots.look()).changed.keys() == {"a"}
 
 
 async def test_what_comes_between_a_look_and_its_load_waits(
@@ -268,12 +269,12 @@ async def test_what_comes_between_a_look_and_its_load_waits(
     """A version whose copy begins just when another change is taken up, and goes on from look to look."""
     folder = write_model(root, "a", 1)
     repository = await polling(bench)
-    look, pieces = Poller.look, iter(["fail", "fai", "f", "7"])
+    look, pieces = Roots.look, iter(["fail", "fai", "f", "7"])
     seen: list[object] = [None]
 
-    def look_and_copy(poller: Poller) -> Look:
-        now = look(poller)
-        seen.append(now["a"])
+    def look_and_copy(roots: Roots) -> Look:
+        now = look(roots)
+        seen.append(now.models["a"])
         is_taken_now = (folder / "labels.txt").exists() and seen[-1] == seen[-2]
         if is_taken_now or (folder / "2").exists():
             piece = next(pieces, None)
@@ -281,9 +282,45 @@ async def test_what_comes_between_a_look_and_its_load_waits(
                 write_version(folder, 2, piece)
         return now
 
-    monkeypatch.setattr(Poller, "look", look_and_copy)
+    monkeypatch.setattr(Roots, "look", look_and_copy)
     (folder / "labels.txt").write_text("a change that is taken up")
     await until(lambda: 2 in stamps(repository)["a"])
     assert await ask(repository, "a") == 7
     assert bench.stamp.loads == [("a", 1), ("a", 2)]
+    await repository.close()
+
+
+async def test_an_ensemble_whose_new_member_comes_later(bench: Bench, root: Path) -> None:
+    """It serves on over the old one, and is taken up when the new one has come to rest."""
+    write_model(root, "old", 1)
+    outer = write_model(root, "outer", 0, config=ensemble_config("old"))
+    repository = await polling(bench)
+    assert await ask(repository, "outer") == 1
+    (outer / "config.pbtxt").write_text(ensemble_config("new"))
+    await until(lambda: any("not available or ambiguous: new" in note for note in bench.notes))
+    assert await ask(repository, "outer") == 1
+    write_model(root, "new", 2)
+    await until(lambda: "new" in stamps(repository))
+    await until(lambda: repository.find("outer").member.name == "new")  # type: ignore[attr-defined]
+    assert await ask(repository, "outer") == 2
+    await repository.close()
+
+
+async def test_a_member_that_is_being_copied_is_not_loaded_for_its_ensemble(
+    bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = await polling(bench)
+    look, pieces = Roots.look, iter(["hal", "half", "half a", "3"])
+
+    def copy_and_look(roots: Roots) -> Look:
+        piece = next(pieces, None)
+        if piece is not None:
+            write_model(root, "inner", piece)
+        return look(roots)
+
+    write_model(root, "outer", 0, config=ensemble_config("inner"))
+    monkeypatch.setattr(Roots, "look", copy_and_look)
+    await until(lambda: "outer" in stamps(repository))
+    assert bench.stamp.loads == [("inner", 1)]
+    assert await ask(repository, "outer") == 3
     await repository.close()

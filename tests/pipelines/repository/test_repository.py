@@ -53,7 +53,7 @@ async def test_a_model_that_fails_is_listed_while_the_others_serve(bench: Bench,
     )
     assert rows(repository)["bad", 1] == (ModelState.UNAVAILABLE, "Internal: RuntimeError: cannot start")
     assert rows(repository)["odd", 1][1] == "Internal: KeyError: 'what no backend should raise'"
-    assert "line 1, column 17" in rows(repository)["broken", 1][1]
+    assert "config.pbtxt:1:17: " in rows(repository)["broken", 1][1]
     assert await ask(repository, "good") == 1
     assert not repository.is_ready
     assert "model 'bad' version 1 is UNAVAILABLE" in repository.problem
@@ -400,12 +400,12 @@ async def test_an_added_model_needs_no_folder(bench: Bench, repository: ModelRep
 
 @pytest.mark.usefixtures("no_gpu")
 async def test_a_note_names_what_is_not_obeyed(bench: Bench, repository: ModelRepository, root: Path) -> None:
-    write_model(root, "a", 1, config=CONFIG + "model_warmup { name: 'w' } instance_group { kind: KIND_GPU gpus: 0 }")
+    write_model(root, "a", 1, config=CONFIG + "runtime: 'x' instance_group { kind: KIND_GPU gpus: 0 }")
     await repository.load("a")
     await repository.load("a", LoadOverrides())
     assert [note for note in bench.notes if note.startswith("model 'a'")] == [
         "model 'a': not obeyed: instance_group.gpus (instances of this backend choose no GPU); "
-        "model_warmup (models are served without a warm-up); there is no GPU, instances of KIND_GPU run on the CPU"
+        "runtime (a backend is chosen by its name); there is no GPU, instances of KIND_GPU run on the CPU"
     ]
 
 

@@ -9,10 +9,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.errors import ErrorCode, SluiceError
 from pipelines.repository.completion import normalize
 from pipelines.repository.config_json import parse_config_json
+from pipelines.repository.findings import InvalidConfig
 from pipelines.repository.validation import check_structure, check_tensors
 
 IN: dict[str, Any] = {"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [-1]}
 OUT: dict[str, Any] = {"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [-1]}
+DELAYING = {"timeout_action": "DELAY", "default_timeout_microseconds": 5}
+STATE = {"input_name": "I", "output_name": "O", "data_type": "TYPE_INT32", "dims": [1]}
 START = {"name": "S", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]}
 
 
@@ -23,6 +26,22 @@ def config_of(**given: Any) -> ModelConfig:
 
 def control(**given: Any) -> dict[str, Any]:
     return {"control_input": [{"name": "S", "control": [given]}]}
+
+
+BATCH_INPUT: dict[str, Any] = {
+    "kind": "BATCH_ELEMENT_COUNT", "target_name": ["T"], "data_type": "TYPE_FP32", "source_input": ["INPUT0"],
+}  # fmt: skip
+BATCH_OUTPUT: dict[str, Any] = {"target_name": ["OUTPUT0"], "source_input": ["INPUT0"]}
+ZEROS: dict[str, Any] = {"data_type": "TYPE_INT32", "dims": [2], "zero_data": True}
+WARMUP: dict[str, Any] = {"name": "w", "batch_size": 1, "inputs": {"INPUT0": ZEROS}}
+
+
+def limited(resource: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "KIND_CPU", "rate_limiter": {"resources": [resource]}}
+
+
+def sample(**given: Any) -> dict[str, Any]:
+    return {**WARMUP, "inputs": {"INPUT0": {**ZEROS, **given}}}
 
 
 def refusal(check: Any, config: ModelConfig) -> str:
@@ -60,15 +79,48 @@ def refusal(check: Any, config: ModelConfig) -> str:
         ({"sequence_batching": control(kind="CONTROL_SEQUENCE_CORRID", int32_false_true=[0, 1])},
          "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
          "CONTROL_SEQUENCE_CORRID for m"),
-        ({"sequence_batching": control(kind="CONTROL_SEQUENCE_END")}, "must specify exactly one of"),
+        ({"sequence_batching": control(kind="CONTROL_SEQUENCE_END")},
+         "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+         "CONTROL_SEQUENCE_END for m"),
         ({"sequence_batching": {"control_input": [{"control": []}]}}, "must have a name"),
-        ({"sequence_batching": {"oldest": {"preferred_batch_size": [9]}}}, "preferred size must be <= max batch size"),
+        ({"sequence_batching": {"oldest": {"preferred_batch_size": [9]}}},
+         "sequence batching preferred batch size must be <= max batch size for m"),
         ({"response_cache": {"enable": True}, "model_transaction_policy": {"decoupled": True}},
          "Response Cache does not currently support model m with 'decoupled' transaction policy. "
          "Please disable the response cache."),
         ({"response_cache": {"enable": True}, "sequence_batching": {}},
          "Response Cache does not currently support model m with sequence batching scheduler. "
          "Please disable the response cache."),
+        ({"dynamic_batching": {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1}},
+         "Only one priority level is allowed when 'preserve_ordering' is true for m"),
+        ({"dynamic_batching": {"preserve_ordering": True, "default_queue_policy": DELAYING}},
+         "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m"),
+        ({"dynamic_batching": {"preserve_ordering": True, "priority_queue_policy": {"1": DELAYING}}},
+         "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m"),
+        ({"sequence_batching": {"direct": {"minimum_slot_utilization": 1.5}}},
+         "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m"),
+        ({"sequence_batching": {"control_input": [START, {**START, "control": []}]}},
+         "sequence batching control tensor 'S' is specified for multiple control kinds for m"),
+        ({"sequence_batching": control(kind="CONTROL_SEQUENCE_END", int32_false_true=[0, 1], fp32_false_true=[0, 1])},
+         "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' "
+         "for CONTROL_SEQUENCE_END for m"),
+        ({"sequence_batching": {"state": [{**STATE, "dims": [0]}]}},
+         "sequence batching state 'I' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for "
+         "m"),
+        ({"sequence_batching": {"state": [{**STATE, "use_growable_memory": True}]}},
+         "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input name 'I'."),
+        ({"parameters": {"TRITON_BATCH_STRATEGY_PATH": {"string_value": "lib.so"}}},
+         "model m asks for custom batching with the parameter TRITON_BATCH_STRATEGY_PATH: libraries that form batches "
+         "are not loaded"),
+        ({"model_repository_agents": {"agents": [{}]}}, "a repository agent must specify 'name' for m"),
+        ({"model_metrics": {"metric_control": [{"histogram_options": {"buckets": [1]}}]}},
+         "metric control must specify 'metric_identifier'"),
+        ({"model_metrics": {"metric_control": [{"metric_identifier": {}, "histogram_options": {"buckets": [1]}}]}},
+         "metric identifier must specify non-empty 'family'"),
+        ({"model_metrics": {"metric_control": [{"metric_identifier": {"family": "f"}}]}},
+         "metric control must specify 'histogram_options'"),
+        ({"model_metrics": {"metric_control": [{"metric_identifier": {"family": "f"}, "histogram_options": {}}]}},
+         "histogram options must specify non-empty 'buckets'"),
     ],
 )  # fmt: skip
 def test_no_model_at_all(given: dict[str, Any], message: str) -> None:
@@ -90,7 +142,7 @@ def test_no_model_at_all(given: dict[str, Any], message: str) -> None:
             {"dims": [-1, -1], "reshape": {"shape": [-1]}},
             "'T' has different number of variable-size dimensions for dims and reshape for m",
         ),
-        ({"dims": [1], "reshape": {"shape": [0]}}, "'T' reshape dimension must be integer >= 1"),
+        ({"dims": [1], "reshape": {"shape": [0]}}, "'T' reshape dimensions must be integer >= 1"),
     ],
 )
 def test_tensors_that_cannot_be(what: str, given: dict[str, Any], message: str) -> None:
@@ -106,6 +158,33 @@ def test_tensors_that_cannot_be(what: str, given: dict[str, Any], message: str) 
         ({"batch_input": [{"source_input": ["NOPE"]}]}, "unknown source input name 'NOPE' for m"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]},
          "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs"),
+        ({"instance_group": [{"kind": "KIND_MODEL", "gpus": [0]}]},
+         "instance group m_0 of model m has kind KIND_MODEL but specifies one or more GPUs"),
+        ({"instance_group": [limited({"name": "R", "global": True}), limited({"name": "R"})]},
+         'Resource "R" is present as both global and device-specific resource in the model configuration.'),
+        ({"instance_group": [limited({"count": 1})]}, "a resource of the rate limiter must have a name for m"),
+        ({"batch_input": [{**BATCH_INPUT, "source_input": []}]},
+         "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0 for m"),
+        ({"batch_input": [{**BATCH_INPUT, "data_type": "TYPE_INT64"}]},
+         "batch input data type must be TYPE_INT32 or TYPE_FP32 for m"),
+        ({"batch_input": [{**BATCH_INPUT, "target_name": []}]},
+         "batch input of kind 'BATCH_ELEMENT_COUNT' must specify 'target_name' for m"),
+        ({"batch_output": [{**BATCH_OUTPUT, "source_input": ["INPUT0", "INPUT0"]}]},
+         "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 2 for m"),
+        ({"batch_output": [{**BATCH_OUTPUT, "source_input": ["NOPE"]}]}, "unknown source input name 'NOPE' for m"),
+        ({"batch_output": [{**BATCH_OUTPUT, "target_name": ["NOPE"]}]}, "unknown target output name 'NOPE' for m"),
+        ({"batch_output": [{**BATCH_OUTPUT, "target_name": ["OUTPUT0", "OUTPUT0"]}]},
+         "target output name 'OUTPUT0' can only be specified once for m"),
+        ({"model_warmup": [{**WARMUP, "batch_size": 5}]},
+         "failed to run warmup sample 'w': batch size 5 for 'm', max allowed is 4"),
+        ({"max_batch_size": 0, "model_warmup": [{**WARMUP, "batch_size": 2}]},
+         "failed to run warmup sample 'w': batch size 2 for 'm', max allowed is 0"),
+        ({"model_warmup": [sample(data_type="TYPE_INVALID")]},
+         "warmup setting expects input 'INPUT0' to have data_type set"),
+        ({"model_warmup": [sample(dims=[-1])]},
+         "warmup setting expects all variable-size dimensions are specified for input 'INPUT0'"),
+        ({"model_warmup": [sample(zero_data=None)]},
+         "warmup setting expects input 'INPUT0' to have input_data_type set"),
         ({"input": [IN, IN]}, "model input 'INPUT0' is given more than once for m"),
         ({"output": [OUT, OUT]}, "model output 'OUTPUT0' is given more than once for m"),
     ],
@@ -141,6 +220,28 @@ def test_what_the_real_server_loads(given: dict[str, Any]) -> None:
     check_tensors(config)
 
 
+def test_what_may_yet_come_from_the_file() -> None:
+    given = {"input": [{"name": "INPUT0"}], "output": [], "batch_output": [BATCH_OUTPUT]}
+    check_tensors(config_of(**given), is_complete=False)
+    assert "must specify 'data_type'" in refusal(check_tensors, config_of(**given))
+    warmed = config_of(model_warmup=[{**WARMUP, "inputs": {"NOPE": ZEROS}}])
+    check_tensors(warmed)
+    with pytest.raises(SluiceError, match="unexpected inference input 'NOPE' for model 'm'"):
+        check_tensors(warmed, is_complete=False)
+
+
+def test_everything_that_is_wrong_is_told_with_its_field() -> None:
+    given = {"max_batch_size": -1, "dynamic_batching": {"preferred_batch_size": [2, 0]}}
+    with pytest.raises(InvalidConfig) as caught:
+        check_structure(config_of(**given))
+    assert [(each.path, each.message) for each in caught.value.findings] == [
+        ("max_batch_size", "'max_batch_size' must be non-negative value for m"),
+        ("dynamic_batching.preferred_batch_size[0]", "dynamic batching preferred size must be <= max batch size for m"),
+        ("dynamic_batching.preferred_batch_size[1]", "dynamic batching preferred size must be positive for m"),
+    ]
+    assert caught.value.message == caught.value.findings[0].message
+
+
 def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict[str, Any]:
     return {"model_name": model, "model_version": -1, "input_map": inputs, "output_map": outputs}
 
@@ -167,6 +268,8 @@ AB = {"INPUT0": "A", "INPUT1": "B"}
          "output 'S' for ensemble 'e' is not written: at least one of its depending tensors, 'zz', is not connected"),
         ([step("x", AB, {"O": "S"})], {"instance_group": [{}]},
          "instance group should not be specified for ensemble 'e'"),
+        ([step("x", AB, {"O": "S"})], {"model_warmup": [WARMUP]},
+         "model_warmup can not be specified for ensemble 'e'"),
         ([step("x", AB, {"O": "S"})], {"optimization": {}}, "optimization should not be specified for ensemble 'e'"),
         ([step("x", AB, {"O": "S"})], {"platform": "python"},
          "ensemble scheduling cannot be set for model 'e' whose platform is not ensemble"),

@@ -42,6 +42,9 @@ class SmallRepository:
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
         raise AssertionError("nobody sets weights here")
 
+    async def refresh(self) -> None:
+        """Nothing lies anywhere."""
+
     def index(self, ready_only: bool) -> list[IndexEntry]:
         rows = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
         return rows if ready_only else [*rows, IndexEntry("never"), IndexEntry("bad", 1, ModelState.UNAVAILABLE, "why")]

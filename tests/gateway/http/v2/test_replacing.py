@@ -1,0 +1,58 @@
+"""A model that is replaced while a request's body comes in: the request goes to what took its place."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from pipelines.inference.model import Model
+from tests.gateway.http.plain_server import PATIENCE_S
+from tests.gateway.http.v2.models import text_once, text_repeat
+from tests.gateway.http.v2.small_service import SmallService, small_server
+
+TENSOR = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["word"]}
+
+
+class WatchedService(SmallService):
+    """Says when a request has found its model."""
+
+    def __init__(self, models: list[Model]) -> None:
+        super().__init__(models)
+        self.has_routed = threading.Event()
+
+    def route(self, name: str, version: int = -1, key: str = "") -> Model:
+        found = super().route(name, version, key)
+        self.has_routed.set()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "route", "body"),
+    [
+        (text_once, "infer", {"inputs": [TENSOR]}),
+        (text_once, "generate", {"text_input": "word"}),
+        (text_repeat, "generate_stream", {"text_input": "word"}),
+    ],
+)
+def test_a_model_replaced_under_a_body(make: Callable[[], Model], route: str, body: dict[str, Any]) -> None:
+    old, new = make(), make()
+    service = WatchedService([old])
+    content = json.dumps(body).encode()
+    head = f"POST /v2/models/{old.name}/{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += f"content-length: {len(content)}\r\n\r\n"
+    with small_server(service) as small:
+        address = httpx.URL(small.url)
+        with socket.create_connection((address.host, address.port), PATIENCE_S) as connection:
+            connection.sendall(head.encode() + content[:5])
+            assert service.has_routed.wait(PATIENCE_S)
+            service.repository.loaded = [new]
+            old.retire()
+            connection.sendall(content[5:])
+            answer = b""
+            while more := connection.recv(65536):
+                answer += more
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
