@@ -13,7 +13,8 @@ from engine.errors import ErrorCode, SluiceError
 from pipelines.repository.agents import run_agents
 from pipelines.repository.completion import complete_kind, normalize
 from pipelines.repository.config_json import parse_config_json
-from pipelines.repository.config_text import CONFIG_FILENAME, read_config
+from pipelines.repository.config_locations import NOWHERE
+from pipelines.repository.config_text import CONFIG_FILENAME, WrittenConfig, read_checked
 from pipelines.repository.ensemble_structure import members
 from pipelines.repository.folders import FolderState, ModelFolder, versions_in, write_files
 from pipelines.repository.obeyed import unobeyed_note
@@ -68,8 +69,8 @@ def read_candidate(
 
     Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
     """
-    config, notes = _config(folder.path, is_strict, config_json)
-    candidate = _candidate(name, folder.path.name, folder, config, notes, member)
+    written = _config(folder.path, is_strict, config_json)
+    candidate = _candidate(name, folder.path.name, folder, written, member)
     return replace(candidate, is_overridden=config_json is not None)
 
 
@@ -77,32 +78,32 @@ def read_override(name: str, overrides: LoadOverrides) -> Candidate:
     """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
     if overrides.config_json is None:
         raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
-    config = parse_config_json(overrides.config_json)
+    written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
     folder = write_files(overrides.files)
     try:
-        return _candidate(name, name, folder, config, [])
+        return _candidate(name, name, folder, written)
     except BaseException:
         folder.remove()
         raise
 
 
-def _config(path: Path, is_strict: bool, config_json: str | None) -> tuple[ModelConfig, list[str]]:
+def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
     if config_json is not None:
-        return parse_config_json(config_json), []
+        return WrittenConfig(parse_config_json(config_json), NOWHERE)
     file = path / CONFIG_FILENAME
     if not is_strict and not file.exists():
-        return ModelConfig(), []
-    return read_config(file)
+        return WrittenConfig(ModelConfig(), NOWHERE)
+    return read_checked(file)
 
 
 def _candidate(
     name: str,
     folder_name: str,
     folder: ModelFolder,
-    config: ModelConfig,
-    notes: Sequence[str],
+    written: WrittenConfig,
     member: Member | None = None,
 ) -> Candidate:
+    config = written.config
     try:
         available = versions_in(folder.path)
         complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)])
@@ -111,7 +112,7 @@ def _candidate(
         raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
     check_structure(config)
     run_agents(config, folder.path)
-    unobeyed = unobeyed_note(config)
+    unobeyed = unobeyed_note(config, written.locations)
     config.name = name
     if member is not None:
         for step in config.ensemble_scheduling.step:
@@ -119,7 +120,7 @@ def _candidate(
     normalize(config)
     versions = _wanted_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
-    return Candidate(name, folder, config, versions, signatures, state, (*notes, *unobeyed))
+    return Candidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
 
 
 def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:

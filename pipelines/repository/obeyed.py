@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from pipelines.repository.completion import ENSEMBLE, LLM_BACKENDS, has_gpu
 from pipelines.repository.config_locations import NOWHERE, Locations
+from pipelines.repository.config_text import CONFIG_FILENAME
 from pipelines.repository.findings import Finding
 
 
@@ -136,7 +137,8 @@ def unobeyed_note(config: ModelConfig, locations: Locations = NOWHERE) -> list[s
     found: dict[str, int | None] = {}
     for path, place in _unobeyed(config, "", "", config.backend or ENSEMBLE):
         found.setdefault(path, locations.line_of(place))
-    listed = (f"{path}{f' in line {line}' if line else ''} ({NOT_OBEYED[path].reason})" for path, line in found.items())
+    places = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in found.items()}
+    listed = (f"{path} ({place}{NOT_OBEYED[path].reason})" for path, place in places.items())
     notes = [f"not obeyed: {'; '.join(listed)}"] if found else []
     return [*notes, *(each.message for each in _without_gpu(config))]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,4 +84,6 @@ async def test_32_streams_bring_the_same_text_when_their_engine_is_killed(start_
         texts = await reading
     assert texts == undisturbed
     assert len({*texts}) == NUM_STREAMS
-    assert "32 requests wait for it" in server.log
+    waiting = re.search(r"starting another, (\d+) requests wait for it", server.log)
+    assert waiting, server.log
+    assert 0 < int(waiting[1]) <= NUM_STREAMS  # on a busy machine some have ended before the kill

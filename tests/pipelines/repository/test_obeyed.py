@@ -104,7 +104,7 @@ def test_notes_have_their_lines() -> None:
     assert sorted(found) == [
         f"c:{line}: {path} is not obeyed: {NOT_OBEYED[path].reason}" for path, line in lines.items()
     ]
-    listed = [f"{path} in line {line} ({NOT_OBEYED[path].reason})" for path, line in lines.items()]
+    listed = [f"{path} (config.pbtxt:{line}: {NOT_OBEYED[path].reason})" for path, line in lines.items()]
     (note,) = unobeyed_note(written.config, written.locations)
     assert sorted(note.removeprefix("not obeyed: ").split("; ")) == sorted(listed)
 

@@ -351,7 +351,7 @@ def test_routes_that_are_not_there_answer_in_openai_s_shape(
 def test_an_unexpected_failure_says_nothing_of_our_inside(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(name: str) -> None:
+    def fail(name: str, key: str) -> None:
         raise RuntimeError("secret of the house")
 
     monkeypatch.setattr(live.service, "llm", fail)
