@@ -1,26 +1,47 @@
 """The backend `python`: models written as Triton's `model.py`, which run unmodified."""
 
 import asyncio
-import logging
+from collections.abc import Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Backend, BackendContext, ModelSource
 from pipelines.backends.devices import num_gpus
+from pipelines.backends.host_policy import policy_of
 from pipelines.backends.labels import read_labels
 from pipelines.backends.placement import Placement, placements_of
-from pipelines.backends.python.frames import Complete, Completed, Load
-from pipelines.backends.python.instance import instances_of
-from pipelines.backends.python.process import WorkerProcess
+from pipelines.backends.python.environments import Environments, Lease, environment_path
+from pipelines.backends.python.frames import Complete, Completed, Load, Report
+from pipelines.backends.python.held import HeldBatches
+from pipelines.backends.python.instance import PythonInstance, instances_of
+from pipelines.backends.python.interpreters import interpreter_at
+from pipelines.backends.python.launch import OWN, Launch
+from pipelines.backends.python.options import PythonOptions, check_parameters, options_of
+from pipelines.backends.python.process import WorkerMessage, WorkerProcess
+from pipelines.backends.python.services import refuse
 from pipelines.backends.python.supervisor import SupervisedWorker
 from pipelines.batching.scheduled import ScheduledModel
 from pipelines.inference.model import Model
 from pipelines.repository.config_json import config_json, parse_config_json
 
-log = logging.getLogger(__name__)
 
-ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
+class PythonModel(ScheduledModel):
+    """Its workers run in an environment that must stay for as long as they do."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        instances: Sequence[PythonInstance],
+        labels: Mapping[str, Sequence[str]],
+        context: BackendContext,
+        environment: Lease,
+    ) -> None:
+        super().__init__(source, instances, labels, context)
+        self._environment = environment
+
+    async def close(self) -> None:
+        await super().close()
+        self._environment.release()
 
 
 class PythonBackend(Backend):
@@ -29,31 +50,78 @@ class PythonBackend(Backend):
     name = "python"
     default_model_filename = "model.py"
 
+    def __init__(self) -> None:
+        self._environments = Environments()
+        self._options: PythonOptions | None = None
+
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        process = WorkerProcess(source.name, lambda _: None)
+        options = self._options_of(context)
+        environment = await self._environment_of(source, options)
+        launch = Launch(environment.interpreter, start_timeout_s=options.start_timeout_s)
+        process = WorkerProcess(source.name, launch, lambda message: _refuse(message, process))
         command = Complete(str(source.model_file), config_json(source.config).decode(), source.name)
         try:
             completed = await process.ask(command)
         finally:
             process.kill()
             await process.close(timeout_s=0)
+            environment.release()
         assert isinstance(completed, Completed)
         return parse_config_json(completed.config_json)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        if ENVIRONMENT_PARAMETER in source.config.parameters:
-            raise SluiceError(
-                ErrorCode.UNIMPLEMENTED,
-                f"parameter {ENVIRONMENT_PARAMETER} is not supported: models run in the server's own environment",
-            )
-        for option in context.backend_options.get(self.name, {}):
-            log.warning("--backend-config=python,%s has no effect", option)
+        check_parameters(source.config)
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
+        options = self._options_of(context)
+        environment = await self._environment_of(source, options)
         placements = placements_of(source.config, num_gpus())
-        workers = [SupervisedWorker(each.name, _load(source, each), context.models) for each in placements]
-        await _start(workers)
+        launches = [
+            Launch(environment.interpreter, _cores_of(each, context), options.start_timeout_s) for each in placements
+        ]
+        workers = workers_of(source, placements, launches, context)
+        try:
+            await _start(workers)
+        except BaseException:
+            environment.release()
+            raise
         instances = instances_of(workers, placements, _may_queue(source.config))
-        return ScheduledModel(source, instances, labels, context)
+        return PythonModel(source, instances, labels, context, environment)
+
+    def _options_of(self, context: BackendContext) -> PythonOptions:
+        """The server's, which are the same for all models."""
+        if self._options is None:
+            self._options = options_of(context.backend_options.get(self.name, {}))
+        return self._options
+
+    async def _environment_of(self, source: ModelSource, options: PythonOptions) -> Lease:
+        """The model's own, else the server's runtime for models, else the one that the server runs in."""
+        path = environment_path(source.config, source.folder) or options.runtime
+        if path is None:
+            return Lease(OWN)
+        if path == options.runtime and not await asyncio.to_thread(path.is_dir):
+            return Lease(await interpreter_at(path))
+        return await self._environments.lease(path)
+
+
+def _refuse(message: WorkerMessage, process: WorkerProcess) -> None:
+    if not isinstance(message, Report):
+        refuse(message, process.connection, "a model cannot ask the server while its configuration is completed")
+
+
+def workers_of(
+    source: ModelSource, placements: Sequence[Placement], launches: Sequence[Launch], context: BackendContext
+) -> list[SupervisedWorker]:
+    """Not started. What a lost one had not begun, any other may do, unless sequences have their state in it."""
+    shared = None if source.config.HasField("sequence_batching") else HeldBatches(source.name)
+    return [
+        SupervisedWorker(_load(source, place), launch, context, HeldBatches(place.name) if shared is None else shared)
+        for place, launch in zip(placements, launches, strict=True)
+    ]
+
+
+def _cores_of(placement: Placement, context: BackendContext) -> frozenset[int]:
+    policy = policy_of(placement, context.host_policies)
+    return policy.cores if policy is not None else frozenset()
 
 
 async def _start(workers: list[SupervisedWorker]) -> None:

@@ -2,8 +2,8 @@
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelLookup
+from pipelines.backends.python.connection import Connection
 from pipelines.backends.python.frames import Call, Called
-from pipelines.backends.python.process import WorkerProcess
 from pipelines.backends.python.wire import reply_of, request_of
 from pipelines.inference.job import Job
 from pipelines.inference.types import InferResponse
@@ -12,9 +12,9 @@ from pipelines.inference.types import InferResponse
 class ModelCalls:
     """What one worker's model has asked of others, and is not answered yet. They end with the worker."""
 
-    def __init__(self, models: ModelLookup, process: WorkerProcess) -> None:
+    def __init__(self, models: ModelLookup, connection: Connection) -> None:
         self._models = models
-        self._process = process
+        self._connection = connection
         self._jobs: dict[int, Job | None] = {}
 
     def begin(self, call: Call) -> None:
@@ -24,14 +24,16 @@ class ModelCalls:
         try:
             job = self._submit(call)
         except SluiceError as error:
-            self._pass_on(number, InferResponse(error=error))
+            reason = f"Model {call.model_name} - Error when running inference: {error.message}"
+            self._pass_on(number, InferResponse(error=SluiceError(error.code, reason)))
             return
         if number in self._jobs:
             self._jobs[number] = job
 
     def _submit(self, call: Call) -> Job:
+        # First: whatever is wrong with the call, its tensors are given back.
+        request = request_of(call.request, self._connection)
         model = self._models.find(call.model_name, call.version)
-        request = request_of(call.request, self._process)
         if model.is_decoupled_for(request) and not call.is_decoupled:
             raise SluiceError(
                 ErrorCode.UNIMPLEMENTED,
@@ -47,11 +49,14 @@ class ModelCalls:
             return
         if response.is_final:
             del self._jobs[number]
-        self._process.send(Called(reply_of(number, response, self._process)), is_urgent=response.is_final)
+        self._connection.send(Called(reply_of(number, response, self._connection)), is_urgent=response.is_final)
 
     def end(self, number: int) -> None:
-        """The worker wants no more of it. Harmless after its end."""
-        job = self._jobs.pop(number, None)
+        """The worker wants no more of it: one under way is cancelled, and answered so. Harmless after its end."""
+        if number not in self._jobs:
+            return
+        job = self._jobs[number]
+        self._pass_on(number, InferResponse(error=SluiceError(ErrorCode.CANCELLED, "the call was cancelled")))
         if job is not None:
             job.cancel()
 

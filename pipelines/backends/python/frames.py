@@ -1,27 +1,13 @@
-"""What crosses the socket between gateway and worker: msgpack frames, each behind its length.
+"""What gateway and worker say to each other, as msgpack (`framing.py` puts it on the socket).
 
 Small tensors lie in the frames, large ones in shared memory (`segments.py`). Both sides import this module, so it
 imports next to nothing.
 """
 
-import os
-import socket
-from array import array
-from collections import deque
-from collections.abc import Iterator
-from struct import Struct
-
 import msgspec
 
 INLINE_BYTES = 64 * 1024
 """Tensors up to this size travel in the frame; copying those costs less than keeping count of a segment."""
-MAX_FDS = 64
-"""Of one frame; the kernel takes up to 253."""
-
-_LENGTH = Struct("<I")
-_FDS_SPACE = socket.CMSG_SPACE(MAX_FDS * array("i").itemsize)
-_READ_BYTES = 256 * 1024
-_KEEP_BYTES = 16 * _READ_BYTES
 
 
 class Stored(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -86,6 +72,14 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     """Finalize the model and end."""
 
 
+class Answered(msgspec.Struct, array_like=True, tag="answered"):
+    """The answer to the question of that number: a value, or a number of Triton's error codes and a message."""
+
+    number: int
+    value: float | bool | None = None
+    error: tuple[int, str] | None = None
+
+
 class Segments(msgspec.Struct, array_like=True, tag="segments"):
     """New segments of the sender; their file descriptors come with this frame, in order."""
 
@@ -122,9 +116,75 @@ class Call(msgspec.Struct, array_like=True, tag="call"):
 
 
 class EndCall(msgspec.Struct, array_like=True, tag="end_call"):
-    """The model wants no more of it."""
+    """The model wants no more of it. A call under way then gets its final response at once."""
 
     number: int
+
+
+class LoadModel(msgspec.Struct, array_like=True, tag="load_model"):
+    """`config_json` "" and no `files`: as the repository has it. `files` by path inside the model's folder."""
+
+    name: str
+    config_json: str
+    files: dict[str, bytes]
+
+
+class UnloadModel(msgspec.Struct, array_like=True, tag="unload_model"):
+    name: str
+    unload_dependents: bool
+
+
+class AskReady(msgspec.Struct, array_like=True, tag="ask_ready"):
+    """Whether the model serves; version -1 is any."""
+
+    name: str
+    version: int
+
+
+class MakeFamily(msgspec.Struct, array_like=True, tag="make_family"):
+    """A family of metrics, from now on `family`."""
+
+    family: int
+    name: str
+    description: str
+    kind: str
+
+
+class MakeMetric(msgspec.Struct, array_like=True, tag="make_metric"):
+    """A metric of the family, from now on `metric`."""
+
+    metric: int
+    family: int
+    labels: dict[str, str]
+    buckets: list[float] | None
+
+
+class UseMetric(msgspec.Struct, array_like=True, tag="use_metric"):
+    """`operation` is increment, set, observe or value, which takes no `value`."""
+
+    metric: int
+    operation: str
+    value: float = 0.0
+
+
+Question = LoadModel | UnloadModel | AskReady | MakeFamily | MakeMetric | UseMetric
+
+
+class Ask(msgspec.Struct, array_like=True, tag="ask"):
+    """What the model asks of the server; it waits for the answer of that number."""
+
+    number: int
+    question: Question
+
+
+class LetGo(msgspec.Struct, array_like=True, tag="let_go"):
+    """Families and metrics that the model holds no more."""
+
+    numbers: list[int]
+
+
+class Started(msgspec.Struct, array_like=True, tag="started"):
+    """The process is there; what takes longer is the model."""
 
 
 class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
@@ -150,13 +210,17 @@ class Logged(msgspec.Struct, array_like=True, tag="logged"):
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False):
-    """One response. `error` is a number of Triton's error codes and a message."""
+    """One response. `error` is a number of Triton's error codes and a message.
+
+    One `is_rescheduled` is none: the model has not finished with the request, and wants it again.
+    """
 
     number: int
     is_final: bool
     outputs: list[WireTensor] = []
     error: tuple[int, str] | None = None
     parameters: dict[str, bool | int | float | str] | None = None
+    is_rescheduled: bool = False
 
 
 class Execution(msgspec.Struct, array_like=True, gc=False):
@@ -174,77 +238,9 @@ class Report(msgspec.Struct, array_like=True, tag="report"):
     executions: list[Execution]
 
 
-Command = Load | Complete | Batch | Cancel | Called | Shutdown | Segments | Lent | Dropped | Freed
+Command = Load | Complete | Batch | Cancel | Called | Answered | Shutdown | Segments | Lent | Dropped | Freed
 """From the gateway."""
-Message = Loaded | Completed | Failed | Logged | Report | Call | EndCall | Segments | Dropped | Freed
+Message = (
+    Started | Loaded | Completed | Failed | Logged | Report | Call | EndCall | Ask | LetGo | Segments | Dropped | Freed
+)
 """From the worker."""
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(frame: Command | Message) -> bytes:
-    """The bytes that stand for it on the socket."""
-    body = _encoder.encode(frame)
-    return _LENGTH.pack(len(body)) + body
-
-
-def ancillary(fds: list[int]) -> list[tuple[int, int, "array[int]"]]:
-    """How `sendmsg` takes file descriptors."""
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-
-
-class FrameReader:
-    """Frames out of a stream socket, and the file descriptors that come with them."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._buffer = bytearray(2 * _READ_BYTES)
-        self._start = 0
-        self._end = 0
-        self.fds: deque[int] = deque()
-        """Received and not taken yet, in order; the taker closes them."""
-
-    def read(self, flags: int = 0) -> bool:
-        """Read once. False at the end of it. Raises BlockingIOError where nothing is there and it may not wait."""
-        self._make_room()
-        with memoryview(self._buffer) as view, view[self._end :] as room:
-            size, received, _, _ = self._socket.recvmsg_into([room], _FDS_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in received:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self.fds.extend(array("i", data[: len(data) - len(data) % array("i").itemsize]))
-        self._end += size
-        return size > 0
-
-    def frames(self) -> Iterator[memoryview]:
-        """The whole frames read so far. Each is valid until the next is asked for."""
-        while self._end - self._start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-            start, end = self._start + _LENGTH.size, self._start + _LENGTH.size + length
-            if end > self._end:
-                return
-            self._start = end
-            with memoryview(self._buffer) as view, view[start:end] as frame:
-                yield frame
-
-    def _make_room(self) -> None:
-        if self._start == self._end:
-            self._start = self._end = 0
-            if len(self._buffer) > _KEEP_BYTES:
-                self._buffer = bytearray(2 * _READ_BYTES)
-        if len(self._buffer) - self._end >= _READ_BYTES:
-            return
-        unread = self._buffer[self._start : self._end]
-        self._buffer = unread + bytearray(max(self._missing(), 2 * _READ_BYTES))
-        self._start, self._end = 0, len(unread)
-
-    def _missing(self) -> int:
-        """Bytes that the frame begun still lacks."""
-        if self._end - self._start < _LENGTH.size:
-            return 0
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        return int(length) + _LENGTH.size - (self._end - self._start)
-
-    def close(self) -> None:
-        """Give up what came and nobody took."""
-        while self.fds:
-            os.close(self.fds.popleft())

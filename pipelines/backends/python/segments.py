@@ -14,7 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipelines.backends.python.frames import MAX_FDS, Dropped, Lent, Segments, Stored
+from pipelines.backends.python.frames import Dropped, Lent, Segments, Stored
+from pipelines.backends.python.framing import MAX_FDS
 from pipelines.backends.python.mapping import Mapping, mapping_of
 
 MAX_FREE_BYTES = 64 * 1024 * 1024

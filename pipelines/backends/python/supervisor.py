@@ -5,16 +5,17 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, perf_counter_ns
 
 from engine.client.supervision import STABLE_S, Patience
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.base import ModelLookup
-from pipelines.backends.python.calls import ModelCalls
-from pipelines.backends.python.frames import Batch, Call, Cancel, EndCall, Execution, Load, Reply, Report, WireRequest
-from pipelines.backends.python.process import WorkerProcess, describe_exit, not_healthy
+from pipelines.backends.base import BackendContext
+from pipelines.backends.python.frames import Batch, Cancel, Execution, Load, Reply, Report, WireRequest
+from pipelines.backends.python.held import HeldBatches, WorkerBatch
+from pipelines.backends.python.launch import Launch
+from pipelines.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, not_healthy
+from pipelines.backends.python.services import WorkerServices
 from pipelines.backends.python.wire import response_of, wire_request
 from pipelines.inference.job import Job
 
@@ -22,8 +23,6 @@ log = logging.getLogger(__name__)
 
 FINALIZE_LIMIT_S = 10.0
 """How long a model may take to finish its batch and to finalize when it is unloaded."""
-HOLD_LIMIT_S = 30.0
-"""How long a batch waits for a worker that is being restarted."""
 LOOKAHEAD_NS = 1_000_000
 """Work that a process may be given ahead: more than it takes to hand it a batch and to get it back."""
 MAX_LOOKAHEAD = 15
@@ -31,42 +30,37 @@ MAX_LOOKAHEAD = 15
 _SMOOTHING = 0.1
 
 
-@dataclass(slots=True)
-class _Batch:
-    jobs: list[Job]
-    done: Callable[[], None]
-    time_limit: asyncio.TimerHandle | None = None
-    """Of one that is held."""
-
-
 class SupervisedWorker:
     """Runs batches in a worker process, one after the other, and starts another one when it ends by itself.
 
-    What the lost process had is failed, since the model may have done its work already. What comes meanwhile is held.
+    What the lost process had begun is failed, since the model may have done its work already. What it had not, and what
+    comes meanwhile, is held.
     """
 
     def __init__(
         self,
-        name: str,
         load: Load,
-        models: ModelLookup,
+        launch: Launch,
+        context: BackendContext,
+        held: HeldBatches,
         finalize_limit_s: float = FINALIZE_LIMIT_S,
-        hold_limit_s: float = HOLD_LIMIT_S,
     ) -> None:
-        """`models` are those that this one may ask."""
-        self.name = name
-        self._models = models
+        """`held` may be shared with other workers of the model."""
+        self.name = load.args["model_instance_name"]
+        self._launch = launch
+        self._context = context
         self._load = load
+        self._held = held
+        held.join(self._take_held)
         self._finalize_limit_s = finalize_limit_s
-        self._hold_limit_s = hold_limit_s
         self._process: WorkerProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._jobs: dict[int, Job] = {}
-        self._running: deque[_Batch] = deque()
-        self._held: deque[_Batch] = deque()
+        self._running: deque[WorkerBatch] = deque()
+        self._num_executed = 0
+        """Batches that the present process has reported."""
         self._patience = Patience()
-        self._lost: SluiceError | None = None
         self._is_up = False
         self._is_closing = False
         self._loaded_s = 0.0
@@ -98,37 +92,44 @@ class SupervisedWorker:
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self.name, self._take)
+        process = WorkerProcess(self.name, self._launch, self._take)
         self._process = process
-        self._calls = ModelCalls(self._models, process)
+        self._services = WorkerServices(self._load.args["model_name"], self._context, process.connection)
+        self._num_executed = 0
         try:
             await process.ask(self._load)
         except BaseException:
             process.kill()
             await process.close(self._finalize_limit_s)
+            self._services.close()
             raise
+        self._services.is_loading = False
         self._is_up = True
         self._loaded_s = perf_counter()
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
         """As `Instance.execute`; while one batch runs, others may follow."""
-        batch = _Batch(jobs, done)
-        if self._lost is not None:
-            self._fail(batch, self._lost)
-        elif self.is_ready:
+        batch = WorkerBatch(jobs, done)
+        if self.is_ready:
             self._send(batch)
         else:
-            self._hold(batch)
+            self._held.add(batch)
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: WorkerBatch) -> None:
         requests = [each for job in batch.jobs if (each := self._open(job)) is not None]
         if not requests:
             batch.done()
             return
+        batch.numbers = [each.number for each in requests]
         assert self._process is not None
         # While it is busy there is no hurry: what comes in the same turn of the event loop is written together.
-        self._process.send(Batch(requests), is_urgent=not self._running)
+        self._process.connection.send(Batch(requests), is_urgent=not self._running)
         self._running.append(batch)
+
+    def _take_held(self) -> None:
+        """What nobody was there for, one batch at a time: others may be up soon, too."""
+        while self._held and self.is_ready and not self._running:
+            self._send(self._held.take())
 
     def _open(self, job: Job) -> WireRequest | None:
         """The job in the form in which it is sent; None where it is not to be sent, and has ended."""
@@ -138,7 +139,7 @@ class SupervisedWorker:
             return None
         number = next(self._numbers)
         try:
-            request = wire_request(number, job.request, self._process)
+            request = wire_request(number, job.request, self._process.connection)
         except Exception as error:
             log.exception("a request to %s cannot be sent", self.name)
             job.fail(SluiceError(ErrorCode.INTERNAL, f"the request cannot be passed to the model: {error}"))
@@ -150,16 +151,13 @@ class SupervisedWorker:
 
     def _cancel(self, number: int) -> None:
         if self._process is not None:
-            self._process.send(Cancel([number]))
+            self._process.connection.send(Cancel([number]))
 
-    def _take(self, message: Report | Call | EndCall) -> None:
-        match message:
-            case Report():
-                self._take_report(message)
-            case Call():
-                self._calls.begin(message)
-            case EndCall(number):
-                self._calls.end(number)
+    def _take(self, message: WorkerMessage) -> None:
+        if isinstance(message, Report):
+            self._take_report(message)
+        else:
+            self._services.take(message)
 
     def _take_report(self, report: Report) -> None:
         for batch, execution in zip(self._running, report.executions, strict=False):
@@ -171,18 +169,25 @@ class SupervisedWorker:
         for _ in report.executions:
             if self._running:  # none are left of a closed instance
                 self._patience.served()
+                self._num_executed += 1
                 self._running.popleft().done()
+        if self._held:
+            self._take_held()
 
     def _respond(self, job: Job, reply: Reply) -> None:
         assert self._process is not None
         if reply.is_final and not job.infer_ended_ns:  # a decoupled model's, which ends before its execution does
             job.infer_ended_ns = perf_counter_ns()
         try:
-            job.respond(response_of(reply, self._process))
+            if reply.is_rescheduled:
+                job.on_cancel, job.infer_ended_ns = None, 0
+                job.reschedule()
+            else:
+                job.respond(response_of(reply, self._process.connection))
         except Exception:  # one request's receiver must not keep the others from their answers
             log.exception("a response of %s could not be passed on", self.name)
 
-    def _record(self, batch: _Batch, execution: Execution) -> None:
+    def _record(self, batch: WorkerBatch, execution: Execution) -> None:
         elapsed_ns = max(execution.ended_ns - execution.taken_ns, 1)
         self._execution_ns += _SMOOTHING * (elapsed_ns - self._execution_ns)
         for job in batch.jobs:
@@ -206,15 +211,21 @@ class SupervisedWorker:
                 return
 
     def _lose(self) -> bool:
-        """Fail what the worker had. Returns whether it was running something, which may have killed it."""
+        """Fail what the worker had begun, which may have killed it, and hold the rest. Tells whether there was any."""
         self._is_up = False
-        error = SluiceError(ErrorCode.INTERNAL, not_healthy(self.name))
+        assert self._process is not None
+        num_begun = self._process.num_begun - self._num_executed
+        batches = list(self._running)
+        self._running = deque(batches[:num_begun])
+        for number in (number for batch in batches[num_begun:] for number in batch.numbers):
+            self._jobs.pop(number, None)
         was_running = bool(self._jobs)
-        self._fail_all(error)
+        self._fail_all(SluiceError(ErrorCode.INTERNAL, not_healthy(self.name)))
+        self._services.close()
+        self._held.give_back(batches[num_begun:])
         return was_running
 
     def _fail_all(self, error: SluiceError) -> None:
-        self._calls.close()
         jobs, self._jobs = self._jobs, {}
         running, self._running = self._running, deque()
         for job in jobs.values():
@@ -235,52 +246,25 @@ class SupervisedWorker:
                 self._patience.failed()
                 continue
             log.warning("%s is back", self.name)
-            self._release()
+            self._take_held()
             return True
         log.critical("%s is given up", self.name)
-        self._lost = SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is given up after too many crashes: {reason}")
-        self._fail_held(self._lost)
+        message = f"{self.name} is given up after too many crashes: {reason}"
+        self._held.leave(self._take_held, SluiceError(ErrorCode.UNAVAILABLE, message))
         return False
-
-    def _hold(self, batch: _Batch) -> None:
-        loop = asyncio.get_running_loop()
-        batch.time_limit = loop.call_later(self._hold_limit_s, self._refuse, batch)
-        self._held.append(batch)
-
-    def _refuse(self, batch: _Batch) -> None:
-        self._held.remove(batch)
-        message = f"{self.name} was not restarted within {self._hold_limit_s:g} s"
-        self._fail(batch, SluiceError(ErrorCode.UNAVAILABLE, message))
-
-    def _release(self) -> None:
-        held, self._held = self._held, deque()
-        for batch in held:
-            if batch.time_limit is not None:
-                batch.time_limit.cancel()
-            self._send(batch)
-
-    def _fail_held(self, error: SluiceError) -> None:
-        held, self._held = self._held, deque()
-        for batch in held:
-            if batch.time_limit is not None:
-                batch.time_limit.cancel()
-            self._fail(batch, error)
-
-    def _fail(self, batch: _Batch, error: SluiceError) -> None:
-        for job in batch.jobs:
-            job.fail(error)
-        batch.done()
 
     async def close(self) -> None:
         """Fail what is under way and end the process. Idempotent."""
         if not self._is_closing:
             self._is_closing = True
-            self._lost = SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is being unloaded")
+            error = SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is being unloaded")
             if self._supervisor is not None:
                 self._supervisor.cancel()
-            self._fail_all(self._lost)
-            self._fail_held(self._lost)
+                self._services.end_calls()
+                self._fail_all(error)
+            self._held.close(error)
         if self._supervisor is not None:
             await asyncio.wait((self._supervisor,))
         if self._process is not None:
             await self._process.close(self._finalize_limit_s)
+            self._services.close()

@@ -5,8 +5,8 @@ from typing import cast
 import numpy as np
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.python.connection import Connection
 from pipelines.backends.python.frames import INLINE_BYTES, Reply, WireRequest, WireTensor
-from pipelines.backends.python.process import WorkerProcess
 from pipelines.inference.types import InferRequest, InferResponse, SequenceFlag
 from pipelines.tensors.datatypes import BYTES
 from pipelines.tensors.tensor import Tensor
@@ -29,11 +29,11 @@ _NUMBERS = {code: number for number, code in ERROR_CODES.items()} | {
 _INTERNAL = 1
 
 
-def wire_request(number: int, request: InferRequest, process: WorkerProcess) -> WireRequest:
+def wire_request(number: int, request: InferRequest, connection: Connection) -> WireRequest:
     """The request for that worker; its large tensors lie where it reads them."""
     return WireRequest(
         number,
-        [_wire_tensor(name, tensor, process) for name, tensor in request.inputs.items()],
+        [_wire_tensor(name, tensor, connection) for name, tensor in request.inputs.items()],
         request.id,
         request.correlation_id,
         int(request.sequence),
@@ -43,30 +43,30 @@ def wire_request(number: int, request: InferRequest, process: WorkerProcess) -> 
     )
 
 
-def _wire_tensor(name: str, tensor: Tensor, process: WorkerProcess) -> WireTensor:
+def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> WireTensor:
     data_type = tensor.data_type
     if data_type is not BYTES and tensor.num_elements * data_type.itemsize > INLINE_BYTES:
         flat = np.ascontiguousarray(tensor.array, data_type.dtype).reshape(-1)
-        return WireTensor(name, tensor.datatype, tensor.shape, process.store(flat.view(np.uint8)))
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(flat.view(np.uint8)))
     raw = tensor.raw
     if len(raw) > INLINE_BYTES:
-        return WireTensor(name, tensor.datatype, tensor.shape, process.store(np.frombuffer(raw, np.uint8)))
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(np.frombuffer(raw, np.uint8)))
     return WireTensor(name, tensor.datatype, tensor.shape, cast(bytes, raw))  # any buffer is encoded alike
 
 
-def response_of(reply: Reply, process: WorkerProcess) -> InferResponse:
+def response_of(reply: Reply, connection: Connection) -> InferResponse:
     """The response that a worker's reply is; large tensors are views of the worker's memory, and stay valid."""
     if reply.error is not None:
         code, message = reply.error
         return InferResponse(error=SluiceError(ERROR_CODES[code], message), is_final=reply.is_final)
-    outputs = [Tensor(each.name, each.datatype, each.shape, process.open(each.raw)) for each in reply.outputs]
+    outputs = [Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in reply.outputs]
     return InferResponse(outputs, reply.parameters or {}, is_final=reply.is_final)
 
 
-def request_of(wire: WireRequest, process: WorkerProcess) -> InferRequest:
+def request_of(wire: WireRequest, connection: Connection) -> InferRequest:
     """The request that a worker's model makes to another one."""
     return InferRequest(
-        {each.name: Tensor(each.name, each.datatype, each.shape, process.open(each.raw)) for each in wire.inputs},
+        {each.name: Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.inputs},
         wire.id,
         wire.outputs,
         wire.parameters or {},
@@ -76,10 +76,14 @@ def request_of(wire: WireRequest, process: WorkerProcess) -> InferRequest:
     )
 
 
-def reply_of(number: int, response: InferResponse, process: WorkerProcess) -> Reply:
+def reply_of(number: int, response: InferResponse, connection: Connection) -> Reply:
     """Another model's response for the worker that asked."""
     if response.error is not None:
-        error = (_NUMBERS.get(response.error.code, _INTERNAL), response.error.message)
-        return Reply(number, response.is_final, error=error)
-    outputs = [_wire_tensor(each.name, each, process) for each in response.outputs]
+        return Reply(number, response.is_final, error=wire_error(response.error))
+    outputs = [_wire_tensor(each.name, each, connection) for each in response.outputs]
     return Reply(number, response.is_final, outputs, None, response.parameters or None)
+
+
+def wire_error(error: SluiceError) -> tuple[int, str]:
+    """Triton's number of its code, and its message."""
+    return _NUMBERS.get(error.code, _INTERNAL), error.message

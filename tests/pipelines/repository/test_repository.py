@@ -405,7 +405,8 @@ async def test_a_note_names_what_is_not_obeyed(bench: Bench, repository: ModelRe
     await repository.load("a", LoadOverrides())
     assert [note for note in bench.notes if note.startswith("model 'a'")] == [
         "model 'a': not obeyed: instance_group.gpus (config.pbtxt:5: instances of this backend choose no GPU); "
-        "runtime (config.pbtxt:5: a backend is chosen by its name); there is no GPU, instances of KIND_GPU run on the CPU"
+        "runtime (config.pbtxt:5: a backend is chosen by its name); "
+        "there is no GPU, instances of KIND_GPU run on the CPU"
     ]
 
 

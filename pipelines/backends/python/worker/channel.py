@@ -19,6 +19,8 @@ import numpy as np
 
 from pipelines.backends.python.frames import (
     INLINE_BYTES,
+    Answered,
+    Ask,
     Batch,
     Call,
     Called,
@@ -27,25 +29,38 @@ from pipelines.backends.python.frames import (
     Dropped,
     EndCall,
     Execution,
-    FrameReader,
     Freed,
     Lent,
     Message,
+    Question,
     Reply,
     Report,
     Segments,
     Stored,
     WireTensor,
-    ancillary,
-    encode,
 )
+from pipelines.backends.python.framing import FrameReader, ancillary, encode
 from pipelines.backends.python.segments import MappedSegments, SegmentPool
+from pipelines.backends.python.worker.errors import TritonModelException
 
 if TYPE_CHECKING:
     from pipelines.backends.python.worker.tensor import Tensor
 
 MAX_POSTED = 4096
 """Posts that wait for the socket; who has more to say waits with them."""
+_CANCELLED = (7, "the call was cancelled")
+
+
+class PendingCall:
+    """A call to another model, until its final response has come. One thread waits for its replies."""
+
+    __slots__ = ("is_ended", "number", "replies")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.replies: deque[Reply] = deque()
+        self.is_ended = False
+        """The model wants no more of it; its final reply only wakes who waits for one."""
 
 
 class Channel:
@@ -58,8 +73,9 @@ class Channel:
         self._inbox: deque[Command] = deque()
         self._turn = threading.Condition()
         self._is_reading = False
-        self._calls: dict[int, deque[Reply]] = {}
-        self._call_numbers = itertools.count()
+        self._calls: dict[int, PendingCall] = {}
+        self._questions: dict[int, Answered | None] = {}
+        self._numbers = itertools.count()
         self._write_lock = threading.Lock()
         self._posted: deque[Message | Reply | Execution] = deque()
         self._live: set[int] = set()
@@ -140,8 +156,9 @@ class Channel:
             case Cancel(numbers):
                 self._cancelled.update(self._live.intersection(numbers))
             case Called(reply):
-                if (replies := self._calls.get(reply.number)) is not None:
-                    replies.append(reply)
+                self._take_reply(reply)
+            case Answered(number):
+                self._questions[number] = command
             case Batch(requests):
                 self._live.update([each.number for each in requests])
                 self._inbox.append(command)
@@ -152,29 +169,70 @@ class Channel:
         self._poll()
         return number in self._cancelled
 
-    def begin_call(self, call: Call) -> int:
-        """Ask another model. Returns the call's number, for `next_reply` and `end_call`."""
-        number = next(self._call_numbers)
-        call.request.number = number
-        self._calls[number] = deque()
+    def _take_reply(self, reply: Reply) -> None:
+        call = self._calls[reply.number]
+        if reply.is_final:
+            del self._calls[reply.number]
+        if not call.is_ended:
+            call.replies.append(reply)
+            return
+        self._discard(reply)
+        if reply.is_final:
+            call.replies.append(Reply(reply.number, True, error=_CANCELLED))
+
+    def _discard(self, reply: Reply) -> None:
+        """Nobody reads it; what it has in shared memory is given back."""
+        for tensor in reply.outputs:
+            self.open(tensor.raw)
+
+    def _check_ours(self) -> None:
+        if not self._is_ours:
+            raise TritonModelException("a process that the model has forked cannot ask the server")
+
+    def begin_call(self, call: Call) -> PendingCall:
+        """Ask another model. Raises TritonModelException in a process that the model has forked."""
+        self._check_ours()
+        pending = PendingCall(next(self._numbers))
+        call.request.number = pending.number
+        self._calls[pending.number] = pending
         self.post(call)
         self.flush()
-        return number
+        return pending
 
-    def next_reply(self, number: int) -> Reply:
+    def wait_reply(self, call: PendingCall) -> None:
+        """Until `next_reply` has one. Not to be called after the final one."""
+        self._wait_until(lambda: bool(call.replies))
+
+    def next_reply(self, call: PendingCall) -> Reply:
         """Waits for it. Not to be called after the final one."""
-        replies = self._calls[number]
-        self._wait_until(lambda: bool(replies))
-        reply = replies.popleft()
-        if reply.is_final:
-            del self._calls[number]
-        return reply
+        while True:
+            self.wait_reply(call)
+            with suppress(IndexError):  # the call was ended meanwhile, and its replies discarded
+                return call.replies.popleft()
 
-    def end_call(self, number: int) -> None:
-        """Want no more of it. Harmless after its end."""
-        if self._calls.pop(number, None) is not None:
-            self.post(EndCall(number))
+    def end_call(self, call: PendingCall) -> None:
+        """Want no more of it. Idempotent, and harmless after its end."""
+        if call.is_ended:
+            return
+        call.is_ended = True
+        with suppress(IndexError):
+            while True:
+                self._discard(call.replies.popleft())
+        if call.number in self._calls:
+            self.post(EndCall(call.number))
             self.flush()
+
+    def ask(self, question: Question) -> Answered:
+        """The server's answer, waiting for it. Raises as `begin_call`."""
+        self._check_ours()
+        number = next(self._numbers)
+        self._questions[number] = None
+        self.post(Ask(number, question))
+        self.flush()
+        self._wait_until(lambda: self._questions[number] is not None)
+        answer = self._questions.pop(number)
+        assert answer is not None
+        return answer
 
     def wire_tensor(self, tensor: "Tensor") -> WireTensor:
         """The tensor as it is now, for a frame."""

@@ -34,12 +34,12 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
+    def __init__(self, message: str | bytes, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+        if not isinstance(message, (str, bytes)):
             raise TypeError(f"TritonError takes its message as str, not {type(message).__name__}")
         if not isinstance(code, TritonErrorCode):
             raise TypeError(f"TritonError takes one of its own codes, TritonError.NOT_FOUND and so on, not {code!r}")
-        self._message = message
+        self._message = message.decode() if isinstance(message, bytes) else message
         self._code = code
 
     def message(self) -> str:

@@ -38,9 +38,11 @@ class Executor:
         started_ns = perf_counter_ns()
         try:
             returned = self._execute(requests)
-            if isinstance(returned, CoroutineType):
-                returned = self._await(returned, answers)
-            self._respond(returned, answers)
+            if isinstance(returned, CoroutineType) and self._is_decoupled:
+                self._start(returned, answers)
+            else:
+                self._respond(_result(returned), answers)
+                self._reschedule(answers)
         except _Refused as error:
             self._fail(answers, str(error))
         except BaseException as error:  # SystemExit, too, is one batch's failure
@@ -54,20 +56,18 @@ class Executor:
         inputs = [Tensor.received(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs]
         return InferenceRequest.received(wire, inputs, answer, self._model_name, self._model_version)
 
-    def _await(self, coroutine: "CoroutineType[Any, Any, Any]", answers: list[Answer]) -> Any:
-        """A coroutine's result. A decoupled model's goes on beside the next batches, as the real server has it."""
+    def _start(self, coroutine: "CoroutineType[Any, Any, Any]", answers: list[Answer]) -> None:
+        """Let a decoupled model's coroutine go on beside the next batches, as the real server has it."""
         from pipelines.backends.python.worker import coroutines
-
-        if not self._is_decoupled:
-            return coroutines.result(coroutine)
 
         def end(error: BaseException | None) -> None:
             if error is not None:
                 self._fail(answers, describe(error))
-                self._channel.flush()
+            else:
+                self._reschedule(answers)
+            self._channel.flush()
 
         coroutines.start(coroutine, end)
-        return None
 
     def _respond(self, returned: Any, answers: list[Answer]) -> None:
         if self._is_decoupled:
@@ -79,7 +79,7 @@ class Executor:
             return
         if returned is None:  # then the responses come through the senders
             return
-        self._check(returned, len(answers))
+        self._check(returned, answers)
         for answer, response in zip(answers, returned, strict=True):
             if response is not None:
                 self._respond_one(answer, response)
@@ -90,7 +90,8 @@ class Executor:
         except Exception as error:
             self._fail([answer], describe(error))
 
-    def _check(self, returned: Any, num_requests: int) -> None:
+    def _check(self, returned: Any, answers: list[Answer]) -> None:
+        num_requests = len(answers)
         if not isinstance(returned, list):
             raise _Refused(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != num_requests:
@@ -98,16 +99,35 @@ class Executor:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{num_requests}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
-        for response in returned:
+        for response, answer in zip(returned, answers, strict=True):
+            if response is not None and answer.is_wanted_again:
+                raise _Refused(  # spelled as the real server does
+                    "Expected a None object in the execute function return list for reschduled request, "
+                    f"found type '{type(response)}'."
+                )
             if response is not None and not isinstance(response, InferenceResponse):
                 raise _Refused(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
 
+    def _reschedule(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            if answer.is_wanted_again:
+                answer.reschedule()
+
     def _fail(self, answers: list[Answer], message: str) -> None:
         for answer in answers:
             answer.fail(f"{self._label}, message: {message}")
+
+
+def _result(returned: Any) -> Any:
+    """What `execute` has returned, or its coroutine does."""
+    if not isinstance(returned, CoroutineType):
+        return returned
+    from pipelines.backends.python.worker import coroutines
+
+    return coroutines.result(returned)
 
 
 class _Refused(Exception):

@@ -1,9 +1,10 @@
-"""One instance of a Python model as a process: `python -m pipelines.backends.python.worker.main SOCKET_FD`.
+"""One instance of a Python model as a process. `start.py` is its beginning.
 
 Imports numpy and little else: a gateway may have many of these.
 """
 
 import gc
+import os
 import signal
 import socket
 import sys
@@ -13,8 +14,10 @@ from types import FrameType
 
 import msgspec
 
-from pipelines.backends.python.frames import Batch, Complete, Completed, Failed, Load, Loaded, Logged
+from pipelines.backends.python.frames import Batch, Complete, Completed, Failed, Load, Loaded, Logged, Started
+from pipelines.backends.python.progress import Progress
 from pipelines.backends.python.worker import pb_utils
+from pipelines.backends.python.worker.asking import Server
 from pipelines.backends.python.worker.calls import Calls
 from pipelines.backends.python.worker.channel import Channel, watch_gateway
 from pipelines.backends.python.worker.executor import Executor
@@ -25,19 +28,23 @@ MAX_UNSENT_NS = 300_000
 """Answers may wait so long for those of the batches that are here already, to be sent with them."""
 
 
-def main(argv: list[str]) -> int:
+def main(socket_fd: int, progress_fd: int) -> int:
     # The gateway decides when it ends. A handler and not SIG_IGN, which the processes of the model would inherit.
     signal.signal(signal.SIGTERM, _go_on)
-    sock = socket.socket(fileno=int(argv[0]))
+    sock = socket.socket(fileno=socket_fd)
     sock.set_inheritable(False)
+    progress = Progress(progress_fd)
+    os.close(progress_fd)
     watch_gateway(sock)
     channel = Channel(sock)
     _install_pb_utils(channel)
+    channel.post(Started())
+    channel.flush()
     match channel.receive():
         case Complete() as command:
             return _complete(channel, command)
         case Load() as command:
-            return _serve(channel, command)
+            return _serve(channel, command, progress)
         case command:
             raise AssertionError(f"the first command is {command}")
 
@@ -55,6 +62,7 @@ def _install_pb_utils(channel: Channel) -> None:
 
     Logger._write = write
     pb_utils.InferenceRequest._calls = Calls(channel)
+    Server._channel = channel
 
 
 def _complete(channel: Channel, command: Complete) -> int:
@@ -78,7 +86,7 @@ def _complete(channel: Channel, command: Complete) -> int:
     return 0
 
 
-def _serve(channel: Channel, command: Load) -> int:
+def _serve(channel: Channel, command: Load, progress: Progress) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -94,16 +102,17 @@ def _serve(channel: Channel, command: Load) -> int:
     gc.freeze()
     channel.post(Loaded())
     channel.flush()
-    _run(channel, Executor(channel, model, command.args))
+    _run(channel, Executor(channel, model, command.args), progress)
     if hasattr(model, "finalize"):
         model.finalize()
     return 0
 
 
-def _run(channel: Channel, executor: Executor) -> None:
+def _run(channel: Channel, executor: Executor, progress: Progress) -> None:
     """Batches until the end is ordered."""
     flushed_ns = 0
     while isinstance(batch := channel.receive(), Batch):
+        progress.begin()
         executor.run(batch)
         del batch
         now = perf_counter_ns()
@@ -116,7 +125,3 @@ def _fail(channel: Channel, message: str) -> int:
     channel.post(Failed(message))
     channel.flush()
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,10 @@
 """The model's Python file, and what is said when it fails."""
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 CLASS = "TritonPythonModel"
@@ -11,16 +12,33 @@ _OURS = str(Path(__file__).parent)
 
 
 def import_model(file: Path) -> Any:
-    """The model's class. Modules beside the file, and beside its version's folder, can be imported by it."""
+    """The model's class. The folder of its version is a package, so that it may import `from .` what lies there.
+
+    Modules beside the file, and beside its version's folder, can be imported by their names too, behind all others.
+    """
     if file.suffix != ".py":
         raise ImportError(f"Model name must end with '.py'. Model name is \"{file.name}\".")
     if not file.is_file():
         raise FileNotFoundError(f"the model file '{file}' does not exist")
     # A model's folder is not ours to write into, and who polls it would take a cache for a change.
     sys.dont_write_bytecode = True
-    sys.path[:0] = [str(file.parent), str(file.parent.parent)]
+    sys.path += [str(file.parent), str(file.parent.parent)]
+    _add_package(file.parent)
     module = importlib.import_module(f"{file.parent.name}.{file.stem}")
     return getattr(module, CLASS)
+
+
+def _add_package(folder: Path) -> None:
+    """The folder as a package of its name, whatever else of that name can be found on the path."""
+    init = folder / "__init__.py"
+    if not init.is_file():
+        sys.modules[folder.name] = package = ModuleType(folder.name)
+        package.__path__ = [str(folder)]
+        return
+    spec = importlib.util.spec_from_file_location(folder.name, init, submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    sys.modules[folder.name] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
 
 
 def describe(error: BaseException) -> str:

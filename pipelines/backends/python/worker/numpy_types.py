@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.tensors import byte_strings
-from pipelines.tensors.datatypes import BYTES, DATA_TYPES, of_config, of_numpy
+from pipelines.tensors.datatypes import BYTES, DATA_TYPES, of_numpy
 
 _NAMES = (
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
@@ -16,12 +16,15 @@ NUMBER_OF = {name: number for number, name in enumerate(_NAMES, start=1)}
 """The server's number of each type of the protocol."""
 
 
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    each.config_name: bool if each.name == "BOOL" else each.dtype.type for each in DATA_TYPES.values()
+}
+"""TYPE_FP32 and so on as numpy's scalar types."""
+
+
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """TYPE_FP32 and so on as numpy's scalar type. Raises KeyError for what is none."""
-    data_type = of_config(triton_type_string)
-    if data_type is None:
-        raise KeyError(triton_type_string)
-    return bool if data_type.name == "BOOL" else data_type.dtype.type
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:

@@ -1,9 +1,11 @@
 """The module that models import as `triton_python_backend_utils`; its names are NVIDIA's."""
 
-from typing import Any
+from enum import IntEnum
 
+from pipelines.backends.python.worker.calls import ResponseIterator
 from pipelines.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
 from pipelines.backends.python.worker.logger import Logger
+from pipelines.backends.python.worker.metrics import Metric, MetricFamily, MetricKind
 from pipelines.backends.python.worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
@@ -11,13 +13,15 @@ from pipelines.backends.python.worker.model_config import (
     using_decoupled_model_transaction_policy,
 )
 from pipelines.backends.python.worker.numpy_types import (
+    TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from pipelines.backends.python.worker.request import InferenceRequest
+from pipelines.backends.python.worker.repository import is_model_ready, load_model, unload_model
+from pipelines.backends.python.worker.request import InferenceRequest, InferenceTrace
 from pipelines.backends.python.worker.response import InferenceResponse, InferenceResponseSender
 from pipelines.backends.python.worker.tensor import Tensor
 
@@ -26,9 +30,19 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
-TRITONSERVER_MEMORY_CPU = 0
-TRITONSERVER_MEMORY_CPU_PINNED = 1
-TRITONSERVER_MEMORY_GPU = 2
+
+
+class MemoryType(IntEnum):
+    """Where memory lies; values are the server's."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_CPU_PINNED = 1
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_CPU_PINNED = MemoryType.TRITONSERVER_MEMORY_CPU_PINNED
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 
 _folder = ""
 
@@ -68,17 +82,6 @@ class PreferredMemory:
         self.preferred_device_id = preferred_device_id
 
 
-class MetricFamily:
-    """Metrics of a model's own are not supported."""
-
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise TritonModelException("a model cannot make a MetricFamily: metrics of its own are not supported")
-
-
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
     "TRITONSERVER_MEMORY_CPU_PINNED",
@@ -88,13 +91,19 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
+    "InferenceTrace",
     "Logger",
+    "MemoryType",
+    "Metric",
     "MetricFamily",
+    "MetricKind",
     "ModelConfig",
     "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonErrorCode",
@@ -105,9 +114,12 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]

@@ -1,12 +1,14 @@
 """`pb_utils.InferenceResponse` and the sender of responses."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pipelines.backends.python.frames import Reply
+from pipelines.backends.python.worker.arguments import parameters as checked_parameters
 from pipelines.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
-from pipelines.backends.python.worker.tensor import Tensor
+from pipelines.backends.python.worker.tensor import Tensor, tensors
 
 if TYPE_CHECKING:
     from pipelines.backends.python.worker.channel import Channel
@@ -21,21 +23,15 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: list[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        tensors = [] if output_tensors is None else list(output_tensors)
-        for tensor in tensors:
-            if type(tensor) is not Tensor:
-                raise TypeError(f"InferenceResponse takes a list of Tensor, and found {type(tensor).__name__}")
+        self._output_tensors = tensors(output_tensors, "output_tensors")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse takes a TritonError as error, not {type(error).__name__}")
-        if parameters is not None:
-            _check_parameters(parameters)
-        self._output_tensors = tensors
         self._error = error
-        self._parameters = parameters
+        self._parameters = checked_parameters(parameters) if parameters is not None else None
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -51,21 +47,22 @@ class InferenceResponse:
         return msgspec.json.encode(self._parameters).decode() if self._parameters else ""
 
 
-def _check_parameters(parameters: object) -> None:
-    if not isinstance(parameters, dict):
-        raise TypeError(f"response parameters are a dict, not {type(parameters).__name__}")
-    for key, value in parameters.items():
-        if not isinstance(key, str) or not isinstance(value, (bool, int, float, str)):
-            raise TypeError(f"response parameters are str, bool, int or float by str: {key!r} is not")
-
-
 class Answer:
     """The answering of one request, whichever thread does it; shared by the request and all its senders.
 
     Where all of them are gone before the final response, nobody could send it any more: then the request fails.
     """
 
-    __slots__ = ("_channel", "_is_answered", "_is_closed", "_is_decoupled", "_label", "_outputs", "number")
+    __slots__ = (
+        "_channel",
+        "_is_answered",
+        "_is_closed",
+        "_is_decoupled",
+        "_label",
+        "_outputs",
+        "is_wanted_again",
+        "number",
+    )
 
     def __init__(
         self, channel: "Channel", number: int, outputs: tuple[str, ...], is_decoupled: bool, label: str
@@ -76,6 +73,8 @@ class Answer:
         self._label = label
         self._is_answered = False
         self._is_closed = False
+        self.is_wanted_again = False
+        """Whether the request is to come again, in place of a final response."""
         self.number = number
 
     def is_cancelled(self) -> bool:
@@ -127,6 +126,13 @@ class Answer:
         wanted = self._outputs
         outputs = [self._channel.wire_tensor(each) for each in response.output_tensors() if each.name() in wanted]
         return Reply(self.number, is_final, outputs, None, response._parameters)
+
+    def reschedule(self) -> None:
+        """Give the request back, unless it has ended. Does not flush."""
+        if self._is_answered:
+            return
+        self._is_answered = self._is_closed = True
+        self._channel.post_reply(Reply(self.number, True, is_rescheduled=True))
 
     def fail(self, message: str) -> None:
         """End the request with an internal error, unless it has ended. Does not flush."""

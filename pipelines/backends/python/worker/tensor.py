@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.backends.python.worker.arguments import text
 from pipelines.backends.python.worker.errors import TritonModelException
 from pipelines.backends.python.worker.numpy_types import NUMBER_OF
 from pipelines.tensors import byte_strings
@@ -23,13 +24,13 @@ class Tensor:
     def __init__(self, name: str, array: Array) -> None:
         """Raises TypeError for what is no array, TritonModelException for a dtype that the protocol lacks."""
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"Tensor '{name}' takes a numpy.ndarray, not {type(array).__name__}")
+            raise TypeError(f"Tensor '{name!s}' takes a numpy.ndarray, not {type(array).__name__}")
+        self._name = name if type(name) is str else text(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         data_type = _TYPES.get(array.dtype) or of_numpy(array.dtype)
         if data_type is None:
             raise TritonModelException("NumPy dtype is not supported.")
-        self._name = name
         self._type = data_type
         self._shape = array.shape
         self._raw: bytes | memoryview | None = None
@@ -75,6 +76,10 @@ class Tensor:
     @classmethod
     def from_dlpack(cls, name: str, value: Any) -> "Tensor":
         """From a DLPack capsule or an object that gives one; shares its memory. It must lie on the CPU."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if value is None:
+            raise TritonModelException("from_dlpack takes a DLPack capsule, or an object that gives one, not None.")
         if isinstance(value, Tensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
             return cls(name, value.as_numpy())
         if not hasattr(value, "__dlpack__"):
@@ -100,6 +105,17 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
+
+
+def tensors(given: Any, what: str) -> list[Tensor]:
+    """Those of a request or a response. Raises TypeError, and as the real server TritonModelException for None."""
+    found = list(given)
+    for each in found:
+        if each is None:
+            raise TritonModelException(f"{what} are a list of Tensor, and None is found")
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{what} are a list of Tensor, and {type(each).__name__} is found")
+    return found
 
 
 class _Capsule:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
@@ -77,16 +78,19 @@ class Lookup:
         return self.models[name]
 
 
-def context(lookup: Lookup | None = None) -> BackendContext:
+def context(lookup: Lookup | None = None, **options: Any) -> BackendContext:
+    """What the server lends; `options` are fields of it."""
+
     def refuse(*_: str) -> object:
         raise AssertionError("the Python backend runs no engine")
 
-    return BackendContext(lookup or Lookup(), refuse, refuse)  # type: ignore[arg-type]
+    return BackendContext(lookup or Lookup(), refuse, refuse, **options)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def loaded(source: ModelSource, lookup: Lookup | None = None) -> AsyncIterator[Model]:
-    model = await PythonBackend().load(source, context(lookup))
+async def loaded(source: ModelSource, lookup: Lookup | None = None, **options: Any) -> AsyncIterator[Model]:
+    """In a context with `options`."""
+    model = await PythonBackend().load(source, context(lookup, **options))
     if lookup is not None:
         lookup.models[model.name] = model
     try:
@@ -148,7 +152,7 @@ def children() -> set[int]:
 
 def _is_worker(pid: int) -> bool:
     try:
-        return b"pipelines.backends.python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"backends/python/worker/start.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return False
 

@@ -216,10 +216,3 @@ async def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
     source.model_file.with_name("model.py").rename(source.model_file)
     async with loaded(source) as model:
         assert await ask(model, "") == "other"
-
-
-async def test_an_environment_of_its_own_is_refused(tmp_path: Path) -> None:
-    config = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }' + TEXT
-    with pytest.raises(SluiceError, match="EXECUTION_ENV_PATH is not supported") as caught:
-        await load(write_model(tmp_path / "env", completing(), config))
-    assert caught.value.code is ErrorCode.UNIMPLEMENTED

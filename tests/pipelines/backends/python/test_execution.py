@@ -3,12 +3,14 @@
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.host_policy import HostPolicy
 from pipelines.inference.call import infer_one
 from pipelines.inference.types import InferRequest, SequenceFlag
 from pipelines.tensors.tensor import Tensor
@@ -105,6 +107,50 @@ async def test_models_import_what_lies_beside_them(tmp_path: Path) -> None:
     assert not (tmp_path / "parts" / "1" / "__pycache__").exists()
 
 
+async def test_a_version_may_be_a_package(tmp_path: Path) -> None:
+    source = write_model(
+        tmp_path / "package",
+        """
+        from . import VERSION, parts
+        from .parts.deep import NAME
+        import shared, json
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                said = [VERSION, parts.__name__, NAME, shared.NAME, hasattr(json, "dumps")]
+                return [text(said) for _ in requests]
+        """,
+    )
+    version = tmp_path / "package" / "1"
+    (version / "__init__.py").write_text("VERSION = 'one'")
+    (version / "parts").mkdir()
+    (version / "parts" / "__init__.py").write_text("")
+    (version / "parts" / "deep.py").write_text("from .. import VERSION\nNAME = 'deep in ' + VERSION")
+    (version / "json.py").write_text("a file of this name beside the model is not the library")
+    (tmp_path / "package" / "shared.py").write_text("NAME = 'shared'")
+    async with loaded(source) as model:
+        assert await ask(model, "") == "['one', '1.parts', 'deep in one', 'shared', True]"
+
+
+async def test_a_model_keeps_to_the_cores_of_its_policy(tmp_path: Path) -> None:
+    code = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                tasks = [int(task) for task in os.listdir("/proc/self/task")]
+                cores = {frozenset(os.sched_getaffinity(task)) for task in tasks}
+                return [text(sorted(map(sorted, cores))) for _ in requests]
+    """
+    core = min(os.sched_getaffinity(0))
+    policies = {"one": HostPolicy("one", frozenset({core})), "cpu": HostPolicy("cpu", frozenset({core}))}
+    group = 'instance_group { kind: KIND_CPU host_policy: "one" }'
+    async with loaded(write_model(tmp_path / "bound", code, group + TEXT), host_policies=policies) as model:
+        assert await ask(model, "") == f"[[{core}]]"
+    async with loaded(write_model(tmp_path / "default", code), host_policies=policies) as model:
+        assert await ask(model, "") == f"[[{core}]]"
+    async with loaded(write_model(tmp_path / "free", code)) as model:
+        assert await ask(model, "") == str([sorted(os.sched_getaffinity(0))])
+
+
 async def test_only_the_requested_outputs_come(tmp_path: Path) -> None:
     source = write_model(
         tmp_path / "two",
@@ -191,6 +237,11 @@ class TritonPythonModel:
             "exit": lambda: sys.exit(4),
             "metric": lambda: pb_utils.MetricFamily("f", "d", pb_utils.MetricFamily.COUNTER),
             "odd": lambda: [pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([Odd()], np.object_))])],
+            "none tensor": lambda: pb_utils.InferenceResponse([None]),
+            "parameters": lambda: pb_utils.InferenceResponse(parameters={1: "a"}),
+            "level": lambda: pb_utils.Logger.log("said", 1),
+            "message": lambda: pb_utils.Logger.log_info(None),
+            "from_dlpack": lambda: pb_utils.Tensor.from_dlpack("X", None),
             "right": [text("right")],
         }
         value = values[how]
@@ -213,11 +264,16 @@ class Odd:
         ("complex", "TritonModelException: NumPy dtype is not supported."),
         ("list", "TypeError: Tensor 'TEXT' takes a numpy.ndarray, not list"),
         ("no name", "TritonModelException: Tensor name cannot be an empty string."),
-        ("no tensor", "TypeError: InferenceResponse takes a list of Tensor, and found int"),
+        ("no tensor", "TypeError: output_tensors are a list of Tensor, and int is found"),
         ("text error", "TypeError: InferenceResponse takes a TritonError as error, not str"),
         ("exit", "SystemExit: 4"),
-        ("metric", "metrics of its own are not supported"),
+        ("metric", "TritonModelException: Error when creating MetricFamily: the server runs without metrics"),
         ("odd", "ValueError: cannot be written"),
+        ("none tensor", "TritonModelException: output_tensors are a list of Tensor, and None is found"),
+        ("parameters", "TritonModelException: Expect parameters keys to have type str, found type <class 'int'>"),
+        ("level", "TypeError: level is one of Logger.LogLevel, not 1"),
+        ("message", "TypeError: message is a str, not NoneType"),
+        ("from_dlpack", "TritonModelException: from_dlpack takes a DLPack capsule"),
     ],
 )
 async def test_wrong_models_are_told_and_live_on(how: str, said: str, wrong_model: list[object]) -> None:

@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 
 from pipelines.backends.python import segments
-from pipelines.backends.python.frames import (
-    Batch,
-    Cancel,
-    Command,
-    FrameReader,
-    Segments,
-    WireRequest,
-    WireTensor,
-    ancillary,
-    encode,
-)
+from pipelines.backends.python.frames import Batch, Cancel, Command, Segments, WireRequest, WireTensor
+from pipelines.backends.python.framing import FrameReader, ancillary, encode
 from pipelines.backends.python.segments import MappedSegments, SegmentPool
 from pipelines.tensors.tensor import Array
 

@@ -40,7 +40,9 @@ def num_fds() -> int:
 
 def mapped_bytes() -> int:
     spans = [
-        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "sluice-" in line
+        line.split()[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "sluice-tensor" in line
     ]
     return sum(int(end, 16) - int(start, 16) for start, end in spans)
 

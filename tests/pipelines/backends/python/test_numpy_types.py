@@ -60,5 +60,5 @@ def test_tensors_and_responses_tell_what_they_hold() -> None:
     assert error is not None
     assert (error.message(), error.code()) == ("gone", pb_utils.TritonError.NOT_FOUND)
     assert pb_utils.TritonError("x").code() == pb_utils.TritonError.INTERNAL
-    with pytest.raises(TypeError):
+    with pytest.raises(pb_utils.TritonModelException):
         pb_utils.InferenceResponse([tensor], parameters={"k": []})

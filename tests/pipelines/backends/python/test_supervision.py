@@ -17,8 +17,10 @@ from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelSource
 from pipelines.backends.placement import placements_of
 from pipelines.backends.python import supervisor
-from pipelines.backends.python.backend import _load
+from pipelines.backends.python.backend import _load, workers_of
+from pipelines.backends.python.held import HOLD_LIMIT_S, HeldBatches
 from pipelines.backends.python.instance import instances_of
+from pipelines.backends.python.launch import Launch
 from pipelines.backends.python.supervisor import SupervisedWorker
 from pipelines.batching.scheduled import ScheduledModel
 from pipelines.inference.call import ResponseStream, infer_one
@@ -32,6 +34,7 @@ from tests.pipelines.backends.python.parts import (
     eventually,
     is_alive,
     loaded,
+    source_of,
     stream,
     text_of,
     text_request,
@@ -66,7 +69,11 @@ class TritonPythonModel:
 @asynccontextmanager
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
     placements = placements_of(source.config, 0)
-    workers = [SupervisedWorker(each.name, _load(source, each), context().models, **limits) for each in placements]
+    finalize_limit_s = limits.get("finalize_limit_s", supervisor.FINALIZE_LIMIT_S)
+    held = HeldBatches(source.name, limits.get("hold_limit_s", HOLD_LIMIT_S))
+    workers = [
+        SupervisedWorker(_load(source, each), Launch(), context(), held, finalize_limit_s) for each in placements
+    ]
     await asyncio.gather(*(worker.start() for worker in workers))
     model = ScheduledModel(source, instances_of(workers, placements, may_queue=True))
     try:
@@ -116,6 +123,83 @@ async def test_what_had_not_ended_fails_and_what_waits_is_served(tmp_path: Path)
         assert isinstance(answers[0], str)
         assert isinstance(answers[1], SluiceError)
         assert await ask(model, "")
+
+
+QUEUE = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def execute(self, requests):
+        word = text_of(requests[0])
+        with open(os.path.join(self.folder, "seen"), "a") as file:
+            file.write(word + " ")
+        if word == "first":
+            while not os.path.exists(os.path.join(self.folder, "go")):
+                time.sleep(0.001)
+            os._exit(1)
+        return [text(word) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: Path, count: int) -> None:
+    """Batches lie in the process behind the one that ends it."""
+    source = write_model(tmp_path / "queue", QUEUE, f"instance_group {{ count: {count} }}" + TEXT)
+    async with supervised(source) as (model, workers):
+        for worker in workers:
+            worker._execution_ns = 1.0
+        first = asyncio.ensure_future(ask(model, "first"))
+        await eventually(lambda: (source.folder / "seen").exists())
+        if count == 2:  # the other one is busy, or it would take them all
+            second = asyncio.ensure_future(ask(model, "first"))
+            await eventually(lambda: (source.folder / "seen").read_text() == "first first ")
+        others = [asyncio.ensure_future(ask(model, f"w{number}")) for number in range(5)]
+        await eventually(lambda: sum(worker.num_batches for worker in workers) == 5 + count)
+        (source.folder / "go").touch()
+        with pytest.raises(SluiceError, match="not healthy"):
+            await first
+        if count == 2:
+            with pytest.raises(SluiceError, match="not healthy"):
+                await second
+        assert await asyncio.gather(*others) == [f"w{number}" for number in range(5)]
+    seen = (source.folder / "seen").read_text().split()
+    assert sorted(seen) == ["first"] * count + [f"w{number}" for number in range(5)]
+
+
+async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> None:
+    """With both workers lost, and one that takes for ever to come back."""
+    code = FATAL.replace(
+        "    def execute",
+        """
+        if os.path.exists(os.path.join(args["model_repository"], "slow")) and args["model_instance_name"][-1] == "0":
+            time.sleep(1000)
+
+    def execute""",
+        1,
+    )
+    source = write_model(tmp_path / "fatal", code, "instance_group { count: 2 }" + TEXT)
+    async with supervised(source, finalize_limit_s=0.1) as (model, workers):
+        (source.folder / "slow").touch()
+        for worker in workers:
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+        await eventually(lambda: not any(worker.is_ready for worker in workers))
+        answers = await asyncio.gather(*(ask(model, "") for _ in range(4)))
+        assert set(answers) == {str(workers[1].pid)}
+        assert not workers[0].is_ready
+
+
+async def test_a_sequences_worker_keeps_what_is_its_own(tmp_path: Path) -> None:
+    sequences = "sequence_batching { }\ninstance_group { count: 2 }"
+    source = write_model(tmp_path / "fatal", FATAL, sequences + TEXT)
+    placements = placements_of(source.config, 0)
+    first, second = workers_of(source, placements, [Launch(), Launch()], context())
+    assert first._held is not second._held
+    shared = workers_of(
+        source_of(source.folder, 'backend: "python"' + TEXT), placements, [Launch(), Launch()], context()
+    )
+    assert shared[0]._held is shared[1]._held
 
 
 async def test_open_streams_of_a_dead_worker_end_in_an_error(tmp_path: Path) -> None:
@@ -231,7 +315,7 @@ async def test_a_held_request_waits_no_longer_than_its_limit(tmp_path: Path) -> 
         await error_of(model, "exit")
         error = await error_of(model, "")
         assert error.code is ErrorCode.UNAVAILABLE
-        assert error.message == "fatal_0 was not restarted within 0.05 s"
+        assert error.message == "fatal was not restarted within 0.05 s"
 
 
 async def test_finalize_is_called_and_cut_short(tmp_path: Path) -> None:
