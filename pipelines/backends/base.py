@@ -143,6 +143,9 @@ class Instance(ABC):
     placement: Placement | None = None
     """Where it runs; None where nothing depends on it."""
 
+    num_starts: int = 0
+    """How often what it runs in has started: with every start, all that a model kept of its sequences is gone."""
+
     @property
     def is_ready(self) -> bool:
         """Whether it takes a batch now or will: false while its process is being restarted."""

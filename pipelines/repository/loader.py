@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from contextvars import ContextVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -22,6 +23,9 @@ from pipelines.repository.warm_up import warm_up
 from pipelines.repository.without_effect import without_effect
 
 _log = logging.getLogger(__name__)
+
+asked_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
+"""Whether a model asked for the load, maybe while it is loaded itself: then it must not wait for other loads."""
 
 
 class VersionLoader:
@@ -48,7 +52,7 @@ class VersionLoader:
 
     async def load(self, candidate: Candidate, version: int) -> Model:
         """Raises SluiceError with the reason, whatever goes wrong in a backend."""
-        async with self._slots:
+        async with nullcontext() if asked_by_model.get() else self._slots:
             limit = asyncio.timeout(self._timeout_s)
             try:
                 async with limit:

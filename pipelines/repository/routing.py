@@ -12,6 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.errors import ErrorCode, SluiceError
 from pipelines.inference.model import Model
 from pipelines.inference.types import LATEST
+from pipelines.repository.loader import asked_by_model
 
 if TYPE_CHECKING:
     from pipelines.repository.repository import ModelRepository
@@ -102,7 +103,11 @@ class RoutedModels:
         return self._repository.route(name, version)
 
     async def load(self, name: str, overrides: "LoadOverrides | None" = None) -> None:
-        await self._repository.load(name, overrides)
+        token = asked_by_model.set(True)
+        try:
+            await self._repository.load(name, overrides)
+        finally:
+            asked_by_model.reset(token)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         await self._repository.unload(name, unload_dependents)

@@ -24,6 +24,10 @@ class PythonInstance(Instance):
         self._is_busy = False
 
     @property
+    def num_starts(self) -> int:  # type: ignore[override]  # the worker counts, for all of its places
+        return self._worker.num_starts
+
+    @property
     def is_ready(self) -> bool:
         worker = self._worker
         if not worker.is_ready:

@@ -62,6 +62,8 @@ class SupervisedWorker:
         """Batches that the present process has reported."""
         self._patience = Patience()
         self._is_up = False
+        self.num_starts = 0
+        """Of processes that came up with the model loaded."""
         self._is_closing = False
         self._loaded_s = 0.0
         self._execution_ns = float(LOOKAHEAD_NS * 2)
@@ -105,6 +107,7 @@ class SupervisedWorker:
             raise
         self._services.is_loading = False
         self._is_up = True
+        self.num_starts += 1
         self._loaded_s = perf_counter()
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:

@@ -65,7 +65,7 @@ class Lane(ABC):
     @property
     def life(self) -> Life:
         """Tells the instance's process from those before it, with which all they knew of sequences is gone."""
-        return getattr(self.instance, "num_starts", 0), self._num_deaths
+        return self.instance.num_starts, self._num_deaths
 
     def note_death(self) -> None:
         """A request has ended with the process that ran it."""
