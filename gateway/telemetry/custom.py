@@ -188,7 +188,7 @@ def _check_buckets(buckets: Sequence[float] | None, kind: MetricKind) -> None:
         if buckets is not None:
             raise SluiceError(ErrorCode.INVALID, f"Unexpected args found in {kind} Metric constructor.")
         return
-    if not buckets:
+    if buckets is None:
         raise SluiceError(ErrorCode.INVALID, "Bucket boundaries not found in Metric args.")
     if not all(low < high for low, high in zip((-inf, *buckets), (*buckets, inf), strict=True)):
         raise SluiceError(ErrorCode.INVALID, "bucket boundaries must be finite and ascend")

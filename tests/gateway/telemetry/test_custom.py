@@ -103,7 +103,7 @@ def test_labels_that_prometheus_does_not_take(custom: CustomMetricRegistry, labe
     assert exposed(custom) == []
 
 
-@pytest.mark.parametrize("buckets", [None, [], [2, 1], [1, 1], [1, float("inf")], [float("nan")]])
+@pytest.mark.parametrize("buckets", [None, [2, 1], [1, 1], [1, float("inf")], [float("nan")]])
 def test_buckets_that_are_none(custom: CustomMetricRegistry, buckets: list[float] | None) -> None:
     with pytest.raises(SluiceError) as caught:
         custom.family("size", "", MetricKind.HISTOGRAM).metric({}, buckets)
@@ -152,3 +152,11 @@ def test_what_was_released_is_of_no_use(custom: CustomMetricRegistry) -> None:
         metric.increment(1)
     with pytest.raises(SluiceError, match="has been released"):
         family.metric({})
+
+
+def test_a_histogram_without_bounds_counts_all_in_one(custom: CustomMetricRegistry) -> None:
+    custom.family("size", "", MetricKind.HISTOGRAM).metric({}, []).observe(3)
+    [family] = custom.collect()
+    assert [(each.name, each.labels, each.value) for each in family.samples if each.name == "size_bucket"] == [
+        ("size_bucket", {"le": "+Inf"}, 1)
+    ]
