@@ -14,8 +14,9 @@ from pipelines.repository.agents import run_agents
 from pipelines.repository.completion import complete_kind, normalize
 from pipelines.repository.config_json import parse_config_json
 from pipelines.repository.config_locations import NOWHERE
-from pipelines.repository.config_text import CONFIG_FILENAME, WrittenConfig, read_checked
+from pipelines.repository.config_text import CONFIG_FILENAME, WrittenConfig, located, read_written
 from pipelines.repository.ensemble_structure import members
+from pipelines.repository.findings import InvalidConfig
 from pipelines.repository.folders import FolderState, ModelFolder, versions_in, write_files
 from pipelines.repository.obeyed import unobeyed_note
 from pipelines.repository.types import LoadOverrides
@@ -93,7 +94,7 @@ def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConf
     file = path / CONFIG_FILENAME
     if not is_strict and not file.exists():
         return WrittenConfig(ModelConfig(), NOWHERE)
-    return read_checked(file)
+    return read_written(file)
 
 
 def _candidate(
@@ -110,7 +111,7 @@ def _candidate(
         state = folder.state()
     except OSError as error:
         raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
-    check_structure(config)
+    _check(written, folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
     unobeyed = unobeyed_note(config, written.locations)
     config.name = name
@@ -121,6 +122,14 @@ def _candidate(
     versions = _wanted_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
     return Candidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
+
+
+def _check(written: WrittenConfig, file: Path) -> None:
+    """Raises InvalidConfig, with lines where it was read from `file`."""
+    try:
+        check_structure(written.config)
+    except InvalidConfig as error:
+        raise error if written.locations is NOWHERE else located(error, written.locations, file) from None
 
 
 def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:

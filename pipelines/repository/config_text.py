@@ -15,7 +15,6 @@ from pipelines.repository.config_locations import Locations, locations_of
 from pipelines.repository.config_slips import mended, text_slips
 from pipelines.repository.config_values import mend_values
 from pipelines.repository.findings import Finding, InvalidConfig
-from pipelines.repository.validation import check_structure
 
 CONFIG_FILENAME = "config.pbtxt"
 
@@ -68,27 +67,9 @@ def read_written(path: Path) -> WrittenConfig:
 
 
 def read_config(path: Path) -> tuple[ModelConfig, list[str]]:
-    """The configuration that a model's folder has, and notes with their lines. Raises as `read_checked`."""
-    written = read_checked(path)
-    return written.config, lines_of(written.notes, path.name)
-
-
-def read_checked(path: Path) -> WrittenConfig:
-    """The configuration that a model's folder has.
-
-    Raises SluiceError INVALID as `read_written`, and with lines for an ensemble whose tensors do not meet: the sentence
-    alone, which names one of them, would not show where its two ends are.
-    """
+    """The configuration that a model's folder has, and notes with their lines. Raises as `read_written`."""
     written = read_written(path)
-    if written.config.HasField("ensemble_scheduling"):
-        named = ModelConfig()
-        named.CopyFrom(written.config)
-        named.name = named.name or path.parent.name
-        try:
-            check_structure(named)
-        except InvalidConfig as error:
-            raise located(error, written.locations, path) from None
-    return written
+    return written.config, lines_of(written.notes, path.name)
 
 
 def located(error: InvalidConfig, locations: Locations, path: Path) -> InvalidConfig:

@@ -51,7 +51,7 @@ def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bo
             f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for '{config.name}', max "
             f"allowed is {config.max_batch_size}",
             f"{path}.batch_size",
-            f"batch_size: {most}",
+            f"max_batch_size: {sample.batch_size}" + (f", or batch_size: {most}" if config.max_batch_size else ""),
         )
     # A model that is there refuses what it does not know; here its configuration is all that there is.
     known = _known_inputs(config) if config.input and not is_complete else set(sample.inputs)

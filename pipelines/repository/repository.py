@@ -46,14 +46,14 @@ class ModelRepository:
         context_factory: Callable[[RoutedModels], BackendContext],
         poll_s: float = 15,
         strict_config: bool = False,
-        on_note: Callable[[str], None] = _log.info,
+        on_note: Callable[[str], None] | None = None,
         *,
         registry: BackendRegistry | None = None,
         load_timeout_s: float = _LOAD_TIMEOUT_S,
         drain_timeout_s: float = _DRAIN_TIMEOUT_S,
         settings: RepositorySettings | None = None,
     ) -> None:
-        """`roots`: local folders, and URLs of remote stores."""
+        """`roots`: local folders, and URLs of remote stores. `on_note` hears what else the log does."""
         settings = settings or RepositorySettings()
         # Polls see for themselves what has come to rest.
         rest_s = 0.0 if mode is ControlMode.POLL else settings.store_rest_s
@@ -81,11 +81,12 @@ class ModelRepository:
             self._readers,
             self._loader,
             strict_config,
-            on_note,
+            on_note or _log.warning,
+            on_note or _log.error,
             drain_timeout_s,
             self._drains,
         )
-        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note)
+        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning)
         self._polls: asyncio.Task[None] | None = None
 
     # What serves

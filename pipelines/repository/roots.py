@@ -61,7 +61,7 @@ class LocalRoot(Root):
 
     def names(self) -> list[str]:
         with os.scandir(self._path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
 
     def look(self) -> dict[str, FolderState | None]:
         return {name: _state(self._path / name) for name in self.names()}
@@ -71,6 +71,13 @@ class LocalRoot(Root):
 
     def open(self, name: str) -> ModelFolder | None:
         return ModelFolder(self._path / name) if self.has(name) else None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or through what may not be read
+        return False
 
 
 def _state(folder: Path) -> FolderState | None:

@@ -59,13 +59,15 @@ def _ordering(batching: ModelDynamicBatching, name: str) -> Iterator[Finding]:
 
 
 def _preferred(what: str, batcher: str, sizes: Sequence[int], config: ModelConfig) -> Iterator[Finding]:
+    is_told = False
     for index, size in enumerate(sizes):
         path = f"{batcher}.preferred_batch_size[{index}]"
         if size <= 0:
             yield Finding(f"{what} must be positive for {config.name}", path)
-        elif size > config.max_batch_size:
+        elif size > config.max_batch_size and not is_told:
             remedy = f"max_batch_size: {max(sizes)}"
             remedy += f", or preferred sizes up to {config.max_batch_size}" if config.max_batch_size > 0 else ""
+            is_told = True
             yield Finding(f"{what} must be <= max batch size for {config.name}", path, remedy)
 
 

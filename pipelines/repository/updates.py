@@ -38,6 +38,7 @@ class ModelUpdates:
     loader: VersionLoader
     is_strict: bool
     on_note: Callable[[str], None]
+    on_failure: Callable[[str], None]
     drain_timeout_s: float
     drains: Tasks
     failed_loads: Counter[str] = field(default_factory=Counter)
@@ -151,7 +152,7 @@ class ModelUpdates:
             self.failed_loads[reading.name] += 1
             self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
         if reading.error is not None:
-            self.on_note(reading.error.message)
+            self.on_failure(reading.error.message)
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:
         """Load them, then the ensembles over whatever changed. Lets go of their folders."""
@@ -222,7 +223,7 @@ class ModelUpdates:
             except SluiceError as error:
                 if isinstance(error, ModelFailure):
                     managed.fail(_blamed(candidate), error.reason)
-                self.on_note(error.message.strip())
+                self.on_failure(error.message.strip())
                 raise
         if is_changed:
             versions = ", ".join(str(each.version) for each in managed.ready)

@@ -8,7 +8,7 @@ from pipelines.repository.config_json import config_json, parse_config_json
 from pipelines.repository.config_text import parse_config, read_config
 
 SEEDS = sorted((Path(__file__).parents[2] / "data" / "seed_configs").glob("*.pbtxt"))
-INVALID_SEEDS = {"004_rate_limit_invalid": ":1:1: ", "000_rag_pipeline": ":8)"}
+INVALID_SEEDS = {"004_rate_limit_invalid": ":1:1: "}
 MENDED_SEEDS = {
     "000_llama3_8b": [8, 29],
     "004_bert_classifier": [45],

@@ -19,6 +19,7 @@ from tests.pipelines.repository.parts import (
     Bench,
     StampModel,
     ask,
+    context_for,
     failure,
     rows,
     until,
@@ -461,3 +462,23 @@ async def test_the_backend_completes_what_is_left_out(bench: Bench, root: Path) 
     (root / "a" / "config.pbtxt").unlink()
     assert "config.pbtxt: No such file" in (await failure(strict.load("a"))).message
     await strict.close()
+
+
+async def test_a_link_to_itself_harms_no_model(bench: Bench, repository: ModelRepository, root: Path) -> None:
+    (root / "loop").symlink_to(root / "loop")
+    write_model(root, "a", 1)
+    await repository.load("a")
+    assert repository.find("a").is_ready
+    await repository.refresh()
+    assert [row.name for row in repository.index()] == ["a"]
+
+
+async def test_failures_are_errors_in_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_model(root, "a", 1, config=CONFIG + "max_batch_size: -1")
+    bench = Bench(root)
+    repository = ModelRepository([root], ControlMode.NONE, context_for, registry=bench.registry)
+    await repository.start()
+    await repository.close()
+    [record] = [each for each in caplog.records if "max_batch_size" in each.getMessage()]
+    assert record.levelname == "ERROR"
+    assert f"({root}/a/config.pbtxt:" in record.getMessage()
