@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoints, entry_points, version
 
+from gateway.arguments import USAGE_ERROR
+
 Command = Callable[[list[str]], int]
 
 GROUP = "sluice.commands"
-USAGE_ERROR = 2
+
 INTERRUPTED = 130
 
 

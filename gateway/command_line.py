@@ -1,16 +1,13 @@
 """The command line of `sluice serve`: which flags there are, and what one says. Their meaning is config.py's."""
 
 import argparse
-import difflib
-import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from gateway.accepted_flags import ACCEPTED
+from gateway.arguments import OneLineParser
 from gateway.config import GROUPS, options_of
 from gateway.options import Option
-
-USAGE_ERROR = 2
 
 Flags = dict[str, str | bool | list[str]]
 """By flag: its text, its texts where it may come several times, a truth for a switch."""
@@ -66,26 +63,8 @@ def _switches() -> Iterator[str]:
                 yield declared.flag
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for an error, not the whole usage."""
-
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, but an unknown option is told with the one that was perhaps meant."""
-        known, unknown = super().parse_known_args(*args, **kwargs)
-        for word in unknown:
-            flag = word.partition("=")[0]
-            near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
-            if flag.startswith("--") and near:
-                self.error(f"unknown option {flag}; did you mean {near[0]}?")
-        return known, unknown
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-        sys.exit(USAGE_ERROR)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="sluice serve",
         usage="sluice serve [MODEL] [OPTIONS]",
         description=_DESCRIPTION,

@@ -8,8 +8,9 @@ from time import perf_counter
 
 from engine.errors import SluiceError
 from gateway.accepted_flags import advice_on
+from gateway.arguments import USAGE_ERROR
 from gateway.checkpoint import find_checkpoint
-from gateway.command_line import USAGE_ERROR, parse_flags
+from gateway.command_line import parse_flags
 from gateway.config import ServeConfig, read_config, unknown_variables
 from gateway.listeners import ListenError
 from gateway.options import ConfigError

@@ -1,10 +1,8 @@
 """What `sluice repository` is told on the command line."""
 
 import argparse
-import sys
-from typing import NoReturn
 
-USAGE_ERROR = 2
+from gateway.arguments import OneLineParser
 
 _OVERVIEW = """\
 Look after a Triton model repository without serving it.
@@ -66,21 +64,13 @@ then), a folder cannot be deleted, or the answer was no; 2 for a bad option or a
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for an error, not the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-        sys.exit(USAGE_ERROR)
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     """Exits where the arguments cannot be understood, and after --help."""
     return _parser().parse_args(argv)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="sluice repository",
         usage="sluice repository COMMAND [OPTIONS] PATH...",
         description=_OVERVIEW,
@@ -94,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_check(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser = _command(commands, "check", _CHECK, _CHECK_EPILOG)
     parser.add_argument("--strict", action="store_true", help="notes fail too")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, for machines")
@@ -109,7 +99,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a model repository: a folder, or a store's URL")
 
 
-def _add_prune(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_prune(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser = _command(commands, "prune", _PRUNE, _PRUNE_EPILOG)
     parser.add_argument(
         "--keep", type=_positive, required=True, metavar="N", help="how many of the newest versions of each model stay"
@@ -119,7 +109,7 @@ def _add_prune(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a model repository: a folder")
 
 
-def _command(commands: "argparse._SubParsersAction[_Parser]", name: str, text: str, epilog: str) -> _Parser:
+def _command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, text: str, epilog: str) -> OneLineParser:
     return commands.add_parser(
         name,
         prog=f"sluice repository {name}",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import SluiceError
+from gateway.arguments import USAGE_ERROR
 from gateway.options import ConfigError
-from gateway.repository.arguments import USAGE_ERROR
 from gateway.repository.report import Style, as_json, lines
 from pipelines.backends.registry import BackendRegistry
 from pipelines.repository.inspection.report import ModelReport, Verdict

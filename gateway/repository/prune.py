@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import ErrorCode, SluiceError
-from gateway.repository.arguments import USAGE_ERROR
+from gateway.arguments import USAGE_ERROR
 from pipelines.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove
 from pipelines.repository.stores.location import local_path, store_location
 

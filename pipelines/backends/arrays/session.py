@@ -1,9 +1,10 @@
 """What a library does for a backend of arrays: a model that is open, and runs of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from threading import Lock
 
-from engine.errors import SluiceError
+from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.arrays.signature import Signature
 from pipelines.tensors.tensor import Array
 
@@ -28,6 +29,26 @@ class ArrayRun(ABC):
     @property
     @abstractmethod
     def is_stopped(self) -> bool: ...
+
+
+class WholeRun(ArrayRun):
+    """A run that its library cannot end early: one that is stopped does not begin."""
+
+    def __init__(self, run: Callable[[dict[str, Array], list[str]], list[Array]]) -> None:
+        self._run = run
+        self._is_stopped = False
+
+    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
+        if self._is_stopped:
+            raise SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
+        return self._run(inputs, outputs)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
 
 
 class ArraySession(ABC):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.arrays.session import ArrayRun, ArraySession
+from pipelines.backends.arrays.session import ArraySession, WholeRun
 from pipelines.backends.pytorch.configured import ConfiguredTensors
 from pipelines.backends.pytorch.naming import check_output_index
 from pipelines.backends.pytorch.options import TorchOptions
@@ -15,26 +15,6 @@ from pipelines.tensors.tensor import Array
 
 _TRACE = "\nException raised from "
 """What C++ adds to its messages: the lines of its own stack."""
-
-
-class TorchRun(ArrayRun):
-    """PyTorch cannot end a run early: one that is stopped does not begin."""
-
-    def __init__(self, session: "TorchSession") -> None:
-        self._session = session
-        self._is_stopped = False
-
-    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        if self._is_stopped:
-            raise SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
-        return self._session.run(inputs, outputs)
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
 
 
 class TorchSession(ArraySession):
@@ -49,8 +29,8 @@ class TorchSession(ArraySession):
         self._options = options
         self._device = device
 
-    def open_run(self) -> TorchRun:
-        return TorchRun(self)
+    def open_run(self) -> WholeRun:
+        return WholeRun(self.run)
 
     def failure_of(self, error: Exception) -> SluiceError:
         """INTERNAL, as in Triton: PyTorch does not say whose fault it is."""

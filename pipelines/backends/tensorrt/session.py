@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.arrays.session import ArrayRun, ArraySession
+from pipelines.backends.arrays.session import ArraySession, WholeRun
 from pipelines.backends.placement import Placement
 from pipelines.backends.tensorrt.context import ExecutionContext
 from pipelines.backends.tensorrt.engine import Engine
@@ -15,26 +15,6 @@ from pipelines.tensors.tensor import Array
 
 _STRATEGY = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
-
-
-class PlanRun(ArrayRun):
-    """TensorRT cannot end a run early: one that is stopped does not begin."""
-
-    def __init__(self, session: "PlanSession") -> None:
-        self._session = session
-        self._is_stopped = False
-
-    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        if self._is_stopped:
-            raise SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
-        return self._session.run(inputs, outputs)
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
 
 
 class PlanSession(ArraySession):
@@ -63,8 +43,8 @@ class PlanSession(ArraySession):
         for context in self._contexts:
             self._free[context.profile.index].put(context)
 
-    def open_run(self) -> PlanRun:
-        return PlanRun(self)
+    def open_run(self) -> WholeRun:
+        return WholeRun(self.run)
 
     def failure_of(self, error: Exception) -> SluiceError:
         return SluiceError(ErrorCode.INTERNAL, f"TensorRT execute failure: {error}")
