@@ -123,8 +123,8 @@ def test_ensembles_over_two_repositories(tmp_path: Path, capsys: pytest.CaptureF
     [
         ((), "sluice repository check: error: the following arguments are required: PATH (see sluice repository check "
              "--help)\n"),
-        (("--lode", "{root}"), "sluice repository check: error: unknown option --lode; did you mean --load? (see sluice "
-         "repository check --help)\n"),
+        (("--lode", "{root}"), "sluice repository check: error: unknown option --lode; did you mean --load? (see "
+         "sluice repository check --help)\n"),
         (("{root}/nowhere",), "sluice repository check: error: {root}/nowhere is no folder\n"),
         (("{root}/a",), "sluice repository check: error: {root}/a is a model, not a repository of models; its "
                         "repository is {root}\n"),
