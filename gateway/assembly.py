@@ -78,10 +78,9 @@ class Lent:
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:
     """None where nobody limits. Raises ConfigError."""
-    if options.rate_limit == OFF:
-        return None
     with _as_config_error():
-        return RateLimiter(parse_resources(options.resources))
+        resources = parse_resources(options.resources)
+    return None if options.rate_limit == OFF else RateLimiter(resources)
 
 
 def make_host_policies(options: InstanceOptions) -> dict[str, HostPolicy]:

@@ -24,8 +24,8 @@ class InstanceOptions:
         (),
         text_of("NAME:COUNT or NAME:COUNT:DEVICE, such as memory:4"),
         "NAME:COUNT[:DEVICE]",
-        "how much there is of a resource, in all or on one device. Without it, the most that any instance asks for. "
-        "May be given several times",
+        "how much there is of a resource, in all or on one device. Where none is given, the most that any instance "
+        "asks for. May be given several times",
         is_many=True,
     )
     host_policies: tuple[str, ...] = option(

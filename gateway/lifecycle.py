@@ -8,11 +8,12 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -35,6 +36,8 @@ FLUSH_S = 2.0
 """After the last stream ended: how long its bytes may take to reach a slow client."""
 ECHO_S = 0.1
 """A signal this soon after the first is the same one: `timeout` and others tell a process and its group."""
+HANG_S = 15.0
+"""How much longer than open streams may take everything else may, before the process is ended by force."""
 MOST_NAMED = 8
 """Models whose names the ready line has room for."""
 WATCH_S = 1.0
@@ -113,10 +116,26 @@ class Server:
             log.info("%s: shutting down; once more ends at once", number.name)
             self._stopping.set()
             self._signalled = now
+            self._end_by_force_later(number)
             return
         if now - self._signalled < ECHO_S:
             return
         log.warning("%s again: ending at once", number.name)
+        self._end_by_force(number)
+
+    def _end_by_force_later(self, number: signal.Signals) -> None:
+        """A thread that hangs in a file system or a library would be waited for, for ever."""
+        limit_s = self._config.shutdown.exit_timeout_s + HANG_S
+
+        def end() -> None:
+            log.critical("not ended %g s after %s: ending by force", limit_s, number.name)
+            self._end_by_force(number)
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+
+    def _end_by_force(self, number: signal.Signals) -> NoReturn:
         for engine in self._engines():
             if isinstance(engine, ProcessEngineClient):
                 engine.kill()
@@ -307,7 +326,11 @@ def what_is_served(service: "InferenceService") -> str:
     """In words: one language model with its limits, else the names of the models, and how many are missing."""
     models = service.repository.models()
     num_missing = sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index())
-    missing = f", {num_missing} not available (see the log)" if num_missing else ""
+    missing = (
+        f", {num_missing} not available (the log says why, `sluice repository check` what to write)"
+        if num_missing
+        else ""
+    )
     if len(models) == 1 and models[0].text is not None:
         text = models[0].text
         info = text.info

@@ -24,25 +24,22 @@ _LabelSet = tuple[tuple[str, str], ...]
 class _Series:
     """The value of one set of labels: a number, or a histogram's counts."""
 
-    __slots__ = ("histogram", "labels", "num_holders", "value")
+    __slots__ = ("histogram", "labels", "value")
 
     def __init__(self, labels: Labels, buckets: Sequence[float] | None) -> None:
         self.labels = labels
         self.value = 0.0
         self.histogram = None if buckets is None else Histogram(buckets)
-        self.num_holders = 0
 
 
 class _Family:
-    """What all holders of a name share."""
+    """What all holders of a name share. It stays when they have gone, so that a counter goes on after a reload."""
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         self.name = name
         self.description = description
         self.kind = kind
         self.series: dict[_LabelSet, _Series] = {}
-        self.num_holders = 0
-        """Of the name, and of its series: a series outlives the handle of the family that it was made by."""
 
     def exposed(self) -> Metric:
         made = empty_family(self.name, self.description, _TYPES[self.kind])
@@ -74,13 +71,7 @@ class CustomMetricRegistry(Collector):
             raise SluiceError(
                 ErrorCode.ALREADY_EXISTS, f"metric family '{name}' is a {found.kind} already, and cannot be a {kind}"
             )
-        return _FamilyHandle(self, found)
-
-    def release(self, family: _Family) -> None:
-        """One holder of it less."""
-        family.num_holders -= 1
-        if family.num_holders == 0:
-            del self._families[family.name]
+        return _FamilyHandle(found)
 
     def collect(self) -> Iterator[Metric]:
         """The families that have series."""
@@ -92,11 +83,9 @@ class CustomMetricRegistry(Collector):
 class _FamilyHandle:
     """One holder's family."""
 
-    def __init__(self, registry: CustomMetricRegistry, family: _Family) -> None:
-        self._registry = registry
+    def __init__(self, family: _Family) -> None:
         self._family = family
         self._is_released = False
-        family.num_holders += 1
 
     def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> CustomMetric:
         if self._is_released:
@@ -108,25 +97,19 @@ class _FamilyHandle:
         series = family.series.get(key)
         if series is None:
             series = family.series[key] = _Series(dict(key), buckets)
-        return _MetricHandle(self._registry, family, key, series)
+        return _MetricHandle(family, series)
 
     def release(self) -> None:
-        if not self._is_released:
-            self._is_released = True
-            self._registry.release(self._family)
+        self._is_released = True
 
 
 class _MetricHandle:
     """One holder's series."""
 
-    def __init__(self, registry: CustomMetricRegistry, family: _Family, key: _LabelSet, series: _Series) -> None:
-        self._registry = registry
+    def __init__(self, family: _Family, series: _Series) -> None:
         self._family = family
-        self._key = key
         self._series = series
         self._is_released = False
-        family.num_holders += 1
-        series.num_holders += 1
 
     def increment(self, value: float) -> None:
         self._check("Increment", MetricKind.COUNTER, MetricKind.GAUGE)
@@ -161,13 +144,7 @@ class _MetricHandle:
             raise SluiceError(ErrorCode.UNIMPLEMENTED, reason)
 
     def release(self) -> None:
-        if self._is_released:
-            return
         self._is_released = True
-        self._series.num_holders -= 1
-        if self._series.num_holders == 0:
-            del self._family.series[self._key]
-        self._registry.release(self._family)
 
 
 def _check_name(name: str) -> None:

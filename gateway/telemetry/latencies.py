@@ -67,19 +67,19 @@ _SUMMARIES = (
     ),
     _Summary(
         "nv_inference_compute_input_summary_us",
-        "Summary of compute input duration in microseconds (does not include cached requests)",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
         lambda sketches: sketches.compute_input,
         lambda infer: infer.compute_input,
     ),
     _Summary(
         "nv_inference_compute_infer_summary_us",
-        "Summary of compute inference duration in microseconds (does not include cached requests)",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
         lambda sketches: sketches.compute_infer,
         lambda infer: infer.compute_infer,
     ),
     _Summary(
         "nv_inference_compute_output_summary_us",
-        "Summary of inference compute output duration in microseconds (does not include cached requests)",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         lambda sketches: sketches.compute_output,
         lambda infer: infer.compute_output,
     ),

@@ -11,7 +11,7 @@ Needs = Mapping[Key, int]
 
 
 class Resources:
-    """Of what no count was given there is as much as the largest demand."""
+    """Where no count is given at all, there is as much of each as the largest demand, else nothing of what has none."""
 
     def __init__(self, given: Mapping[tuple[str, int | None], int]) -> None:
         """`given`: counts by name and device (None: on each, or in all for global ones)."""
@@ -42,7 +42,8 @@ class Resources:
             for (known, at), count in self._given.items()
             if known == name and (device is None or at in (device, None))
         ]
-        return max(counts, default=None)
+        # A name that is not among those given is a slip of the pen sooner than a resource without a limit.
+        return max(counts, default=0 if self._given else None)
 
     def demand(self, needs: Iterable[Needs]) -> None:
         """What all that share them need now."""

@@ -27,7 +27,7 @@ class CustomMetric(Protocol):
         """Raises SluiceError UNIMPLEMENTED for a histogram."""
 
     def release(self) -> None:
-        """Its model holds it no more; the series goes with its last holder. Idempotent."""
+        """Its model holds it no more. The series stays, as in Triton: it may be made again, and go on. Idempotent."""
 
 
 class MetricFamily(Protocol):

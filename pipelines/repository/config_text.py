@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
@@ -17,6 +18,7 @@ from pipelines.repository.config_values import mend_values
 from pipelines.repository.findings import Finding, InvalidConfig
 
 CONFIG_FILENAME = "config.pbtxt"
+_MOST_BYTES = 4 << 20
 
 _NO_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
 
@@ -82,15 +84,23 @@ def located(error: InvalidConfig, locations: Locations, path: Path) -> InvalidCo
 
 
 def read_text(path: Path) -> str:
-    """Raises SluiceError INVALID where it cannot be read or is no text."""
+    """Raises SluiceError INVALID where it cannot be read or is no text of a configuration."""
     try:
-        return path.read_text("utf-8")
+        status = path.stat()
+        if not S_ISREG(status.st_mode):  # a pipe would be waited for, for ever
+            raise _unread(path, "it is no file")
+        if status.st_size > _MOST_BYTES:
+            raise _unread(path, f"it has {status.st_size >> 20} MB, and no configuration has more than 4")
+        return path.read_text("utf-8-sig")
     except OSError as error:
         reason = f"failed to open text file for read {path}: {error.strerror}"
         raise SluiceError(ErrorCode.INVALID, reason) from None
     except UnicodeDecodeError as error:
-        reason = f"failed to read text proto from {path}: byte {error.start} is not UTF-8"
-        raise SluiceError(ErrorCode.INVALID, reason) from None
+        raise _unread(path, f"byte {error.start} is not UTF-8") from None
+
+
+def _unread(path: Path, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {reason}")
 
 
 def lines_of(findings: Iterable[Finding], file: str) -> list[str]:

@@ -152,7 +152,8 @@ class ModelUpdates:
             self.failed_loads[reading.name] += 1
             self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
         if reading.error is not None:
-            self.on_failure(reading.error.message)
+            why = "" if reading.cause or reading.has_folder else ": no repository has a folder of that name"
+            self.on_failure(reading.error.message + why)
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:
         """Load them, then the ensembles over whatever changed. Lets go of their folders."""

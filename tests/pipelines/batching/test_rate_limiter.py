@@ -32,7 +32,7 @@ class TestHowMuchThereIs:
         assert [limiter.free((name, 0)) for name in ("R1", "R2", "R3", "R4")] == [4, 4, 7, 2]
 
     def test_what_the_command_line_says(self) -> None:
-        limiter = RateLimiter(parse_resources(["R1:10", "R2:5:0", "R2:8:1", "g_R3:2"]))
+        limiter = RateLimiter(parse_resources(["R1:10", "R2:5:0", "R2:8:1", "g_R3:2", "R4:3"]))
         for gpu in (0, 1):
             claim_of(limiter, gpu=gpu, R1=1, R2=1, g_R3=1, R4=3)
         assert [limiter.free((name, 0)) for name in ("R1", "R2", "R4")] == [10, 5, 3]
@@ -59,6 +59,11 @@ class TestHowMuchThereIs:
             "minimum required count is 4"
         )
         assert claim_of(limiter, R=3).take()
+
+    def test_where_some_are_given_the_others_are_not_there(self) -> None:
+        limiter = RateLimiter({("R", None): 3})
+        with pytest.raises(SluiceError, match='Resource count for "r" is limited to 0'):
+            claim_of(limiter, r=1)
 
     def test_a_resource_is_global_or_each_devices(self) -> None:
         limiter = RateLimiter()
@@ -92,7 +97,7 @@ class TestWhoIsNext:
         assert small[1].take()
 
     def test_what_the_first_in_line_does_not_need_goes_to_others(self) -> None:
-        limiter = RateLimiter({("R", None): 4, ("S", None): 4})
+        limiter = RateLimiter({("R", None): 4, ("S", None): 4, ("T", None): 1})
         busy, first = claim_of(limiter, R=3), claim_of(limiter, R=2, S=3)
         assert busy.take() and not first.take()
         assert claim_of(limiter, S=1).take()
@@ -170,7 +175,9 @@ PLACEMENTS = st.builds(
 
 @given(
     st.lists(st.tuples(PLACEMENTS, st.integers(1, 6)), min_size=1, max_size=8),
-    st.dictionaries(st.tuples(st.sampled_from("RSTGH"), st.sampled_from([None, 0, 1])), st.integers(5, 9)),
+    st.dictionaries(st.tuples(st.sampled_from("RSTGH"), st.sampled_from([None, 0, 1])), st.integers(5, 9)).map(
+        lambda given: {**{(name, None): 5 for name in "RSTGH"}, **given} if given else given
+    ),
     st.randoms(use_true_random=False),
 )
 def test_never_over_committed_and_everybody_gets_all_turns(

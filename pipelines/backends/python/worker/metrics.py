@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily` and its metrics: they live on the server, for as long as the model holds them here."""
+"""`pb_utils.MetricFamily` and its metrics: what the model holds here stands for a series on the server, which stays."""
 
 import itertools
 import weakref
