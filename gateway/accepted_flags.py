@@ -23,7 +23,7 @@ _NO_POOL = "tensors are not copied to a pool; each backend's library keeps its o
 _NO_TRACE_FLAGS = "write --trace-config triton,{}"
 _SAGEMAKER = "there is no SageMaker endpoint; put one in front, its /invocations is /v2/models/NAME/infer"
 _VERTEX = "there is no Vertex AI endpoint; put one in front, its :predict is /v2/models/NAME/infer"
-_BACKENDS = "backends are Python packages, found by entry point (docs/model-repository.md)"
+_BACKENDS = "backends are Python packages, found by entry point (docs/backends.md)"
 
 ACCEPTED = (
     AcceptedFlag("--allow-http", "HTTP has the health probes; --host 127.0.0.1 keeps it to this machine", False),

@@ -1,5 +1,6 @@
 """Puts the server together from its options: repository, service, what answers on the ports."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
 from pipelines.backends.base import BackendContext
 from pipelines.backends.host_policy import HostPolicy, parse_host_policies
+from pipelines.backends.registry import BackendRegistry
 from pipelines.batching.rate_limiter import RateLimiter
 from pipelines.batching.resources import parse_resources
 from pipelines.caching.opening import open_cache
@@ -33,6 +35,8 @@ from pipelines.repository.routing import RoutedModels
 
 if TYPE_CHECKING:
     from gateway.listeners import Listeners
+
+log = logging.getLogger(__name__)
 
 
 def make_service(config: ServeConfig) -> InferenceService:
@@ -131,12 +135,16 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
             latencies=lent.latencies,
         )
 
+    registry = BackendRegistry()
+    for name in sorted(options.by_backend().keys() - {"", *registry.names}):
+        log.warning("--backend-config=%s,... has no effect: backends are %s", name, ", ".join(registry.names))
     return ModelRepository(
         options.paths,
         options.control_mode,
         context,
         poll_s=options.poll_s,
         strict_config=options.is_strict_config,
+        registry=registry,
         settings=options.repository_settings(),
     )
 

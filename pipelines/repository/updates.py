@@ -162,6 +162,7 @@ class ModelUpdates:
             failures = {name: load_failed(name, reason) for name, reason in circular.items() if name in candidates}
             for name, failure in failures.items():
                 self.managed(name).fail(_blamed(candidates[name]), failure.reason)
+                self.on_failure(failure.message.strip())
             changed, failed = await self._load_in_order([candidates[name] for name in order if name in candidates])
             await self._reload_callers(changed, set(candidates))
             self.failed_loads.update([*failures, *failed])
