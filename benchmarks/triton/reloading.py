@@ -1,7 +1,9 @@
 """Whether anything is left behind by models that come and go: memory, open files, processes."""
 
 import shutil
+import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -9,12 +11,15 @@ import psutil
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.offline.environments import Say
-from benchmarks.triton.repository import write_onnx_models, write_python_models
+from benchmarks.triton.repository import DENSE_WIDTH, write_onnx_models, write_python_models
 from benchmarks.triton.servers import V2Server, sluice
+from gateway.checkpoint import find_checkpoint
 
 ROUNDS = 1000
-SETTLED_AFTER = 200
-"""Rounds after which libraries have what they keep for good."""
+LLM_ROUNDS = 100
+"""Each starts an engine of its own, which takes most of a second."""
+SETTLED_SHARE = 0.2
+"""Of the rounds, after which libraries have what they keep for good."""
 PATIENCE_S = 60.0
 MOST_GROWTH_MB = 10.0
 _ENSEMBLE = """\
@@ -25,6 +30,22 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 256 ] } ]
 ensemble_scheduling { step [ { model_name: "dense_single" model_version: -1
   input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
 """
+_TORCH = f"""\
+backend: "pytorch"
+max_batch_size: 64
+input [ {{ name: "x__0" data_type: TYPE_FP32 dims: [ {DENSE_WIDTH} ] }} ]
+output [ {{ name: "y__0" data_type: TYPE_FP32 dims: [ {DENSE_WIDTH} ] }} ]
+"""
+_SAVED_MODEL = Path(__file__).parents[2] / "tests" / "data" / "tensorflow" / "dense" / "model.savedmodel"
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A model that comes and goes."""
+
+    backend: str
+    name: str
+    num_rounds: int = ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +58,73 @@ class Holdings:
 
 
 def measure(out: Path, say: Say) -> list[Figure]:
-    """Growth over a thousand rounds of load and unload, for each backend that needs no extra."""
+    """Growth over rounds of load and unload, for each backend that is installed here and needs no GPU."""
     folder = out.resolve() / "triton" / "reloading"
-    names = _write_models(folder / "models")
     figures = []
-    for backend, name in names.items():
+    for model in _write_models(folder / "models"):
         with sluice(folder / "models", folder / "sluice.log", "--model-control-mode=explicit") as server:
-            figures += _growth(server, backend, name, say)
+            figures += _growth(server, model, say)
     return figures
 
 
-def _write_models(folder: Path) -> dict[str, str]:
-    """A model of each backend by name; an ensemble takes its step along."""
+def _write_models(folder: Path) -> list[Reloaded]:
+    """A model of each backend; an ensemble takes its step along."""
     shutil.rmtree(folder, ignore_errors=True)
     write_python_models(folder)
     write_onnx_models(folder)
-    (folder / "whole" / "1").mkdir(parents=True)
-    (folder / "whole" / "config.pbtxt").write_text(_ENSEMBLE)
-    (folder / "dense_openvino" / "1").mkdir(parents=True)
-    shutil.copy(folder / "dense_single" / "1" / "model.onnx", folder / "dense_openvino" / "1")
-    (folder / "dense_openvino" / "config.pbtxt").write_text(
-        'backend: "openvino"\ndefault_model_filename: "model.onnx"\nmax_batch_size: 64\n'
+    _folder_of(folder / "whole", _ENSEMBLE)
+    openvino = 'backend: "openvino"\ndefault_model_filename: "model.onnx"\nmax_batch_size: 64\n'
+    shutil.copy(folder / "dense_single" / "1" / "model.onnx", _folder_of(folder / "dense_openvino", openvino))
+    saved = _folder_of(folder / "dense_tensorflow", 'backend: "tensorflow"\n')
+    shutil.copytree(_SAVED_MODEL, saved / _SAVED_MODEL.name)
+    checkpoint = find_checkpoint(None)
+    _folder_of(
+        folder / "text",
+        f'backend: "llm"\nparameters {{ key: "gpt_model_path" value {{ string_value: "{checkpoint}" }} }}\n',
     )
-    return {
-        "onnxruntime": "dense_single",
-        "openvino": "dense_openvino",
-        "ensemble": "whole",
-        "python": "identity",
-    }
+    models = [
+        Reloaded("onnxruntime", "dense_single"),
+        Reloaded("openvino", "dense_openvino"),
+        Reloaded("ensemble", "whole"),
+        Reloaded("tensorflow", "dense_tensorflow"),
+        Reloaded("python", "identity"),
+        Reloaded("llm", "text", LLM_ROUNDS),
+    ]
+    if find_spec("torch") is not None:
+        _write_torchscript(_folder_of(folder / "dense_torch", _TORCH) / "model.pt")
+        models.append(Reloaded("pytorch", "dense_torch"))
+    return models
 
 
-def _growth(server: V2Server, backend: str, name: str, say: Say) -> list[Figure]:
+def _folder_of(model: Path, config: str) -> Path:
+    """The folder of its first version."""
+    version = model / "1"
+    version.mkdir(parents=True)
+    (model / "config.pbtxt").write_text(config)
+    return version
+
+
+def _write_torchscript(file: Path) -> None:
+    import torch
+
+    layers = torch.nn.Sequential(torch.nn.Linear(DENSE_WIDTH, DENSE_WIDTH), torch.nn.ReLU())
+    torch.jit.trace(layers, torch.zeros(1, DENSE_WIDTH)).save(str(file))
+
+
+def _growth(server: V2Server, model: Reloaded, say: Say) -> list[Figure]:
+    num_settled = int(model.num_rounds * SETTLED_SHARE)
     with httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}", timeout=PATIENCE_S) as client:
-        for _ in range(SETTLED_AFTER):
-            _round(client, name)
+        for _ in range(num_settled):
+            _round(client, model.name)
+        _await_unloaded(client, model.name)
         before = _holdings(server)
-        for _ in range(ROUNDS - SETTLED_AFTER):
-            _round(client, name)
+        for _ in range(model.num_rounds - num_settled):
+            _round(client, model.name)
+        _await_unloaded(client, model.name)
         after = _holdings(server)
+    backend = model.backend
     say(f"{backend}: {before} -> {after}")
-    what = f"{ROUNDS} loads and unloads"
+    what = f"{model.num_rounds} loads and unloads"
     more_files, more_processes = after.num_files - before.num_files, after.num_processes - before.num_processes
     return [
         Figure(f"{what}, memory grown", backend, "MB", (after.rss_mb - before.rss_mb,), Target(MOST_GROWTH_MB)),
@@ -90,10 +138,22 @@ def _round(client: httpx.Client, name: str) -> None:
     _ask(client, f"/v2/repository/models/{name}/unload", {"parameters": {"unload_dependents": True}})
 
 
-def _ask(client: httpx.Client, path: str, body: dict[str, object] | None = None) -> None:
+def _await_unloaded(client: httpx.Client, name: str) -> None:
+    """An unload is answered before the model has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        rows = _ask(client, "/v2/repository/index").json()
+        if all(row.get("state", "UNAVAILABLE") == "UNAVAILABLE" for row in rows):
+            return
+        time.sleep(0.1)
+    raise BenchmarkError(f"{name} did not end within {PATIENCE_S:g} s of being unloaded")
+
+
+def _ask(client: httpx.Client, path: str, body: dict[str, object] | None = None) -> httpx.Response:
     answer = client.post(path, json=body)
     if answer.status_code != 200:
         raise BenchmarkError(f"{path}: {answer.text[:300]}")
+    return answer
 
 
 def _holdings(server: V2Server) -> Holdings:

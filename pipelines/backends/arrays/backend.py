@@ -13,6 +13,7 @@ from pipelines.backends.arrays.agreement import check_agreement
 from pipelines.backends.arrays.batch import BatchForm
 from pipelines.backends.arrays.batch_tensors import batch_tensors_of
 from pipelines.backends.arrays.completion import complete_config, default_max_batch_size, needs_completion
+from pipelines.backends.arrays.heap import give_back_freed_memory
 from pipelines.backends.arrays.instance import ArrayInstance
 from pipelines.backends.arrays.session import ArraySession
 from pipelines.backends.arrays.signature import Signature
@@ -87,7 +88,10 @@ class ArrayBackend(Backend):
         together: dict[_Place, list[Placement]] = {}
         for each, place in zip(placements, places, strict=True):
             together.setdefault(place, []).append(each)
-        return {place: self._open_session(source, each, place.policy) for place, each in together.items()}
+        try:
+            return {place: self._open_session(source, each, place.policy) for place, each in together.items()}
+        finally:
+            give_back_freed_memory()
 
     def _open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.arrays.heap import give_back_freed_memory
 from pipelines.backends.arrays.signature import Signature
 from pipelines.tensors.tensor import Array
 
@@ -67,12 +68,13 @@ class ArraySession(ABC):
             self._num_holders += 1
 
     def release(self) -> None:
-        """The end of one `hold`; the last one closes it. From any thread."""
+        """The end of one `hold`; the last one closes it. On a thread."""
         with _holders_lock:
             self._num_holders -= 1
             is_last = self._num_holders == 0
         if is_last:
             self.close()
+            give_back_freed_memory()
 
     @abstractmethod
     def open_run(self) -> ArrayRun:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -58,7 +59,8 @@ class LlmModel(Model):
         self._declared = declared_inputs(self.spec)
         self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config), limits)
         self._running: dict[asyncio.Task[None], Job] = {}
-        self.statistics.count_pending = self._num_queued
+        # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.
+        self.statistics.count_pending = partial(_num_queued, self._running.values())
 
     @property
     def text(self) -> LlmText:
@@ -131,9 +133,6 @@ class LlmModel(Model):
             f"{len(request.inputs)} inputs for model '{self.name}'. Got input(s) [{got}], but missing required "
             f"input(s) ['{missing}']. Please provide all required input(s).",
         )
-
-    def _num_queued(self) -> int:
-        return sum(not job.compute_started_ns for job in self._running.values())
 
     def _stop_earlier(self, job: Job) -> None:
         """TensorRT-LLM's way to cancel: a second request of the same id."""
@@ -223,6 +222,10 @@ class LlmModel(Model):
         pads = (one.pad_id for one in asked if one.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
         return Packer(self.spec, job.request.requested_outputs, len(asked), pad_id)
+
+
+def _num_queued(jobs: Collection[Job]) -> int:
+    return sum(not job.compute_started_ns for job in jobs)
 
 
 def _eos_token_ids(text: LlmText) -> tuple[int, ...]:

@@ -187,6 +187,7 @@ class Connection:
         self._reader.close()
         self._socket.close()
         self._pool.close()
+        self._mapped.close()
 
 
 def _close_all(fds: list[int]) -> None:

@@ -85,6 +85,8 @@ class FrameReader:
         return int(length) + _LENGTH.size - (self._end - self._start)
 
     def close(self) -> None:
-        """Give up what came and nobody took."""
+        """Give up what came and nobody took, and the buffer: who refers to this may be garbage for long."""
         while self.fds:
             os.close(self.fds.popleft())
+        self._buffer = bytearray()
+        self._start = self._end = 0

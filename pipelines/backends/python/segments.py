@@ -179,6 +179,11 @@ class MappedSegments:
             self._readers.pop(number, None)
             self._maps.pop(number, None)
 
+    def close(self) -> None:
+        """Unmap what nobody reads, and the rest with its last reader."""
+        self._readers.clear()
+        self._maps.clear()
+
     def take_freed(self) -> list[int]:
         """Those freed since the last call."""
         numbers = []
