@@ -33,13 +33,14 @@ class _Series:
 
 
 class _Family:
-    """What all holders of a name share. It stays when they have gone, so that a counter goes on after a reload."""
+    """What all holders of a name share. It stays until all have deleted it: a counter goes on after a reload."""
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         self.name = name
         self.description = description
         self.kind = kind
         self.series: dict[_LabelSet, _Series] = {}
+        self.num_holders = 0
 
     def exposed(self) -> Metric:
         made = empty_family(self.name, self.description, _TYPES[self.kind])
@@ -71,7 +72,13 @@ class CustomMetricRegistry(Collector):
             raise SluiceError(
                 ErrorCode.ALREADY_EXISTS, f"metric family '{name}' is a {found.kind} already, and cannot be a {kind}"
             )
-        return _FamilyHandle(found)
+        return _FamilyHandle(self, found)
+
+    def release(self, family: _Family) -> None:
+        """One of its holders has deleted it."""
+        family.num_holders -= 1
+        if family.num_holders == 0:
+            del self._families[family.name]
 
     def collect(self) -> Iterator[Metric]:
         """The families that have series."""
@@ -83,9 +90,11 @@ class CustomMetricRegistry(Collector):
 class _FamilyHandle:
     """One holder's family."""
 
-    def __init__(self, family: _Family) -> None:
+    def __init__(self, registry: CustomMetricRegistry, family: _Family) -> None:
+        self._registry = registry
         self._family = family
         self._is_released = False
+        family.num_holders += 1
 
     def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> CustomMetric:
         if self._is_released:
@@ -100,7 +109,9 @@ class _FamilyHandle:
         return _MetricHandle(family, series)
 
     def release(self) -> None:
-        self._is_released = True
+        if not self._is_released:
+            self._is_released = True
+            self._registry.release(self._family)
 
 
 class _MetricHandle:

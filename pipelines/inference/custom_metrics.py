@@ -37,7 +37,7 @@ class MetricFamily(Protocol):
         """The series of those labels, the same for equal ones. Raises SluiceError INVALID for buckets that are none."""
 
     def release(self) -> None:
-        """As a metric's."""
+        """Its model has deleted it: the family goes, with its series, when all who made it have. Idempotent."""
 
 
 class CustomMetrics(Protocol):

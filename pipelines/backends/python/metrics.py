@@ -6,7 +6,7 @@ from pipelines.inference.custom_metrics import CustomMetric, CustomMetrics, Metr
 
 
 class ModelMetrics:
-    """By the worker's numbers. They end with the worker, however it ends."""
+    """By the worker's numbers. Families stay when the worker ends, and so do their series."""
 
     def __init__(self, metrics: CustomMetrics | None) -> None:
         self._all = metrics
@@ -48,7 +48,3 @@ class ModelMetrics:
             held = self._metrics.pop(number, None) or self._families.pop(number, None)
             if held is not None:
                 held.release()
-
-    def close(self) -> None:
-        """Nor any other."""
-        self.let_go([*self._metrics, *self._families])

@@ -111,9 +111,8 @@ class WorkerServices:
         self._calls.close()
 
     def close(self) -> None:
-        """The worker has ended: cancel its calls, release its metrics. Loads that it has asked for go on."""
+        """The worker has ended: cancel its calls. Loads that it has asked for go on, and what it has counted stays."""
         self._calls.close()
-        self._metrics.close()
         for task in self._changes:
             task.cancel()
 

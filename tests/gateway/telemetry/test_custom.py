@@ -58,21 +58,22 @@ def test_a_histogram_counts_by_bucket(custom: CustomMetricRegistry) -> None:
     ]
 
 
-def test_equal_names_and_labels_are_one_series_that_outlives_its_holders(custom: CustomMetricRegistry) -> None:
+def test_equal_names_and_labels_are_one_series_until_all_delete_the_family(custom: CustomMetricRegistry) -> None:
     families = [custom.family("hits", "Hits", MetricKind.COUNTER) for _ in range(2)]
     first, second = families[0].metric({"a": "1", "b": "2"}), families[1].metric({"b": "2", "a": "1"})
     other = families[0].metric({"a": "other"})
     first.increment(1)
     second.increment(1)
     assert second.value() == 2
-    releases = [each.release for each in (first, first, other)] + [each.release for each in (*families, families[0])]
-    for release in releases:
+    for release in (first.release, second.release, other.release, families[0].release, families[0].release):
         release()
-    second.release()
     assert exposed(custom)[2:] == ['hits{a="1",b="2"} 2.0', 'hits{a="other"} 0.0']
-    again = custom.family("hits", "Hits", MetricKind.COUNTER).metric({"a": "1", "b": "2"})
+    again = families[1].metric({"a": "1", "b": "2"})
     again.increment(1)
     assert again.value() == 3
+    families[1].release()
+    assert exposed(custom) == []
+    assert custom.family("hits", "Free again", MetricKind.GAUGE).metric({}).value() == 0
 
 
 def test_a_family_without_series_is_not_shown(custom: CustomMetricRegistry) -> None:

@@ -26,7 +26,12 @@ class Server:
 
     @classmethod
     def let_go(cls, numbers: list[int]) -> None:
-        """Hold these families and metrics no more. At its end the worker need not say so: they go with it."""
+        """Hold these families and metrics no more. At the worker's end nobody says so."""
         if cls._channel is not None and not sys.is_finalizing():
             cls._channel.post(LetGo(numbers))
             cls._channel.flush()
+
+    @classmethod
+    def close(cls) -> None:
+        """Nothing is asked any more."""
+        cls._channel = None

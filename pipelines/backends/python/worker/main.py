@@ -105,6 +105,8 @@ def _serve(channel: Channel, command: Load, progress: Progress) -> int:
     _run(channel, Executor(channel, model, command.args), progress)
     if hasattr(model, "finalize"):
         model.finalize()
+    # What its metrics have counted outlives the model; only one that deletes a family takes it away.
+    Server.close()
     return 0
 
 
