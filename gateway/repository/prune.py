@@ -29,7 +29,9 @@ def prune(arguments: argparse.Namespace) -> int:
     sys.stdout.writelines(f"{line}\n" for line in _table(plan))
     if arguments.dry_run or not (plan.removals or plan.leftovers):
         return 0
-    if not arguments.yes and sys.stdin.isatty() and not _is_confirmed():
+    if not arguments.yes and not sys.stdin.isatty():
+        return _fail("there is no terminal to ask; --yes deletes without, --dry-run only shows", USAGE_ERROR)
+    if not arguments.yes and not _is_confirmed():
         return _fail("nothing was deleted", FAILED)
     return _delete(plan)
 

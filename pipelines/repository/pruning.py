@@ -15,12 +15,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.inference.types import LATEST
+from pipelines.repository.completion import KINDS
 from pipelines.repository.config_text import CONFIG_FILENAME, read_written
 from pipelines.repository.folders import versions_in
 from pipelines.repository.routing import PARAMETER, configured_weights
 
 _HIDDEN = ".sluice-pruned-"
 _LEFTOVER = re.compile(rf"{re.escape(_HIDDEN)}(?P<model>.+)-(?P<version>[0-9]+)-(?P<process>[0-9]+)")
+_NOT_WHOLE = "its model's file is not there, so it counts for nothing"
 _LEFT_BEHIND = "left by a prune that was interrupted"
 
 
@@ -37,7 +39,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An old version that stays, and who asks for it."""
+    """A version that stays, and why."""
 
     model: str
     version: int
@@ -68,6 +70,8 @@ class _ModelFolder:
 def plan_prune(roots: Sequence[Path], keep: int) -> PrunePlan:
     """What goes if the newest `keep` versions of each model stay, and those that are asked for by number.
 
+    A version without its model's file does not count, and stays: it may be on its way here.
+
     Raises SluiceError INVALID where a configuration cannot be read: which versions it asks for is then unknown.
     """
     models = [model for root in roots for model in _models(root)]
@@ -75,7 +79,9 @@ def plan_prune(roots: Sequence[Path], keep: int) -> PrunePlan:
     removals: list[Removal] = []
     kept: list[Kept] = []
     for model in models:
-        for version in model.versions[: max(len(model.versions) - keep, 0)]:
+        whole = [version for version in model.versions if _is_whole(model, version)]
+        kept += [Kept(model.name, each, _NOT_WHOLE) for each in model.versions if each not in whole]
+        for version in whole[: max(len(whole) - keep, 0)]:
             reason = asked.get((model.name, version))
             if reason is not None:
                 kept.append(Kept(model.name, version, reason))
@@ -127,6 +133,22 @@ def _models(root: Path) -> Iterator[_ModelFolder]:
 def _config(path: Path) -> ModelConfig:
     file = path / CONFIG_FILENAME
     return read_written(file).config if file.exists() else ModelConfig()
+
+
+def _is_whole(model: _ModelFolder, version: int) -> bool:
+    """Whether there is what would be served, as far as names of files tell."""
+    config, folder = model.config, model.path / str(version)
+    if config.HasField("ensemble_scheduling"):
+        return True
+    names = [
+        kind.filename
+        for kind in KINDS
+        if kind.backend == config.backend or (kind.platform and kind.platform == config.platform)
+    ]
+    if config.default_model_filename:
+        names = [config.default_model_filename]
+    files = [each.name for each in folder.iterdir()]
+    return any(name in files for name in names) if names else bool(files)
 
 
 def _asked_for(models: Sequence[_ModelFolder]) -> dict[tuple[str, int], str]:

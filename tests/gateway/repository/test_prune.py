@@ -58,7 +58,9 @@ def test_a_dry_run_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_old_versions_go(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prune("--keep", "2", root) == 0
+    assert prune("--keep", "2", root) == 2, "without a terminal nobody has said yes"
+    assert "there is no terminal to ask" in capsys.readouterr().err
+    assert prune("--keep", "2", "--yes", root) == 0
     assert capsys.readouterr().out == f"{TABLE}deleted, 3.0 MiB freed\n"
     left = {name: versions(root, name) for name in ("bert", "encoder", "pinned", "young")}
     assert left == {"bert": ["3", "4"], "encoder": ["2", "3"], "pinned": ["1", "2", "3"], "young": ["1"]}
@@ -112,7 +114,7 @@ def test_what_cannot_be_deleted(
         delete(path)
 
     monkeypatch.setattr("pipelines.repository.pruning.shutil.rmtree", delete_small)
-    assert prune("--keep", "2", root) == 1
+    assert prune("--keep", "2", "--yes", root) == 1
     captured = capsys.readouterr()
     assert captured.err == (
         f"sluice repository prune: error: {root}/encoder/1 cannot be deleted: [Errno 13] Permission denied\n"

@@ -27,6 +27,20 @@ def test_all_but_the_newest_go(root: Path) -> None:
     assert plan.kept == ()
 
 
+@pytest.mark.parametrize("config", ['backend: "python"', 'platform: "onnxruntime_onnx"', CONFIG])
+def test_what_is_not_whole_counts_for_nothing(root: Path, config: str) -> None:
+    folder = write_model(root, "a", 1, 2, config=config)
+    for version in (1, 2):
+        for name in ("model.py", "model.onnx"):
+            (folder / str(version) / name).touch()
+    (folder / "3").mkdir()
+    plan = plan_prune([root], 1)
+    assert going(plan.removals) == [("a", 1)]
+    assert [(each.version, each.reason) for each in plan.kept] == [
+        (3, "its model's file is not there, so it counts for nothing")
+    ]
+
+
 @pytest.mark.parametrize(
     ("policy", "gone", "note"),
     [
