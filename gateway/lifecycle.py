@@ -22,7 +22,7 @@ from engine.errors import ErrorCode, SluiceError
 from gateway.checkpoint import model_name
 from gateway.config import ServeConfig
 from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
-from pipelines.repository.types import ModelState
+from pipelines.repository.types import ControlMode, ModelState
 
 if TYPE_CHECKING:  # imported for real while the engine loads
     from engine.client.base import EngineClient
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 """After the last stream ended: how long its bytes may take to reach a slow client."""
+TOLD_S = 0.25
+"""How long gRPC's clients are told that the server ends before their connections do."""
 ECHO_S = 0.1
 """A signal this soon after the first is the same one: `timeout` and others tell a process and its group."""
 HANG_S = 15.0
@@ -98,7 +100,6 @@ class Server:
         self._servers: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
         self._grpc_address = ""
-        self._grpc_stop: asyncio.Task[None] | None = None
 
     def _engine_for(self, checkpoint: Path) -> ProcessEngineClient:
         heartbeat_timeout_s = self._config.shutdown.heartbeat_timeout_s
@@ -172,6 +173,7 @@ class Server:
         finally:
             await _cancel(engine_start)
         self._check_loaded(service)
+        self._warn_of_nothing(service)
         # What is there now stays: the collector need not look at it again with every request's leftovers.
         gc.collect()
         gc.freeze()
@@ -239,6 +241,13 @@ class Server:
             reasons = "; ".join(f"{entry.name} version {entry.version}: {entry.reason}" for entry in failed)
             raise SluiceError(ErrorCode.UNAVAILABLE, f"not everything could be loaded (--exit-on-error): {reasons}")
 
+    def _warn_of_nothing(self, service: "InferenceService") -> None:
+        """Where nothing is found and nobody can load anything, the path is most likely wrong."""
+        options = self._config.repository
+        can_come = options.control_mode is not ControlMode.NONE
+        if options.paths and not can_come and not service.repository.index():
+            log.warning("there is no model in %s; without --model-control-mode none can come", ", ".join(options.paths))
+
     def _say_ready(self, service: "InferenceService") -> None:
         http = url_of(self._listeners.http)
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
@@ -275,7 +284,8 @@ class Server:
         self._servers[0].begin_stop()
         timeout_s = self._config.shutdown.exit_timeout_s
         if self._grpc is not None:
-            self._grpc_stop = asyncio.create_task(self._grpc.stop(timeout_s + FLUSH_S), name="grpc-stop")
+            self._grpc.begin_stop()
+            await asyncio.sleep(min(TOLD_S, timeout_s))
         if await self._service.wait_idle(timeout_s):
             return
         log.warning("%d requests are still open after %g s; ending them", self._service.num_open, timeout_s)
@@ -299,8 +309,6 @@ class Server:
         if self._grpc is None:
             return
         await self._grpc.stop(FLUSH_S)
-        if self._grpc_stop is not None:
-            await self._grpc_stop
 
     def _engines(self) -> "list[EngineClient]":
         """Of MODEL, from the start, and of what is loaded."""

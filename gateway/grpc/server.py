@@ -57,15 +57,23 @@ class GrpcServer:
         await self._server.start()
         return int(port)
 
-    async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and let those under way go on for up to `grace_s`.
+    def begin_stop(self) -> None:
+        """Say NOT_SERVING, and end streams with UNAVAILABLE once what they have asked for is answered. Idempotent.
 
-        Streams hear UNAVAILABLE when what they have asked for is answered; whatever is left at the end is cancelled.
+        New calls are still taken, for the service to refuse.
         """
         self._is_stopping = True
         self._health.stop()
         for stream in list(self._streams):
             stream.finish(_shutting_down())
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and let those under way go on for up to `grace_s`; whatever is left then is cancelled.
+
+        A call that comes in this moment ends as CANCELLED, which clients do not try again: call `begin_stop` some time
+        before, so that they have heard of it.
+        """
+        self.begin_stop()
         await self._server.stop(grace_s)
 
     def _inference(self, service: Service) -> "grpc.GenericRpcHandler":

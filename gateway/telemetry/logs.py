@@ -31,7 +31,8 @@ def configure_logging(level: str, file: str = "") -> None:
     handler.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), format=_FORMAT, handlers=[handler])
     if level != "debug":
-        logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
+        for name in ("uvicorn", "aiobotocore", "botocore"):
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
 
 
 def _redirected(file: str) -> TextIO:

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,18 @@ input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] optional: true }
 output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 """
 )
+
+
+MOST_LEFT_BYTES = 256 * 1024
+"""Less than one of the buffers that frames are read into."""
+
+
+@pytest.fixture
+def without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def num_fds() -> int:
@@ -69,6 +83,27 @@ async def test_loading_and_unloading_leaves_nothing(tmp_path: Path) -> None:
     assert num_fds() <= before
     await eventually(is_unmapped)
     assert not children()
+
+
+@pytest.mark.usefixtures("without_garbage_collection")
+async def test_what_is_large_does_not_wait_for_the_garbage_collector(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "double", CODE, BOTH)
+    array = np.ones((300, 300), np.float32)
+
+    async def cycle() -> None:
+        async with loaded(source) as model:
+            await infer_one(model, array_request(array))
+            assert mapped_bytes() > 0
+
+    await cycle()
+    await eventually(lambda: mapped_bytes() == 0)
+    tracemalloc.start()
+    try:
+        await cycle()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < MOST_LEFT_BYTES
 
 
 async def test_shared_memory_is_used_again_and_given_back(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Models that come and go leave nothing behind in the gateway: asked for over HTTP, counted as objects."""
+
+import asyncio
+import gc
+import os
+import shutil
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import onnx
+import psutil
+import pytest
+import uvloop
+from prometheus_client import generate_latest
+
+from gateway.assembly import make_service
+from gateway.config import ServeConfig
+from gateway.http.app import create_app
+from gateway.http.servers import HttpServer
+from gateway.listeners import listen, url_of
+from gateway.repository_options import RepositoryOptions
+from gateway.service import InferenceService
+from pipelines.repository.types import ControlMode, ModelState
+from tests.pipelines.backends.onnxruntime.parts import one_op
+from tests.pipelines.repository.small_models import write_python
+
+PATIENCE_S = 30.0
+WARM_UP = 8
+"""Rounds after which libraries have what they keep for good."""
+ROUNDS = {"onnxruntime": 20, "openvino": 20, "tensorflow": 20, "ensemble": 20, "python": 10}
+BLOCKS_A_ROUND = 20
+SAVED_MODEL = Path(__file__).parents[1] / "data" / "tensorflow" / "dense" / "model.savedmodel"
+ENSEMBLE = """
+platform: "ensemble"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]
+ensemble_scheduling { step [ { model_name: "onnxruntime" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each backend, called as that is."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ("onnxruntime", "openvino"):
+        put(root / name, f'backend: "{name}" default_model_filename: "model.onnx"')
+        onnx.save(one_op("Neg"), root / name / "1" / "model.onnx")
+    put(root / "tensorflow", 'backend: "tensorflow"')
+    shutil.copytree(SAVED_MODEL, root / "tensorflow" / "1" / SAVED_MODEL.name)
+    put(root / "ensemble", ENSEMBLE)
+    write_python(root / "python", ("x", "FP32 [2]"), ("y", "FP32 [2]"), "-given", 8)
+    return root
+
+
+def put(folder: Path, config: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+
+
+@asynccontextmanager
+async def serving(models: Path) -> AsyncIterator[tuple[InferenceService, httpx.AsyncClient]]:
+    config = ServeConfig(repository=RepositoryOptions(paths=(str(models),), control_mode=ControlMode.EXPLICIT))
+    service = make_service(config)
+    await service.repository.start()
+    service.begin_serving()
+    listener = listen("127.0.0.1", 0, "--http-port")
+    server = HttpServer(create_app(service, config), listener)
+    server.start()
+    try:
+        async with httpx.AsyncClient(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+            yield service, client
+    finally:
+        await server.stop(PATIENCE_S)
+        await service.close()
+
+
+async def reload(service: InferenceService, client: httpx.AsyncClient, name: str) -> None:
+    (await client.post(f"/v2/repository/models/{name}/load")).raise_for_status()
+    (await client.get(f"/v2/models/{name}/stats")).raise_for_status()
+    generate_latest(service.metrics.registry)
+    body = {"parameters": {"unload_dependents": True}}
+    (await client.post(f"/v2/repository/models/{name}/unload", json=body)).raise_for_status()
+    await wait_until(lambda: all(row.state in (None, ModelState.UNAVAILABLE) for row in service.repository.index()))
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def settle() -> None:
+    """Threads of unloaded models end by themselves."""
+    await wait_until(lambda: not any(each.name.endswith("_0_0") for each in threading.enumerate()))
+    gc.collect()
+
+
+def objects() -> Counter[str]:
+    """What the garbage collector knows, by kind."""
+    kinds: Counter[str] = Counter()
+    for each in gc.get_objects():
+        kinds[f"{type(each).__module__}.{type(each).__name__}"] += 1
+    return kinds
+
+
+def grown(before: Counter[str], num_rounds: int) -> dict[str, int]:
+    """The kinds of objects of which there are more, by one in two rounds."""
+    return {kind: number for kind, number in (objects() - before).items() if number >= num_rounds // 2}
+
+
+def num_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run(check: Coroutine[None, None, None]) -> None:
+    """On the loop that the server has: asyncio's own keeps cancelled timers for long."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(check)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_model_that_comes_and_goes_leaves_nothing(models: Path, name: str) -> None:
+    async def check() -> None:
+        async with serving(models) as (service, client):
+            for _ in range(WARM_UP):
+                await reload(service, client, name)
+            await settle()
+            before, files = objects(), num_files()
+            blocks = sys.getallocatedblocks()
+            for _ in range(ROUNDS[name]):
+                await reload(service, client, name)
+            await settle()
+            more_blocks = sys.getallocatedblocks() - blocks
+            assert not grown(before, ROUNDS[name])
+            assert more_blocks < BLOCKS_A_ROUND * ROUNDS[name], "what the garbage collector does not know has grown"
+            assert num_files() <= files
+            assert not psutil.Process().children()
+
+    run(check())
+
+
+def test_names_that_there_are_not_are_not_remembered(models: Path) -> None:
+    num_names = 20
+
+    async def check() -> None:
+        async with serving(models) as (_, client):
+            before = objects()
+            for number in range(num_names):
+                assert (await client.post(f"/v2/repository/models/nope{number}/load")).status_code >= 400
+                assert (await client.post(f"/v2/repository/models/nope{number}/unload")).status_code == 200
+            gc.collect()
+            assert not {kind for kind in grown(before, num_names) if kind.startswith("pipelines.")}
+
+    run(check())
