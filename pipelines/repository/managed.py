@@ -1,6 +1,7 @@
 """One model of the repository by name: which of its versions serve, load, drain or have failed."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 from engine.errors import ErrorCode, SluiceError
@@ -13,6 +14,8 @@ from pipelines.repository.loader import VersionLoader
 from pipelines.repository.routing import Routing, VersionWeights, configured_weights, point_of
 from pipelines.repository.tasks import Tasks
 from pipelines.repository.types import IndexEntry, ModelState
+
+_log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
 """How long a model that need not wait for requests any more may take to free what it holds."""
@@ -256,6 +259,7 @@ class ManagedModel:
             record.state = ModelState.UNLOADING
             # Not only when the drain begins: who has found it and still waits for a body must see it at once.
             model.retire()
+            _log.info("model '%s' version %d takes no more requests: %s", self.name, version, reason)
             self.drains.begin_alone(self._drain(record, model, record.folder, reason))
         elif record.state is ModelState.UNAVAILABLE:
             record.reason = reason

@@ -113,6 +113,8 @@ class ModelUpdates:
 
     async def remove(self, name: str) -> None:
         """Its folder has gone: unload it, and miss it no more."""
+        if name in self.models and self.models[name].ready:
+            self.on_note(f"model '{name}' is unloaded: its folder has gone")
         await self.unload(name)
         self._lacking.pop(name, None)
         self.managed(name).has_folder = False

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -73,8 +73,7 @@ class ArrayBackend(Backend):
             for session in sessions.values():
                 check_agreement(config, spec, session.signature)
         except SluiceError:
-            for session in sessions.values():
-                session.close()
+            await asyncio.to_thread(_close, sessions.values())
             raise
         instances = [
             ArrayInstance(each, sessions[place], BatchForm(spec, sessions[place], batch_tensors), place.policy)
@@ -101,3 +100,9 @@ class ArrayBackend(Backend):
         with ThreadPoolExecutor(1) as thread:
             thread.submit(policy.bind).result()
             return thread.submit(self.open_session, source, placements, policy).result()
+
+
+def _close(sessions: Iterable[ArraySession]) -> None:
+    for session in sessions:
+        session.close()
+    give_back_freed_memory()
