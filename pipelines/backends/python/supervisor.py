@@ -22,7 +22,9 @@ from pipelines.inference.job import Job
 log = logging.getLogger(__name__)
 
 FINALIZE_LIMIT_S = 10.0
-"""How long a model may take to finish its batch and to finalize when it is unloaded."""
+"""How long a model may take to finalize when it is unloaded."""
+BUSY_LIMIT_S = 1.0
+"""How long a model has to end that was working when it was closed."""
 LOOKAHEAD_NS = 1_000_000
 """Work that a process may be given ahead: more than it takes to hand it a batch and to get it back."""
 MAX_LOOKAHEAD = 15
@@ -260,6 +262,9 @@ class SupervisedWorker:
         """Fail what is under way and end the process. Idempotent."""
         if not self._is_closing:
             self._is_closing = True
+            if self._running or self._jobs:
+                # Who closes a model in the midst of its work has waited long enough for it.
+                self._finalize_limit_s = min(self._finalize_limit_s, BUSY_LIMIT_S)
             error = SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is being unloaded")
             if self._supervisor is not None:
                 self._supervisor.cancel()
