@@ -16,7 +16,8 @@ _DESCRIPTION = "Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over
 _TRUTHS = ("true", "false", "True", "False", "1", "0")
 _EPILOG = """\
 Every option can be set in the environment too, as SLUICE_ and its name: SLUICE_HTTP_PORT=9000,
-SLUICE_MODEL=/models/qwen3. What the command line says wins.
+SLUICE_MODEL=/models/qwen3. What the command line says wins. Several values of one option have commas between
+them in its variable, and semicolons where a value may hold commas (--cache-config, --backend-config ...).
 
 examples:
   sluice serve                                    serve the bundled model on 127.0.0.1:8000
