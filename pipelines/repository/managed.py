@@ -159,6 +159,8 @@ class ManagedModel:
             signature = candidate.signatures[version]
             self.versions[version] = _Version(ModelState.READY, "", model, signature, candidate.folder)
         self.configured_weights = weights
+        for version in sorted(weights.by_version.keys() - set(candidate.versions)) if weights is not None else ():
+            _log.warning("model '%s': version_weights name version %d, which does not serve", self.name, version)
         gone = [version for version in self.versions if version not in candidate.versions]
         for version in gone:
             self._retire(version)

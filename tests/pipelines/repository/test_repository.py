@@ -482,3 +482,13 @@ async def test_failures_are_errors_in_the_log(root: Path, caplog: pytest.LogCapt
     [record] = [each for each in caplog.records if "max_batch_size" in each.getMessage()]
     assert record.levelname == "ERROR"
     assert f"({root}/a/config.pbtxt:" in record.getMessage()
+
+
+async def test_weights_of_a_version_that_is_not_there_are_told(
+    bench: Bench, repository: ModelRepository, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = 'parameters { key: "version_weights" value: { string_value: "1=9,7=1" } }'
+    write_model(root, "a", 1, config=CONFIG + weights)
+    await repository.load("a")
+    assert "model 'a': version_weights name version 7, which does not serve" in caplog.text
+    assert repository.routing("a").shares == {1: 1.0}
