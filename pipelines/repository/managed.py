@@ -59,6 +59,8 @@ class ManagedModel:
     is_explicit: bool = False
     is_fixed: bool = False
     has_folder: bool = True
+    outdated: str = ""
+    """Why what serves is not what lies in the repository; "" where it is."""
     configured_weights: VersionWeights | None = None
     set_weights: VersionWeights | None = None
 
@@ -116,7 +118,8 @@ class ManagedModel:
 
     def index(self) -> list[IndexEntry]:
         return [
-            IndexEntry(self.name, version, each.state, each.reason) for version, each in sorted(self.versions.items())
+            IndexEntry(self.name, version, each.state, each.reason or (self.outdated if each.model else ""))
+            for version, each in sorted(self.versions.items())
         ]
 
     def add(self, model: Model) -> None:
@@ -132,7 +135,9 @@ class ManagedModel:
 
     def fail(self, version: int, reason: str) -> None:
         """Note why it cannot be loaded, without harm to what serves."""
-        if not self.ready:
+        if self.ready:
+            self.outdated = f"what lies in the repository cannot be loaded: {reason.strip()}"
+        else:
             self.versions[version] = _Version(ModelState.UNAVAILABLE, reason)
 
     async def apply(self, candidate: Candidate, loader: VersionLoader, *, is_forced: bool = False) -> bool:
@@ -159,6 +164,7 @@ class ManagedModel:
             signature = candidate.signatures[version]
             self.versions[version] = _Version(ModelState.READY, "", model, signature, candidate.folder)
         self.configured_weights = weights
+        self.outdated = ""
         for version in sorted(weights.by_version.keys() - set(candidate.versions)) if weights is not None else ():
             _log.warning("model '%s': version_weights name version %d, which does not serve", self.name, version)
         gone = [version for version in self.versions if version not in candidate.versions]

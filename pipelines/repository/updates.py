@@ -225,8 +225,8 @@ class ModelUpdates:
                 self._check_members(candidate, failed)
                 is_changed = await managed.apply(candidate, self.loader, is_forced=is_forced)
             except SluiceError as error:
-                if isinstance(error, ModelFailure):
-                    managed.fail(_blamed(candidate), error.reason)
+                if isinstance(error, ModelFailure) or managed.ready:
+                    managed.fail(_blamed(candidate), index_reason(error))
                 self.on_failure(error.message.strip())
                 raise
         if is_changed:

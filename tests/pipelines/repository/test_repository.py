@@ -390,7 +390,9 @@ async def test_an_added_model_needs_no_folder(bench: Bench, repository: ModelRep
     failures = await other.start()
     assert "started with a model of this name" in failures["a"].message
     assert other.find("a") is added
-    assert rows(other) == {("a", 1): READY}
+    [row] = other.index()
+    assert row.state is ModelState.READY
+    assert "started with a model of this name" in row.reason
     assert other.is_ready
     alone = Bench().repository(ControlMode.NONE)
     await alone.start()
@@ -492,3 +494,20 @@ async def test_weights_of_a_version_that_is_not_there_are_told(
     await repository.load("a")
     assert "model 'a': version_weights name version 7, which does not serve" in caplog.text
     assert repository.routing("a").shares == {1: 1.0}
+
+
+async def test_the_index_says_where_what_serves_is_not_what_lies_there(
+    bench: Bench, repository: ModelRepository, root: Path
+) -> None:
+    folder = write_model(root, "a", 1)
+    await repository.load("a")
+    write_version(folder, 1, "fail")
+    await failure(repository.load("a"))
+    [row] = repository.index()
+    assert (row.state, row.reason.partition(": ")[0]) == (
+        ModelState.READY,
+        "what lies in the repository cannot be loaded",
+    )
+    write_version(folder, 1, 2)
+    await repository.load("a")
+    assert [each.reason for each in repository.index()] == [""]
