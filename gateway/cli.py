@@ -5,6 +5,7 @@ after its name and returns the exit code, and whose docstring's first line descr
 Sluice adds its command without this module knowing, and only the one that runs is imported.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoints, entry_points, version
@@ -16,6 +17,8 @@ Command = Callable[[list[str]], int]
 GROUP = "sluice.commands"
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""128 and the number of SIGPIPE, as a shell has it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,9 +44,15 @@ def _run(name: str, arguments: list[str]) -> int:
         return USAGE_ERROR
     command: Command = commands[name].load()
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Who reads has seen enough, as `head` does; what the interpreter would flush at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
 
 
 def _commands() -> EntryPoints:

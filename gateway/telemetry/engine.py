@@ -73,7 +73,10 @@ _PULSE: tuple[tuple[str, str, Supervised], ...] = (
 
 
 class EngineCollector(Collector):
-    """Families of every loaded language model's engine. An engine's own state goes back as far as its start."""
+    """Families of every loaded language model's engine, and of the server as a whole.
+
+    An engine's own state goes back as far as its start.
+    """
 
     def __init__(self, service: "InferenceService") -> None:
         self._service = service
@@ -89,6 +92,11 @@ class EngineCollector(Collector):
         for name, text, of_engine in _PULSE:
             yield _gauge(name, text, {model: of_engine(engine) for model, engine in engines.items()})
         yield _seconds({model: engine.stats for model, engine in engines.items()})
+        yield _counter(
+            "sluice_model_load_failures",
+            "Versions and configurations of the repository that could not be loaded.",
+            self._service.repository.num_failed_loads,
+        )
         yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
 

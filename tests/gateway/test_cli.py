@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,15 @@ def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"model_{number}" / "1").mkdir(parents=True)
+    command = [sys.executable, "-m", "gateway", "repository", "check", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == cli.BROKEN_PIPE

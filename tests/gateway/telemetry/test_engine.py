@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.types import EngineStats
 from gateway.telemetry.engine import EngineCollector
+from pipelines.repository.repository import ModelRepository
 from tests.gateway.http.live import LiveServer
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -55,6 +56,7 @@ EXPECTED = {
     "sluice_engine_last_recovery_seconds": 33.5,
     "sluice_engine_resumed_requests_total": 34,
     "sluice_engine_poisoned_requests_total": 35,
+    "sluice_model_load_failures_total": 36,
 }
 
 
@@ -73,6 +75,7 @@ def test_each_number_goes_by_its_own_name(live: LiveServer, monkeypatch: pytest.
     monkeypatch.setattr(engine, "num_restarts", 31)
     monkeypatch.setattr(engine, "recovery_seconds_total", 32.5)
     monkeypatch.setattr(engine, "last_recovery_s", 33.5)
+    monkeypatch.setattr(ModelRepository, "num_failed_loads", {"broken": 36})
     monkeypatch.setattr(engine, "num_resumed", 34)
     monkeypatch.setattr(engine, "num_poisoned", 35)
     found = scraped(live)
