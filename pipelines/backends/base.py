@@ -23,6 +23,7 @@ from pipelines.inference.model import Model
 if TYPE_CHECKING:
     from pipelines.batching.rate_limiter import RateLimiter
     from pipelines.caching.store import CacheStore
+    from pipelines.rag.library import Library
     from pipelines.repository.types import LoadOverrides
     from pipelines.text.types import TextEvent
 
@@ -111,6 +112,8 @@ class BackendContext:
     """`--host-policy`, by name."""
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
     """What is measured of every model (`--metrics-config`)."""
+    library: "Library | None" = None
+    """The server's collections of documents (`--rag-store`); None where it has none."""
 
 
 class Backend(ABC):

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from models.training.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation
+from training.rill.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation
 
 RILL = Path(__file__).parents[2] / "models" / "rill"
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.training.conversation import Conversation
-from models.training.pairs_rag import invented_example, mentions, phrase_example
-from models.training.persona import NOT_IN_CONTEXT
-from models.training.schedule import PHASES, phase_at, rate_scale
-from models.training.text import sentences
+from training.rill.conversation import Conversation
+from training.rill.pairs_rag import invented_example, mentions, phrase_example
+from training.rill.persona import NOT_IN_CONTEXT
+from training.rill.schedule import PHASES, phase_at, rate_scale
+from training.rill.text import sentences
 
 PROSE = [
     "The cache holds blocks of equal size. A block is free while nobody refers to it! Is it reclaimed? "

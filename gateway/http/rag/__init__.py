@@ -1,0 +1,1 @@
+"""RAG over HTTP: questions to collections, and the documents in them."""

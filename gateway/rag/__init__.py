@@ -1,0 +1,1 @@
+"""`sluice rag`: documents into a running server, questions to it."""

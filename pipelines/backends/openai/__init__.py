@@ -1,0 +1,1 @@
+"""Remote models behind an OpenAI-compatible API."""

@@ -1,0 +1,1 @@
+"""Retrieval as a model: a question and its vector in, the chunks that may answer it out."""

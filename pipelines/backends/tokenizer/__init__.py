@@ -1,0 +1,1 @@
+"""Text to token ids, as a model: what stands before an encoder."""

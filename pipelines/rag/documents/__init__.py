@@ -1,0 +1,1 @@
+"""Documents as they come: text, Markdown, HTML, PDF."""

@@ -1,0 +1,255 @@
+"""The collections of one server: what puts documents into them, and what searches them."""
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from weakref import WeakValueDictionary
+
+import numpy as np
+import orjson
+
+from engine.errors import ErrorCode, SluiceError, invalid
+from pipelines.rag import keys
+from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
+from pipelines.rag.documents.parse import ParseLimits, parse_document
+from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, search
+from pipelines.rag.stores.base import Store
+from pipelines.rag.types import (
+    Chunk,
+    CollectionInfo,
+    CollectionSpec,
+    DocumentFormat,
+    DocumentInfo,
+    Hit,
+    Metadata,
+    RetrievalMode,
+    StoredDocument,
+    Vectors,
+)
+
+DEFAULT_COLLECTION = "docs"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MAX_ID_CHARS = 512
+_ENCODER_BATCH = 64
+"""Chunks that are made vectors of at once: enough to fill batches, few enough that searches get their turn between."""
+
+
+class PutStatus(StrEnum):
+    CREATED = "created"
+    UPDATED = "updated"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySettings:
+    """`encoder` is the model that new collections are made with. `num_parallel_puts` documents are read at once."""
+
+    encoder: str = "query_encoder"
+    chunks: ChunkOptions = field(default_factory=ChunkOptions)
+    parsing: ParseLimits = field(default_factory=ParseLimits)
+    num_parallel_puts: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A document as it came. `title` "" takes the document's own, else its id."""
+
+    id: str
+    content: bytes
+    format: DocumentFormat
+    title: str = ""
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of an upload."""
+
+    status: PutStatus
+    info: DocumentInfo
+
+
+class Library:
+    """Collections over one store and the encoders of one repository. Event loop's thread only.
+
+    Every method raises SluiceError: NOT_FOUND for a collection that there is not, FORBIDDEN where `key` does not open
+    it, UNAVAILABLE, which names the store or the encoder, where that is down.
+    """
+
+    def __init__(self, store: Store, encoder_named: Callable[[str], TextEncoder], settings: LibrarySettings) -> None:
+        self.settings = settings
+        self._store = store
+        self._encoder_named = encoder_named
+        self._puts = asyncio.Semaphore(settings.num_parallel_puts)
+        self._documents: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Of documents that are being changed, so that of two uploads of one id the later wins."""
+
+    @property
+    def store_name(self) -> str:
+        return self._store.name
+
+    async def open(self) -> None:
+        """Raises UNAVAILABLE where the store cannot be reached now; it is tried again with every call."""
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    # --- collections
+
+    async def collections(self) -> list[CollectionInfo]:
+        """All of them: their names and sizes are no secret."""
+        return await self._store.collections()
+
+    async def collection(self, name: str, key: str = "") -> CollectionInfo:
+        """That one, for who may open it."""
+        info = await self._store.collection(name)
+        keys.check(info.spec, key)
+        return info
+
+    async def create_collection(self, name: str, encoder: str = "", key: str = "") -> CollectionInfo:
+        """An empty one, owned by `key` where there is one. Raises INVALID for the name, ALREADY_EXISTS."""
+        if not _NAME.fullmatch(name):
+            allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+            raise invalid("collection", f"collection must be {allowed}, got {name[:80]!r}")
+        encoder = encoder or self.settings.encoder
+        dim = await self._encoder_named(encoder).dim()
+        hashes = (keys.hash_of(key),) if key else ()
+        return await self._store.create_collection(CollectionSpec(name, encoder, dim, hashes))
+
+    async def delete_collection(self, name: str, key: str = "") -> None:
+        await self.collection(name, key)
+        await self._store.delete_collection(name)
+
+    # --- documents
+
+    async def put(self, collection: str, upload: Upload, key: str = "", *, force: bool = False) -> PutResult:
+        """Read, cut, encode and keep the document, in the place of the one of its id; makes the collection if need be.
+
+        One that is there with the same bytes, title and metadata stays as it is, unless `force`: then it is cut and
+        encoded anew, as other settings or another encoder want it. Raises INVALID and TOO_LARGE for
+        documents that cannot be read.
+        """
+        _check_id(upload.id)
+        info = await self._collection_for_put(collection, key)
+        async with self._turn(collection, upload.id):
+            content_hash = hash_of(upload)
+            before = await self._store.document_info(collection, upload.id)
+            if before is not None and before.content_hash == content_hash and not force:
+                return PutResult(PutStatus.UNCHANGED, before)
+            encoder = self._encoder_named(info.spec.encoder)
+            document, chunks = await self._read(upload, encoder, content_hash)
+            vectors = await self._encoded(encoder, document, chunks, info.spec.dim)
+            await self._store.put_document(collection, document, chunks, vectors)
+            return PutResult(PutStatus.CREATED if before is None else PutStatus.UPDATED, document.info)
+
+    async def delete_document(self, collection: str, document_id: str, key: str = "") -> bool:
+        """Whether there was one. No answer rests on it from now on."""
+        await self.collection(collection, key)
+        async with self._turn(collection, document_id):
+            return await self._store.delete_document(collection, document_id)
+
+    async def document(self, collection: str, document_id: str, key: str = "") -> StoredDocument:
+        """Raises NOT_FOUND."""
+        await self.collection(collection, key)
+        found = await self._store.document(collection, document_id)
+        if found is None:
+            message = f"collection '{collection}' has no document {document_id[:200]!r}"
+            raise SluiceError(ErrorCode.NOT_FOUND, message, param="document")
+        return found
+
+    async def documents(self, collection: str, after: str = "", limit: int = 100, key: str = "") -> list[DocumentInfo]:
+        """At most `limit`, by id, those after the id `after`."""
+        await self.collection(collection, key)
+        return await self._store.documents(collection, after, limit)
+
+    # --- searching
+
+    async def search(
+        self,
+        collection: str,
+        query: SearchQuery,
+        options: SearchOptions,
+        reranker: Reranker | None = None,
+        key: str = "",
+    ) -> list[Hit]:
+        """The best chunks. A vector that the search needs and `query` lacks is made by the collection's encoder."""
+        info = await self.collection(collection, key)
+        if query.vector is None and options.mode is not RetrievalMode.BM25:
+            query = replace(query, vector=await self._encoder_named(info.spec.encoder).encode_query(query.question))
+        return await search(self._store, collection, query, options, reranker)
+
+    # --- how a document is put
+
+    async def _collection_for_put(self, name: str, key: str) -> CollectionInfo:
+        try:
+            return await self.collection(name, key)
+        except SluiceError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+        try:
+            return await self.create_collection(name, key=key)
+        except SluiceError as error:
+            if error.code is not ErrorCode.ALREADY_EXISTS:  # somebody else was faster
+                raise
+        return await self.collection(name, key)
+
+    @asynccontextmanager
+    async def _turn(self, collection: str, document_id: str) -> AsyncGenerator[None, None]:
+        """One change of a document at a time, in the order in which they came, and few documents at all."""
+        lock = self._documents.setdefault((collection, document_id), asyncio.Lock())
+        async with lock, self._puts:
+            yield
+
+    async def _read(
+        self, upload: Upload, encoder: TextEncoder, content_hash: str
+    ) -> tuple[StoredDocument, list[Chunk]]:
+        parsed = await parse_document(upload.content, upload.format, self.settings.parsing)
+        starts = await encoder.token_starts(parsed.text)
+        chunks = await asyncio.to_thread(chunk_document, parsed, starts, self.settings.chunks)
+        info = DocumentInfo(
+            id=upload.id,
+            title=upload.title or parsed.title or upload.id,
+            format=upload.format,
+            content_hash=content_hash,
+            num_chars=len(parsed.text),
+            num_chunks=len(chunks),
+            metadata=upload.metadata,
+            updated_s=time.time(),
+        )
+        return StoredDocument(info, parsed.text), chunks
+
+    async def _encoded(self, encoder: TextEncoder, document: StoredDocument, chunks: list[Chunk], dim: int) -> Vectors:
+        """A row for each chunk. Encoded is the chunk under its title and headings: they say what it is about."""
+        texts = [_with_place(document.info.title, chunk) for chunk in chunks]
+        parts = [
+            await encoder.encode_documents(texts[start : start + _ENCODER_BATCH])
+            for start in range(0, len(texts), _ENCODER_BATCH)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
+
+
+def hash_of(upload: Upload) -> str:
+    """Of all that makes the document what it is. Clients compute it too: docs/rag.md says how."""
+    digest = hashlib.sha256(upload.content)
+    if upload.title or upload.metadata:
+        digest.update(orjson.dumps([upload.title, dict(upload.metadata)], option=orjson.OPT_SORT_KEYS))
+    return digest.hexdigest()
+
+
+def _with_place(title: str, chunk: Chunk) -> str:
+    place = " > ".join(part for part in (title, chunk.heading) if part)
+    return f"{place}\n{chunk.text}" if place else chunk.text
+
+
+def _check_id(document_id: str) -> None:
+    if not document_id or len(document_id) > _MAX_ID_CHARS or not document_id.isprintable():
+        raise invalid(
+            "id", f"a document's id must be 1 to {_MAX_ID_CHARS} printable characters, got {document_id[:80]!r}"
+        )

@@ -1,0 +1,1 @@
+"""From chunks and a question to what the language model reads."""

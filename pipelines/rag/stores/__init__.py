@@ -1,0 +1,1 @@
+"""Where collections are kept."""
