@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from weakref import WeakValueDictionary
@@ -188,16 +188,10 @@ class Library:
     # --- how a document is put
 
     async def _collection_for_put(self, name: str, key: str) -> CollectionInfo:
-        try:
+        with suppress_code(ErrorCode.NOT_FOUND):
             return await self.collection(name, key)
-        except SluiceError as error:
-            if error.code is not ErrorCode.NOT_FOUND:
-                raise
-        try:
+        with suppress_code(ErrorCode.ALREADY_EXISTS):  # where somebody else was faster
             return await self.create_collection(name, key=key)
-        except SluiceError as error:
-            if error.code is not ErrorCode.ALREADY_EXISTS:  # somebody else was faster
-                raise
         return await self.collection(name, key)
 
     @asynccontextmanager
@@ -233,6 +227,16 @@ class Library:
             for start in range(0, len(texts), _ENCODER_BATCH)
         ]
         return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
+
+
+@contextmanager
+def suppress_code(code: ErrorCode) -> Iterator[None]:
+    """Go on after an error of that code."""
+    try:
+        yield
+    except SluiceError as error:
+        if error.code is not code:
+            raise
 
 
 def hash_of(upload: Upload) -> str:
