@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # all are heavy to import, and the server listens before they
     from pipelines.backends.llm.text import LlmText
     from pipelines.inference.model import Model
     from pipelines.inference.types import InferRequest
+    from pipelines.rag.library import Library
     from pipelines.repository.repository import ModelRepository
 
 LATEST = -1
@@ -41,15 +42,17 @@ class InferenceService:
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
+        library: "Library | None" = None,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`closes_last` are called when everything else is closed."""
+        """`closes_last` are called when everything else is closed. `library` None: no collections of documents."""
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry()
         self.trace = trace or TraceSettings()
         self.log_settings = log_settings or LogSettings()
+        self.library = library
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self._closes_last = closes_last
