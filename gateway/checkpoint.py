@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
+from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.hub import download, is_hub_id, name_of_snapshot
 from gateway.options import ConfigError
-
-BUNDLED_MODEL = "rill"
 
 
 def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
@@ -15,7 +14,7 @@ def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
     no folder and reads like a name on the Hugging Face hub is downloaded from there, unless it was before.
     Raises ConfigError where there is no checkpoint.
     """
-    folder = _bundled() if path is None else Path(path)
+    folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
         folder = download(path)
     for candidate in (folder, *_versions(folder)):
@@ -35,13 +34,6 @@ def model_name(checkpoint: Path) -> str:
     if downloaded is not None:
         return downloaded
     return folder.parent.name if folder.name.isdecimal() else folder.name
-
-
-def _bundled() -> Path:
-    """In an installed Sluice the models lie in this package, in a checkout beside it."""
-    here = Path(__file__).resolve().parent
-    installed = here / "models" / BUNDLED_MODEL
-    return installed if installed.is_dir() else here.parent / "models" / BUNDLED_MODEL
 
 
 def _versions(folder: Path) -> list[Path]:

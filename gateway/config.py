@@ -28,6 +28,7 @@ from gateway.options import (
     text_of,
     truth,
 )
+from gateway.rag_options import RagOptions
 from gateway.repository_options import RepositoryOptions
 from gateway.response_cache_options import ResponseCacheOptions
 from gateway.trace_options import TraceOptions
@@ -172,6 +173,7 @@ class ServeConfig:
     model: ModelOptions = field(default_factory=ModelOptions)
     repository: RepositoryOptions = field(default_factory=RepositoryOptions)
     instances: InstanceOptions = field(default_factory=InstanceOptions)
+    rag: RagOptions = field(default_factory=RagOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
@@ -259,6 +261,7 @@ Group = type[
     ModelOptions
     | RepositoryOptions
     | InstanceOptions
+    | RagOptions
     | ResponseCacheOptions
     | SchedulingOptions
     | CacheOptions
@@ -276,6 +279,7 @@ GROUPS: dict[str, Group] = {
     "model": ModelOptions,
     "repository": RepositoryOptions,
     "instances": InstanceOptions,
+    "rag": RagOptions,
     "response_cache": ResponseCacheOptions,
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,

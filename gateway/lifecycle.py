@@ -164,9 +164,13 @@ class Server:
         try:
             await asyncio.to_thread(_import_what_is_slow)
             service = await self._open()
+            arrived = service.repository.expect(self._model_name) if self._checkpoint is not None else _nothing
             loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
             try:
-                await self._load_model(service, engine_start)
+                try:
+                    await self._load_model(service, engine_start)
+                finally:
+                    arrived()
                 await loading
             finally:
                 await _cancel(loading)
@@ -179,7 +183,22 @@ class Server:
         gc.freeze()
         service.begin_serving()
         self._say_ready(service)
-        await self._watch(service)
+        await self._serve_on(service)
+
+    async def _serve_on(self, service: "InferenceService") -> None:
+        """All that goes on while requests are served."""
+        reading = asyncio.create_task(self._read_documentation(service), name="documentation")
+        try:
+            await self._watch(service)
+        finally:
+            await _cancel(reading)
+
+    async def _read_documentation(self, service: "InferenceService") -> None:
+        """So that the bundled pipeline has something to answer from; what was read by an earlier server is there."""
+        from gateway.documentation import read_documentation
+
+        if self._config.rag.is_served and service.library is not None:
+            await read_documentation(service.library)
 
     async def _start_engine(self) -> None:
         if self._engine is not None:
@@ -191,9 +210,8 @@ class Server:
 
         if self._engine is None or self._checkpoint is None:
             return
-        name = self._config.model.served_model_name or model_name(self._checkpoint)
         model = await load_checkpoint(
-            name,
+            self._model_name,
             self._checkpoint,
             self._engine,
             engine_start,
@@ -202,6 +220,13 @@ class Server:
             limits=self._config.request_limits(),
         )
         service.repository.add(model)
+
+    @property
+    def _model_name(self) -> str:
+        """Of MODEL; "" where there is none."""
+        if self._checkpoint is None:
+            return ""
+        return self._config.model.served_model_name or model_name(self._checkpoint)
 
     async def _open(self) -> "InferenceService":
         """Answer on the ports; the probes say that nothing is ready."""
@@ -316,6 +341,10 @@ class Server:
         return own + (self._service.engines() if self._service is not None else [])
 
 
+def _nothing() -> None:
+    """Where nothing is to be said."""
+
+
 async def _cancel(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
@@ -331,20 +360,21 @@ def _import_what_is_slow() -> None:
 
 
 def what_is_served(service: "InferenceService") -> str:
-    """In words: one language model with its limits, else the names of the models, and how many are missing."""
+    """In words: the one language model with its limits, else the names of the models, and how many are missing."""
     models = service.repository.models()
+    names = sorted({model.name for model in models})
     num_missing = sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index())
     missing = (
         f", {num_missing} not available (the log says why, `sluice repository check` what to write)"
         if num_missing
         else ""
     )
-    if len(models) == 1 and models[0].text is not None:
-        text = models[0].text
-        info = text.info
+    texts = [model.text for model in models if model.text is not None]
+    if len(texts) == 1:
+        text, info = texts[0], texts[0].info
         what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
-        return f"{text.name} ({what}; KV cache {info.num_blocks * info.block_size} tokens){missing}"
-    names = sorted({model.name for model in models})
+        beside = f" and {len(names) - 1} models beside it" if len(names) > 1 else ""
+        return f"{text.name} ({what}; KV cache {info.num_blocks * info.block_size} tokens){beside}{missing}"
     shown = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
     return f"{len(names)} models ({shown}){missing}" if names else f"no models yet{missing}"
 

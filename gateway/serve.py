@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -9,7 +11,8 @@ from time import perf_counter
 from engine.errors import SluiceError
 from gateway.accepted_flags import advice_on
 from gateway.arguments import USAGE_ERROR
-from gateway.checkpoint import find_checkpoint
+from gateway.bundled import pipeline_repository
+from gateway.checkpoint import find_checkpoint, model_name
 from gateway.command_line import parse_flags
 from gateway.config import ServeConfig, read_config, unknown_variables
 from gateway.listeners import ListenError
@@ -59,12 +62,27 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     from gateway.lifecycle import run_server  # what it imports is wanted only once the options are right
 
     try:
-        run_server(config, checkpoint, started)
+        with _pipeline(config, checkpoint) as whole:
+            run_server(whole, checkpoint, started)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
     except (ListenError, SluiceError) as error:
         return _fail(str(error), FAILED)
     return 0
+
+
+@contextmanager
+def _pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeConfig]:
+    """The configuration with the bundled pipeline among the repositories, where it is wanted."""
+    is_plain = config.model.path is None and not config.repository.paths
+    if not (is_plain if config.rag.is_served is None else config.rag.is_served):
+        yield config
+        return
+    if checkpoint is None:
+        raise ConfigError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
+    with pipeline_repository(config.model.served_model_name or model_name(checkpoint)) as path:
+        repository = replace(config.repository, paths=(*config.repository.paths, path))
+        yield replace(config, repository=repository, rag=replace(config.rag, is_served=True))
 
 
 def _fail(message: str, code: int) -> int:

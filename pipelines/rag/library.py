@@ -86,6 +86,8 @@ class Library:
         self.settings = settings
         self._store = store
         self._encoder_named = encoder_named
+        self._opening = asyncio.Lock()
+        self._is_open = False
         self._puts = asyncio.Semaphore(settings.num_parallel_puts)
         self._documents: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """Of documents that are being changed, so that of two uploads of one id the later wins."""
@@ -94,9 +96,13 @@ class Library:
     def store_name(self) -> str:
         return self._store.name
 
-    async def open(self) -> None:
-        """Raises UNAVAILABLE where the store cannot be reached now; it is tried again with every call."""
-        await self._store.open()
+    async def _opened(self) -> Store:
+        """The store, connected to when it is first wanted: a server that is asked for no documents needs none."""
+        if not self._is_open:
+            async with self._opening:
+                await self._store.open()
+                self._is_open = True
+        return self._store
 
     async def close(self) -> None:
         await self._store.close()
@@ -105,11 +111,11 @@ class Library:
 
     async def collections(self) -> list[CollectionInfo]:
         """All of them: their names and sizes are no secret."""
-        return await self._store.collections()
+        return await (await self._opened()).collections()
 
     async def collection(self, name: str, key: str = "") -> CollectionInfo:
         """That one, for who may open it."""
-        info = await self._store.collection(name)
+        info = await (await self._opened()).collection(name)
         keys.check(info.spec, key)
         return info
 
@@ -121,7 +127,7 @@ class Library:
         encoder = encoder or self.settings.encoder
         dim = await self._encoder_named(encoder).dim()
         hashes = (keys.hash_of(key),) if key else ()
-        return await self._store.create_collection(CollectionSpec(name, encoder, dim, hashes))
+        return await (await self._opened()).create_collection(CollectionSpec(name, encoder, dim, hashes))
 
     async def delete_collection(self, name: str, key: str = "") -> None:
         await self.collection(name, key)

@@ -198,13 +198,21 @@ class ModelRepository:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"model '{model.name}' is already served")
         managed.add(model)
 
+    def expect(self, name: str) -> Callable[[], None]:
+        """A model of that name is being loaded elsewhere: ensembles that call it wait, and no folder is loaded as it.
+
+        Call what is returned when it was added, or will not come. To be called before `start`.
+        """
+        is_there = self._updates.coming[name] = asyncio.Event()
+        return is_there.set
+
     async def start(self, load: Sequence[str] = ()) -> Failures:
         """Load what the mode says, `load` in explicit mode ("*": everything), and tell what could not be loaded.
 
         Raises SluiceError INVALID for a root that is no folder or that nothing here reads, and UNAVAILABLE for a store
         that does not answer.
         """
-        names = await self._read(self._names)
+        names = [name for name in await self._read(self._names) if name not in self._updates.coming]
         match self._mode:
             case ControlMode.NONE:
                 failures = await self._loads.begin(self._updates.load(names))

@@ -45,6 +45,8 @@ class ModelUpdates:
     """How often each model could not be loaded."""
     _lacking: dict[str, frozenset[str]] = field(default_factory=dict)
     """The members that ensembles lacked when they were last to be loaded."""
+    coming: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Models that are being loaded elsewhere: set when they are there, or will not come."""
     _requests: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def managed(self, name: str) -> ManagedModel:
@@ -185,7 +187,7 @@ class ModelUpdates:
                 member
                 for candidate in found.values()
                 for member in candidate.members
-                if member not in found and not self._is_serving(member)
+                if member not in found and member not in self.coming and not self._is_serving(member)
             }
             more, _ = await self._read(sorted(lacking), is_explicit=False)
             if not more:
@@ -217,6 +219,9 @@ class ModelUpdates:
         self, members: Mapping[str, asyncio.Task[bool]], candidate: Candidate, is_forced: bool
     ) -> bool:
         results = await asyncio.gather(*members.values(), return_exceptions=True)
+        for member in candidate.members:
+            if member in self.coming:
+                await self.coming[member].wait()
         failed = {name: each for name, each in zip(members, results, strict=True) if isinstance(each, SluiceError)}
         managed = self.managed(candidate.name)
         async with managed.lock:
