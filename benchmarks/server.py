@@ -47,10 +47,14 @@ class Server:
 
 
 @contextmanager
-def running_server(checkpoint: Path, log: Path) -> Iterator[Server]:
-    """Start a server for `checkpoint` on free ports, yield it once it is ready, stop it. Its log goes to `log`."""
+def running_server(checkpoint: Path | None, log: Path, *options: str) -> Iterator[Server]:
+    """Start a server for `checkpoint` on free ports, yield it once it is ready, stop it. Its log goes to `log`.
+
+    None: the bundled model, and the pipeline around it.
+    """
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    command = (sys.executable, "-m", "gateway", "serve", str(checkpoint), *ports)
+    models = () if checkpoint is None else (str(checkpoint),)
+    command = (sys.executable, "-m", "gateway", "serve", *models, *ports, *options)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stderr:
         launched_s = time.perf_counter()

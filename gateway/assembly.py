@@ -1,7 +1,7 @@
 """Puts the server together from its options: repository, service, what answers on the ports."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from gateway.http.servers import HttpServer
 from gateway.instance_options import OFF, InstanceOptions
 from gateway.log_options import LoggingOptions
 from gateway.options import ConfigError
+from gateway.rag_options import RagOptions
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.metrics import GatewayMetrics
@@ -21,7 +22,7 @@ from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.trace_options import TraceOptions
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
-from pipelines.backends.base import BackendContext
+from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.backends.host_policy import HostPolicy, parse_host_policies
 from pipelines.backends.registry import BackendRegistry
 from pipelines.batching.rate_limiter import RateLimiter
@@ -30,6 +31,9 @@ from pipelines.caching.opening import open_cache
 from pipelines.caching.store import CacheStore
 from pipelines.inference.custom_metrics import CustomMetrics
 from pipelines.inference.latencies import LatencyOptions
+from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.library import Library
+from pipelines.rag.stores.opening import open_store
 from pipelines.repository.repository import ModelRepository
 from pipelines.repository.routing import RoutedModels
 
@@ -44,6 +48,7 @@ def make_service(config: ServeConfig) -> InferenceService:
     metrics, shown = GatewayMetrics(), config.metrics.parsed()
     chosen = config.response_cache.parsed()
     cache = open_cache(chosen) if chosen is not None else None
+    library = make_library(config.rag, lambda: repository)
     page = MetricsPage(metrics.registry, lambda: repository.models(), shown, cache.usage if cache is not None else None)
     lent = Lent(
         metrics,
@@ -52,6 +57,7 @@ def make_service(config: ServeConfig) -> InferenceService:
         cache,
         make_rate_limiter(config.instances),
         make_host_policies(config.instances),
+        library,
     )
     repository = make_repository(config, lent)
     service = InferenceService(
@@ -62,7 +68,8 @@ def make_service(config: ServeConfig) -> InferenceService:
         identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
         trace=make_trace_settings(config.trace),
         log_settings=make_log_settings(config.logging),
-        closes_last=[page.close, *([cache.close] if cache is not None else [])],
+        library=library,
+        closes_last=[library.close, page.close, *([cache.close] if cache is not None else [])],
     )
     metrics.registry.register(EngineCollector(service))
     return service
@@ -78,6 +85,17 @@ class Lent:
     response_cache: CacheStore | None = None
     rate_limiter: RateLimiter | None = None
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
+    library: Library | None = None
+
+
+def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Library:
+    """Of the store that is opened when it is first wanted. `models` are asked for when a text is to be encoded.
+
+    Raises ConfigError.
+    """
+    with _as_config_error():
+        store = open_store(options.store_place())
+    return Library(store, lambda name: TextEncoder(models(), name), options.library_settings())
 
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:
@@ -133,6 +151,7 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
             response_cache=lent.response_cache,
             host_policies=lent.host_policies,
             latencies=lent.latencies,
+            library=lent.library,
         )
 
     registry = BackendRegistry()

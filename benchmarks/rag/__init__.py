@@ -1,0 +1,1 @@
+"""Retrieval-augmented generation: how good, how fast."""

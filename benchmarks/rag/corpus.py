@@ -1,0 +1,90 @@
+"""The corpus of the retrieval benchmarks: Python's documentation, as its Debian package has it, in a library."""
+
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import BenchmarkError
+from engine.config import EngineConfig
+from gateway.bundled import models_folder
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.base import BackendContext, ModelLookup
+from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.library import Library, LibrarySettings, Upload
+from pipelines.rag.stores.opening import open_store
+from pipelines.rag.types import DocumentFormat
+from pipelines.repository.repository import ModelRepository
+from pipelines.repository.types import ControlMode
+from training.rill.sources import SOURCES, fetch
+
+COLLECTION = "python"
+_PAGES = r"library/|tutorial/|faq/|howto/|reference/|using/"
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A library with the collection `python`, and what filling it took; 0 documents where it was there already."""
+
+    library: Library
+    num_documents: int
+    num_chunks: int
+    seconds: float
+
+
+@asynccontextmanager
+async def python_corpus(
+    out: Path, say: Callable[[str], None], settings: LibrarySettings | None = None
+) -> AsyncGenerator[Corpus, None]:
+    """Fetched, encoded by the bundled encoder and kept under `out`; made again only where something has changed."""
+    folder = _pages_folder(out)
+    async with bundled_models("query_encoder") as repository:
+        store = open_store(str(out / "rag" / "python.sqlite"))
+        library = Library(store, lambda name: TextEncoder(repository, name), settings or LibrarySettings())
+        try:
+            yield await _filled(library, folder, say)
+        finally:
+            await library.close()
+
+
+@asynccontextmanager
+async def bundled_models(*names: str) -> AsyncGenerator[ModelRepository, None]:
+    """A repository that serves these of the bundled models, with their members."""
+
+    def context(models: ModelLookup) -> BackendContext:
+        return BackendContext(models, lambda path: EngineConfig(path), GatewayMetrics().open_request)
+
+    repository = ModelRepository([models_folder()], ControlMode.EXPLICIT, context)
+    failures = await repository.start(names)
+    if failures:
+        raise BenchmarkError("; ".join(failure.message for failure in failures.values()))
+    try:
+        yield repository
+    finally:
+        await repository.close()
+
+
+def _pages_folder(out: Path) -> Path:
+    [source] = [each for each in SOURCES if each.name == "python"]
+    fetch(source, out / "rag")
+    return source.folder(out / "rag")
+
+
+async def _filled(library: Library, folder: Path, say: Callable[[str], None]) -> Corpus:
+    pages = _pages(folder)
+    started, num_put, num_chunks = time.perf_counter(), 0, 0
+    for number, path in enumerate(pages):
+        upload = Upload(path.relative_to(folder).as_posix(), path.read_bytes(), DocumentFormat.HTML)
+        result = await library.put(COLLECTION, upload)
+        if result.status != "unchanged":
+            num_put += 1
+            num_chunks += result.info.num_chunks
+        if number % 50 == 49:
+            say(f"{number + 1} of {len(pages)} pages, {num_chunks} chunks encoded")
+    return Corpus(library, num_put, num_chunks, time.perf_counter() - started)
+
+
+def _pages(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*.html")) if re.match(_PAGES, path.relative_to(folder).as_posix())]
