@@ -1,6 +1,5 @@
 """What comes with Sluice: its models, the pipeline among them, and its documentation."""
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from tempfile import TemporaryDirectory
 BUNDLED_MODEL = "rill"
 PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retriever", "rag_prompt", "rag_pipeline")
 """The models of the RAG pipeline, beside the language model."""
-_NAMES_THE_LLM = re.compile(rf'"{BUNDLED_MODEL}"')
 
 
 def models_folder() -> Path:
@@ -45,14 +43,25 @@ def _folder(name: str) -> Path:
 
 def _place(model: Path, target: Path, llm: str) -> None:
     """What names no language model is linked, not copied."""
-    config = (model / "config.pbtxt").read_text()
-    named = _NAMES_THE_LLM.sub(lambda _: f'"{_escaped(llm)}"', config)
-    if named == config:
+    text = (model / "config.pbtxt").read_text()
+    if f'"{BUNDLED_MODEL}"' not in text:
         target.symlink_to(model, target_is_directory=True)
         return
     shutil.copytree(model, target)
-    (target / "config.pbtxt").write_text(named)
+    (target / "config.pbtxt").write_text(_around(text, llm))
 
 
-def _escaped(name: str) -> str:
-    return name.replace("\\", "\\\\").replace('"', '\\"')
+def _around(text: str, llm: str) -> str:
+    """The configuration for another language model, without what was chosen for the bundled one."""
+    from google.protobuf import text_format  # slow to import, and only those who name a MODEL want it
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config = text_format.Parse(text, ModelConfig())
+    for step in config.ensemble_scheduling.step:
+        if step.model_name == BUNDLED_MODEL:
+            step.model_name = llm
+    if "llm" in config.parameters:
+        for chosen in [key for key in config.parameters if key != "llm"]:
+            del config.parameters[chosen]
+        config.parameters["llm"].string_value = llm
+    return str(text_format.MessageToString(config))

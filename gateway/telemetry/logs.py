@@ -31,7 +31,7 @@ def configure_logging(level: str, file: str = "") -> None:
     handler.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), format=_FORMAT, handlers=[handler])
     if level != "debug":
-        for name in ("uvicorn", "aiobotocore", "botocore"):
+        for name in ("uvicorn", "aiobotocore", "botocore", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
 
 

@@ -54,6 +54,7 @@ class RequestRecord:
         "_metrics",
         "_model",
         "_outcome",
+        "_prompt_tokens",
         "_protocol",
         "_started",
         "_tally",
@@ -67,6 +68,7 @@ class RequestRecord:
         self._clock = metrics.clock
         self._started = self._clock()
         self._last = 0.0
+        self._prompt_tokens = 0
         self._outcome = "cancelled"
 
     def observe(self, event: TextEvent) -> None:
@@ -81,10 +83,16 @@ class RequestRecord:
         tally.generation_tokens += event.num_tokens
         if event.finish_reason is not None:
             self._outcome = "ok"
+            self._count_prompt(event)
 
     def _first(self, now: float, event: TextEvent) -> None:
-        self._tally.prompt_tokens += event.prompt_tokens
+        self._count_prompt(event)
         self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
+
+    def _count_prompt(self, event: TextEvent) -> None:
+        """With the first event, and with the last: models that live elsewhere tell it at the end."""
+        self._tally.prompt_tokens += event.prompt_tokens - self._prompt_tokens
+        self._prompt_tokens = event.prompt_tokens
 
     def fail(self, error: Exception) -> None:
         """The request ends with `error`."""

@@ -101,3 +101,11 @@ def test_two_registries_do_not_meet(metrics: GatewayMetrics) -> None:
     metrics.open_request("rill", "v2").close()
     assert value(metrics, "sluice_requests_total", model="rill", protocol="v2", outcome="cancelled") == 1
     assert value(other, "sluice_requests_total", model="rill", protocol="v2", outcome="cancelled") is None
+
+
+def test_prompt_tokens_that_are_known_at_the_end_count(metrics: GatewayMetrics) -> None:
+    record = metrics.open_request("hosted", "openai")
+    record.observe(TextEvent("x", 1, 0, 1))
+    record.observe(TextEvent("", 1, 12, 2, FinishReason.STOP))
+    record.close()
+    assert value(metrics, "sluice_prompt_tokens_total", model="hosted") == 12
