@@ -28,6 +28,7 @@ from gateway.options import (
     text_of,
     truth,
 )
+from gateway.rag.options import ClientOptions
 from gateway.rag_options import RagOptions
 from gateway.repository_options import RepositoryOptions
 from gateway.response_cache_options import ResponseCacheOptions
@@ -274,6 +275,7 @@ Group = type[
     | ShutdownOptions
     | LoggingOptions
     | TraceOptions
+    | ClientOptions
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
@@ -314,6 +316,14 @@ def read_config(given: Given, environ: Mapping[str, str] | None = None) -> Serve
     return ServeConfig(**{name: _read_group(group, given, environ) for name, group in GROUPS.items()})
 
 
+def read_client_options(given: Given, environ: Mapping[str, str] | None = None) -> ClientOptions:
+    """What `sluice rag` is told of the server, from flags and environment. Raises ConfigError as `read_config`."""
+    if environ is None:
+        environ = os.environ  # noqa: TID251 - as above
+    options: ClientOptions = _read_group(ClientOptions, given, environ)
+    return options
+
+
 def _read_group(group: Group, given: Given, environ: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {}
     for name, _, declared in options_of(group):
@@ -339,5 +349,6 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Variables that look like ours and are not: most likely a slip of the pen."""
     if environ is None:
         environ = os.environ  # noqa: TID251 - as above
-    known = {declared.variable for group in GROUPS.values() for _, _, declared in options_of(group)}
+    groups = (*GROUPS.values(), ClientOptions)
+    known = {declared.variable for group in groups for _, _, declared in options_of(group)}
     return sorted(name for name in environ if name.startswith("SLUICE_") and name not in known)

@@ -17,6 +17,7 @@ from gateway.config import AccessOptions, ServeConfig
 from gateway.http import health
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
+from gateway.http.rag import routes as rag_routes
 from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.restricted import RestrictedApiMiddleware
 from gateway.http.v2.app import create_v2
@@ -36,6 +37,8 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     )
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
+    if service.library is not None:
+        app.include_router(rag_routes.router(service, service.library, config))
     install_error_handlers(app)
     _describe_v2(app)
     restrictions = Restrictions(config.http.restrictions)
@@ -101,4 +104,6 @@ def _protocol(path: str) -> str:
     """The label of a path in the metrics: few values, whatever clients ask for."""
     if is_v2(path):
         return "v2"
-    return "openai" if path.startswith("/v1/") else "other"
+    if path.startswith("/v1/"):
+        return "rag" if path.startswith("/v1/rag/") else "openai"
+    return "other"

@@ -35,6 +35,8 @@ def api_of(path: str) -> Api | None:
     if path in _OPENAI:
         return _OPENAI[path]
     match path.removesuffix("/").split("/")[1:]:
+        case ["v1", "rag", "collections", *_] | ["v1", "rag", _, "documents", *_]:
+            return Api.MODEL_REPOSITORY
         case ["v1", "models", *_] | ["v2"]:
             return Api.METADATA
         case ["v1", *_]:

@@ -35,6 +35,8 @@ from pipelines.rag.types import (
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_RESERVED = "collections"
+"""A word of the HTTP paths, which no path would reach as a collection."""
 _MAX_ID_CHARS = 512
 _ENCODER_BATCH = 64
 """Chunks that are made vectors of at once: enough to fill batches, few enough that searches get their turn between."""
@@ -121,9 +123,9 @@ class Library:
 
     async def create_collection(self, name: str, encoder: str = "", key: str = "") -> CollectionInfo:
         """An empty one, owned by `key` where there is one. Raises INVALID for the name, ALREADY_EXISTS."""
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) or name == _RESERVED:
             allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
-            raise invalid("collection", f"collection must be {allowed}, got {name[:80]!r}")
+            raise invalid("collection", f"collection must be {allowed}, and not '{_RESERVED}', got {name[:80]!r}")
         encoder = encoder or self.settings.encoder
         dim = await self._encoder_named(encoder).dim()
         hashes = (keys.hash_of(key),) if key else ()
@@ -145,7 +147,7 @@ class Library:
         _check_id(upload.id)
         info = await self._collection_for_put(collection, key)
         async with self._turn(collection, upload.id):
-            content_hash = hash_of(upload)
+            content_hash = await asyncio.to_thread(hash_of, upload)
             before = await self._store.document_info(collection, upload.id)
             if before is not None and before.content_hash == content_hash and not force:
                 return PutResult(PutStatus.UNCHANGED, before)
@@ -254,7 +256,9 @@ def hash_of(upload: Upload) -> str:
 
 
 def _with_place(title: str, chunk: Chunk) -> str:
-    place = " > ".join(part for part in (title, chunk.heading) if part)
+    """A title that is the first heading too is said once."""
+    is_told = not title or chunk.heading == title or chunk.heading.startswith(f"{title} > ")
+    place = chunk.heading if is_told else " > ".join(part for part in (title, chunk.heading) if part)
     return f"{place}\n{chunk.text}" if place else chunk.text
 
 

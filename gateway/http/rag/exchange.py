@@ -1,0 +1,45 @@
+"""What all RAG routes share of requests and answers."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from engine.errors import invalid
+from gateway.config import HttpOptions
+from gateway.http.body import read_body
+from gateway.http.openai.parsing import parse, warning_header
+from pipelines.rag import keys
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+COLLECTIONS = "collections"
+"""What stands in paths where collections have their names otherwise."""
+
+
+def collection_key(request: Request) -> str:
+    """The owner's key that came with the request; "" for none."""
+    return request.headers.get(keys.HEADER, "")
+
+
+def check_name(collection: str) -> None:
+    """Raises INVALID for the one name whose documents no path would lead to."""
+    if collection == COLLECTIONS:
+        raise invalid(
+            "collection", f"'{COLLECTIONS}' cannot be the name of a collection: it is the path of all of them"
+        )
+
+
+async def parsed_body(
+    request: Request, schema: type[RequestT], options: HttpOptions
+) -> tuple[RequestT, dict[str, str]]:
+    """The request's fields, and the headers that its answer must carry. Raises what reading and parsing raise."""
+    body = await read_body(request, options.max_input_bytes)
+    fields, ignored = parse(schema, body, options.is_strict)
+    return fields, warning_header(ignored)
+
+
+def json_response(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(payload), status, headers, "application/json")

@@ -1,0 +1,122 @@
+"""What the RAG routes take: field names and types, as strict as those of the OpenAI routes.
+
+Ranges of sampling fields are those of `engine.validation`, as for every protocol.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from gateway.http.openai.schemas import Message, StopStrings
+from pipelines.rag.retrieval.search import MAX_TOP_K
+
+MAX_METADATA_KEYS = 64
+_INT64 = range(-(2**63), 2**63)
+"""What stores and JSON readers keep exactly."""
+
+
+def _scalar(value: Any) -> Any:
+    """Raises PydanticCustomError for what no filter could look at."""
+    if value is None or isinstance(value, str | bool | float) or (isinstance(value, int) and value in _INT64):
+        return value
+    raise PydanticCustomError("expected", "Input should be a string, a 64-bit number, a boolean or null")
+
+
+MetadataValue = Annotated[
+    Any,
+    AfterValidator(_scalar),
+    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]}),
+]
+Metadata = Annotated[
+    dict[str, MetadataValue],
+    Field(max_length=MAX_METADATA_KEYS, description="What filters look at: names with strings, numbers or booleans."),
+]
+FormatName = Literal["text", "markdown", "html"]
+ModeName = Literal["vector", "bm25", "hybrid"]
+
+
+class _Object(BaseModel):
+    """A JSON object. Fields that it does not declare are kept, for `parsing` to judge."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+class MetadataObject(_Object):
+    """Metadata by itself, as a query parameter or a form field has it."""
+
+    metadata: Metadata
+
+
+class CollectionRequest(_Object):
+    """`POST /v1/rag/collections`."""
+
+    name: str = Field(description="1 to 63 letters, digits, '.', '_' or '-'.")
+    encoder: str | None = Field(None, description="The model that makes its vectors. Default: the server's.")
+
+
+class _DocumentFields(_Object):
+    """What a document has besides id and text."""
+
+    format: FormatName | None = Field(None, description="Default: what the id's ending and the text say.")
+    title: str | None = Field(None, description="Default: the document's own, else its id.")
+    metadata: Metadata | None = None
+
+
+class DocumentItem(_DocumentFields):
+    """One document of several."""
+
+    id: str
+    text: str
+
+
+class DocumentsRequest(_DocumentFields):
+    """`POST /v1/rag/{collection}/documents` as JSON: one document, or several under `documents`."""
+
+    documents: list[DocumentItem] | None = Field(None, min_length=1, fail_fast=True)
+    id: str | None = None
+    text: str | None = None
+
+
+class _RetrievalFields(_Object):
+    """What is asked, and where the answer is looked for."""
+
+    question: str = Field(min_length=1)
+    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K, description="How many chunks.")
+    filter: dict[str, Any] | None = Field(
+        None, description='Conditions on metadata, all of which hold: {"product": "x", "year": {"gte": 2025}}.'
+    )
+    mode: ModeName | None = Field(None, description="By meaning (vector), by words (bm25), or by both (hybrid).")
+
+
+class SearchRequest(_RetrievalFields):
+    """`POST /v1/rag/{collection}/search`."""
+
+    num_candidates: int | None = Field(None, ge=1, le=1000, description="Of each kind, before they are put together.")
+    min_similarity: float | None = Field(
+        None, ge=-1, le=1, description="Chunks below it that share no word with the question are left out."
+    )
+    mmr_lambda: float | None = Field(
+        None, ge=0, le=1, description="Maximal marginal relevance: 1 is relevance alone, 0 diversity alone."
+    )
+
+
+class QueryRequest(_RetrievalFields):
+    """`POST /v1/rag/{collection}/query`."""
+
+    model: str | None = Field(None, description="The pipeline that answers.")
+    stream: bool | None = None
+    history: list[Message] | None = Field(None, fail_fast=True, description="Earlier turns of the conversation.")
+    max_tokens: int | None = Field(None, ge=1, description="Of the answer.")
+    stop: StopStrings | None = None
+    temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
+    top_p: float | None = Field(None, description="Above 0, at most 1 (off).")
+    min_p: float | None = Field(None, description="0 (off) to 1.")
+    seed: int | None = Field(None, description="0 or more; makes sampling repeatable.")
+    presence_penalty: float | None = Field(None, description="-2 to 2.")
+    frequency_penalty: float | None = Field(None, description="-2 to 2.")
+    repetition_penalty: float | None = Field(None, description="Above 0, 1 is off.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower runs earlier.")
+    cache_salt: str | None = Field(
+        None, max_length=256, description="Prompts are reused only between requests of one salt."
+    )

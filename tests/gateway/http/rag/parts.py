@@ -1,0 +1,219 @@
+"""The real application over a real library, for blocking clients. Only encoder and language model are made up."""
+
+import asyncio
+import hashlib
+import re
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.config import ServeConfig
+from gateway.http.app import create_app
+from gateway.http.servers import HttpServer
+from gateway.listeners import listen, url_of
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.inference.job import Job
+from pipelines.inference.model import Model
+from pipelines.inference.spec import spec_of
+from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.stores.sqlite.store import SqliteStore
+from pipelines.rag.types import CollectionInfo, Vector, Vectors
+from pipelines.text.model import TextModel
+from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from tests.gateway.repositories import empty_repository
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
+DIM = 32
+
+
+class SwitchableStore(SqliteStore):
+    """A file of its own, which a test can make unreachable."""
+
+    is_down = False
+
+    async def collections(self) -> list[CollectionInfo]:
+        self._check()
+        return await super().collections()
+
+    async def collection(self, name: str) -> CollectionInfo:
+        self._check()
+        return await super().collection(name)
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise SluiceError(ErrorCode.UNAVAILABLE, "test store is down", retry_after_s=1)
+
+
+class WordEncoder(TextEncoder):
+    """The sum of a text's words, each of which has a direction of its own. Tokens are words."""
+
+    def __init__(self, name: str = "query_encoder") -> None:
+        self.name = name
+
+    async def dim(self) -> int:
+        return DIM
+
+    async def encode_documents(self, texts: Sequence[str]) -> Vectors:
+        return np.stack([_vector(text) for text in texts])
+
+    async def encode_query(self, text: str) -> Vector:
+        return _vector(text)
+
+    async def token_starts(self, text: str) -> list[int]:
+        return [word.start() for word in re.finditer(r"\S+", text)]
+
+
+def _vector(text: str) -> Vector:
+    total = np.full(DIM, 1e-3, np.float32)
+    for word in re.findall(r"\w+", text.lower()):
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4])
+        total += np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
+    return total / np.linalg.norm(total)
+
+
+@dataclass
+class ScriptedPipeline:
+    """Says what a test wants, and keeps what it was asked."""
+
+    name: str = "rag_pipeline"
+    takes_parameters: bool = True
+    version: str = "1"
+    created: int = 0
+    max_model_len: int | None = None
+    failure: str | None = None
+    is_measured: bool = False
+    events: list[TextEvent | Exception] = field(default_factory=list)
+    asked: list[TextRequest] = field(default_factory=list)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: the events go on after the first two."""
+    was_closed: threading.Event = field(default_factory=threading.Event)
+
+    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+        return prompt
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        self.asked.append(request)
+        try:
+            for number, event in enumerate(self.events):
+                if number == 2:
+                    await self.held.wait()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            self.was_closed.set()
+
+
+class ChatModel(Model):
+    """A model of the repository whose conversations are the pipeline's."""
+
+    def __init__(self, pipeline: ScriptedPipeline) -> None:
+        config = text_format.Parse(f'name: "{pipeline.name}" backend: "test"', ModelConfig())
+        super().__init__(config, spec_of(config, 1))
+        self._pipeline = pipeline
+
+    @property
+    def chat(self) -> TextModel | None:
+        return self._pipeline
+
+    async def close(self) -> None:
+        pass
+
+    def _start(self, job: Job) -> None:
+        raise AssertionError("asked by its tensors")
+
+
+@dataclass
+class RagServer:
+    """A server with a library, and its parts."""
+
+    url: str
+    service: InferenceService
+    library: Library
+    store: SwitchableStore
+    pipeline: ScriptedPipeline
+    loop: asyncio.AbstractEventLoop
+    client: httpx.Client
+
+    def reset(self) -> None:
+        """No collections, nothing said."""
+        self.store.is_down = False
+        for info in self.run(self.library.collections()):
+            self.run(self.store.delete_collection(info.spec.name))
+        self.pipeline.events.clear()
+        self.pipeline.asked.clear()
+        self.pipeline.was_closed.clear()
+        self.pipeline.held.set()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, run on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    def ask(self, method: str, path: str, **settings: Any) -> httpx.Response:
+        return self.client.request(method, f"/v1/rag{path}", **settings)
+
+    def add(self, collection: str, *documents: dict[str, Any], **settings: Any) -> httpx.Response:
+        return self.ask("POST", f"/{collection}/documents", json={"documents": documents}, **settings)
+
+    def documents(self, collection: str) -> dict[str, str]:
+        """The hash of each."""
+        listed = self.ask("GET", f"/{collection}/documents", params={"limit": 1000})
+        return {each["id"]: each["content_hash"] for each in listed.json()["data"]} if listed.is_success else {}
+
+
+@asynccontextmanager
+async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
+    metrics, store, pipeline = GatewayMetrics(), SwitchableStore(None), ScriptedPipeline()
+    repository = empty_repository(metrics)
+    library = Library(store, WordEncoder, LibrarySettings())
+    heartbeat_s = config.shutdown.heartbeat_timeout_s
+    service = InferenceService(repository, metrics, heartbeat_s, library=library)
+    repository.add(ChatModel(pipeline))
+    repository.add(ChatModel(ScriptedPipeline("plain_llm", takes_parameters=False)))
+    await repository.start()
+    service.begin_serving()
+    listener = listen("127.0.0.1", 0, "--http-port")
+    server = HttpServer(create_app(service, config), listener)
+    server.start()
+    try:
+        with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+            loop = asyncio.get_running_loop()
+            yield RagServer(url_of(listener), service, library, store, pipeline, loop, client)
+    finally:
+        await server.stop(PATIENCE_S)
+        await library.close()
+        await service.close()
+        listener.close()
+
+
+@contextmanager
+def rag_server(config: ServeConfig | None = None) -> Iterator[RagServer]:
+    """A server on a thread of its own, so that blocking clients can ask it."""
+    ready, over = threading.Event(), threading.Event()
+    started: list[RagServer] = []
+
+    async def serve() -> None:
+        async with _application(config or ServeConfig()) as server:
+            started.append(server)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield started[0]
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)

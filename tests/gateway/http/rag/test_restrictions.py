@@ -1,0 +1,37 @@
+"""Parts of the API that ask for a header, and the server's key."""
+
+import pytest
+
+from gateway.access.restricted import Api, restriction
+from gateway.config import AccessOptions, HttpOptions, ServeConfig
+from gateway.http.restricted import api_of
+from tests.gateway.http.rag.parts import rag_server
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v1/rag/docs/query", Api.INFERENCE),
+        ("/v1/rag/docs/search", Api.INFERENCE),
+        ("/v1/rag/docs/documents", Api.MODEL_REPOSITORY),
+        ("/v1/rag/docs/documents/a/query", Api.MODEL_REPOSITORY),
+        ("/v1/rag/collections", Api.MODEL_REPOSITORY),
+        ("/v1/rag/collections/docs", Api.MODEL_REPOSITORY),
+    ],
+)
+def test_which_part_a_path_belongs_to(path: str, api: Api) -> None:
+    assert api_of(path) is api
+
+
+def test_documents_may_be_restricted_while_questions_are_not() -> None:
+    config = ServeConfig(http=HttpOptions(restrictions=(restriction("model-repository:admin=secret"),)))
+    with rag_server(config) as server:
+        assert server.add("docs", {"id": "a.txt", "text": "x"}).status_code == 403
+        assert server.add("docs", {"id": "a.txt", "text": "x"}, headers={"admin": "secret"}).status_code == 200
+        assert server.ask("POST", "/docs/search", json={"question": "x"}).status_code == 200
+
+
+def test_the_server_s_key() -> None:
+    with rag_server(ServeConfig(access=AccessOptions(api_key="secret"))) as server:
+        assert server.ask("GET", "/collections").status_code == 401
+        assert server.ask("GET", "/collections", headers={"authorization": "Bearer secret"}).status_code == 200
