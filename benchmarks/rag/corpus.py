@@ -54,7 +54,7 @@ async def bundled_models(*names: str) -> AsyncGenerator[ModelRepository, None]:
     """A repository that serves these of the bundled models, with their members."""
 
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models, lambda path: EngineConfig(path), GatewayMetrics().open_request)
+        return BackendContext(models, lambda path: EngineConfig(model_path=path), GatewayMetrics().open_request)
 
     repository = ModelRepository([models_folder()], ControlMode.EXPLICIT, context)
     failures = await repository.start(names)

@@ -1,0 +1,1 @@
+"""Collections in Postgres with pgvector, for many chunks or several gateways. Needs the extra `postgres`."""

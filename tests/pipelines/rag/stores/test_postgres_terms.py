@@ -1,0 +1,38 @@
+"""What text is found by."""
+
+import pytest
+
+from pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, query_terms, terms_of
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "names"),
+    [
+        ("The quick fox.", ["the", "quick", "fox"], []),
+        ("call str.partition() now", ["call", "str", "partition", "now"], ["str.partition"]),
+        ("`max_num_seqs`", ["max", "num", "seqs"], ["max_num_seqs"]),
+        ("--http-port 80", ["http", "port", "80"], ["http-port"]),
+        ("POST /v1/rag/{collection}", ["post", "v1", "rag", "collection"], ["v1/rag"]),
+        ("__init__ _private", ["init", "private"], ["__init__", "_private"]),
+        ("C++, C# and .NET", ["c", "c", "and", "net"], ["c++", "c#"]),
+        ("STRASSE Straße ﬁn", ["strasse", "strasse", "fin"], []),
+        ("it's 'quoted' \\ ___ -- ...", ["it", "s", "quoted"], []),
+        ("東京 naïve", ["東京", "naïve"], []),
+        ("x" * 201 + " y", ["y"], []),
+        ("", [], []),
+    ],
+)
+def test_words_and_names(text: str, words: list[str], names: list[str]) -> None:
+    terms = terms_of(text)
+    assert (list(terms.words), list(terms.names)) == (words, names)
+
+
+def test_names_count_as_often_as_they_are_there() -> None:
+    assert terms_of("a.b c a.b").tsvector == "'a.b':1 'a.b':2"
+
+
+def test_a_question_asks_for_each_term_once_and_for_few() -> None:
+    terms = query_terms("fox a_b fox a_b " + " ".join(f"word{number}" for number in range(1000)))
+    assert terms.words[:3] == ["fox", "a", "b"]
+    assert list(terms.names) == ["'a_b'"]
+    assert len(terms.words) == MAX_QUERY_TERMS

@@ -1,0 +1,64 @@
+"""When an index is believed."""
+
+from pipelines.rag.stores.postgres.trial import IndexTrial, IndexTrials
+from pipelines.rag.types import CollectionInfo, CollectionSpec
+
+RIGHT = range(10)
+
+
+def asked(trial: IndexTrial, *found: int) -> None:
+    """As many questions as one verdict takes, of which the index found so many of ten, in turn."""
+    for number in range(16):
+        trial.record(range(found[number % len(found)]), RIGHT)
+
+
+def test_an_index_that_finds_enough_is_believed() -> None:
+    trial = IndexTrial(100_000, 200)
+    for _ in range(15):
+        trial.record(RIGHT, RIGHT)
+    assert not trial.is_decided
+    trial.record(RIGHT, RIGHT)
+    assert (trial.is_decided, trial.ef_search) == (True, 200)
+    asked(trial, 0)
+    assert (trial.is_decided, trial.ef_search) == (True, 200)
+
+
+def test_one_that_finds_too_few_looks_at_more_and_is_asked_anew() -> None:
+    trial = IndexTrial(100_000, 200)
+    asked(trial, 9, 10)
+    assert (trial.is_decided, trial.ef_search) == (False, 500)
+    asked(trial, 10)
+    assert (trial.is_decided, trial.ef_search) == (True, 500)
+
+
+def test_one_that_never_finds_enough_is_not_asked_again() -> None:
+    trial = IndexTrial(100_000, 200)
+    for ef_search in (500, 1000, None):
+        asked(trial, 5)
+        assert trial.ef_search == ef_search
+    assert trial.is_decided
+
+
+def test_questions_with_no_answer_tell_nothing() -> None:
+    trial = IndexTrial(100_000, 200)
+    for _ in range(100):
+        trial.record((), ())
+    assert not trial.is_decided
+
+
+def test_where_comparing_all_would_take_too_long_the_index_is_believed() -> None:
+    assert IndexTrial(1_000_001, 200).is_decided
+
+
+def test_a_collection_that_has_grown_is_tried_again() -> None:
+    trials = IndexTrials(200)
+
+    def info(num_chunks: int) -> CollectionInfo:
+        return CollectionInfo(CollectionSpec("docs", "encoder", 384), 1, num_chunks, 0.0)
+
+    first = trials.of(1, info(20_000))
+    assert trials.of(1, info(40_000)) is first
+    assert trials.of(2, info(20_000)) is not first
+    again = trials.of(1, info(40_001))
+    assert again is not first
+    assert trials.of(1, info(10_000)) is again

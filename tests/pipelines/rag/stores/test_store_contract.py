@@ -1,0 +1,501 @@
+"""What every store does."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from pipelines.rag.stores.base import Store
+from pipelines.rag.types import CandidateQuery, CollectionSpec, DocumentInfo, Metadata
+from tests.pipelines.rag.stores.corpus import (
+    DIM,
+    SPEC,
+    document_of,
+    ids,
+    matching,
+    nearest,
+    put,
+    unit_vector,
+    unit_vectors,
+    where,
+)
+from tests.pipelines.rag.stores.model import fulfils
+
+OWNED = CollectionSpec("owned", "another_encoder", 3, ("a" * 64, "b" * 64))
+
+
+# --- collections
+
+
+async def test_a_new_store_is_empty_and_opens_twice(store: Store) -> None:
+    await store.open()
+    assert await store.collections() == []
+
+
+async def test_a_collection_keeps_what_it_was_made_with(store: Store) -> None:
+    made = await store.create_collection(OWNED)
+    assert made == await store.collection("owned")
+    assert (made.spec, made.num_documents, made.num_chunks) == (OWNED, 0, 0)
+    assert made.created_s > 1_600_000_000
+
+
+async def test_collections_come_by_name(store: Store) -> None:
+    for name in ("b", "C", "a", "a.b-c_d"):
+        await store.create_collection(CollectionSpec(name, "encoder", DIM))
+    assert [info.spec.name for info in await store.collections()] == ["C", "a", "a.b-c_d", "b"]
+
+
+async def test_a_name_is_taken_once(store: Store) -> None:
+    await store.create_collection(SPEC)
+    with pytest.raises(SluiceError) as caught:
+        await store.create_collection(CollectionSpec("docs", "another", 3))
+    assert (caught.value.code, caught.value.param) == (ErrorCode.ALREADY_EXISTS, "collection")
+    assert (await store.collection("docs")).spec == SPEC
+
+
+async def test_of_many_that_make_one_collection_one_succeeds(store: Store) -> None:
+    made = await asyncio.gather(*(store.create_collection(SPEC) for _ in range(8)), return_exceptions=True)
+    faults = [each for each in made if isinstance(each, SluiceError)]
+    assert len(faults) == 7
+    assert {fault.code for fault in faults} == {ErrorCode.ALREADY_EXISTS}
+
+
+async def test_without_the_collection_every_method_says_so(store: Store) -> None:
+    document, chunks = document_of("a", ["text"])
+    calls = (
+        store.collection("none"),
+        store.delete_collection("none"),
+        store.put_document("none", document, chunks, unit_vectors(1, 0)),
+        store.delete_document("none", "a"),
+        store.document("none", "a"),
+        store.documents("none"),
+        store.document_info("none", "a"),
+        store.candidates("none", CandidateQuery(unit_vector(0), "text", 4)),
+    )
+    for call in calls:
+        with pytest.raises(SluiceError, match="none") as caught:
+            await call
+        assert (caught.value.code, caught.value.param) == (ErrorCode.NOT_FOUND, "collection")
+
+
+async def test_a_deleted_collection_takes_all_with_it(store: Store) -> None:
+    for spec in (SPEC, CollectionSpec("other", "encoder", DIM)):
+        await store.create_collection(spec)
+        await put(store, "a", ["quick fox"], collection=spec.name, metadata={"year": 2025})
+    await store.delete_collection("docs")
+    assert [info.spec.name for info in await store.collections()] == ["other"]
+    assert ids(await matching(store, "fox", collection="other")) == ["a"]
+    again = await store.create_collection(CollectionSpec("docs", "encoder", 3))
+    assert (again.num_documents, again.num_chunks) == (0, 0)
+    assert await store.documents("docs") == []
+    found = await store.candidates("docs", CandidateQuery(unit_vector(0, 3), "quick fox", 4))
+    assert not found.by_vector
+    assert not found.by_text
+
+
+async def test_collections_do_not_mix(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await store.create_collection(OWNED)
+    await put(store, "a", ["quick fox"])
+    await put(store, "b", ["quick dog"], collection="owned", vectors=unit_vectors(1, 1, 3))
+    assert ids(await matching(store, "quick")) == ["a"]
+    assert ids(await matching(store, "quick", collection="owned")) == ["b"]
+    assert ids(await nearest(store, unit_vector(5, 3), collection="owned")) == ["b"]
+    assert await store.document("docs", "b") is None
+    assert [info.id for info in await store.documents("owned")] == ["b"]
+
+
+# --- documents
+
+
+async def test_a_document_comes_back_whole(store: Store) -> None:
+    await store.create_collection(SPEC)
+    metadata: Metadata = {
+        "product": "sluice",
+        "year": 2025,
+        "ratio": 0.5,
+        "public": True,
+        "reviewer": None,
+        "é'\"$.": 1,
+    }
+    document = await put(store, "docs/a b'c\".md", ["naïve 東京", "🦊 fox"], title="T'itle", metadata=metadata)
+    assert await store.document("docs", document.info.id) == document
+    info = await store.document_info("docs", document.info.id)
+    assert info == document.info
+    assert info is not None
+    assert type(info.metadata["public"]) is bool
+    assert type(info.metadata["year"]) is int
+    counted = await store.collection("docs")
+    assert (counted.num_documents, counted.num_chunks) == (1, 2)
+
+
+async def test_what_is_not_there_is_none(store: Store) -> None:
+    await store.create_collection(SPEC)
+    assert await store.document("docs", "a") is None
+    assert await store.document_info("docs", "a") is None
+    assert not await store.delete_document("docs", "a")
+
+
+async def test_documents_come_in_pages_by_id(store: Store) -> None:
+    await store.create_collection(SPEC)
+    names = ["B", "a", "a/b", "b", "z", "é"]
+    for name in reversed(names):
+        await put(store, name, [name])
+    assert [info.id for info in await store.documents("docs")] == names
+    assert [info.id for info in await store.documents("docs", limit=2)] == ["B", "a"]
+    assert [info.id for info in await store.documents("docs", after="a", limit=3)] == ["a/b", "b", "z"]
+    assert [info.id for info in await store.documents("docs", after="aa")] == ["b", "z", "é"]
+    assert await store.documents("docs", after="é") == []
+
+
+async def test_a_document_is_replaced(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["old fox", "older fox"], metadata={"year": 2024}, title="Old")
+    new = await put(store, "a", ["new dog"], metadata={"month": 5}, title="New")
+    assert await store.document("docs", "a") == new
+    counted = await store.collection("docs")
+    assert (counted.num_documents, counted.num_chunks) == (1, 1)
+    assert not await matching(store, "old fox")
+    assert not await nearest(store, unit_vector(0), filter=where("year", Operator.EQ, 2024))
+    (hit,) = await nearest(store, unit_vector(0), filter=where("month", Operator.EQ, 5))
+    assert (hit.text, hit.title, hit.metadata) == ("new dog", "New", {"month": 5})
+
+
+async def test_a_deleted_document_is_in_no_answer(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["quick fox"], metadata={"year": 2024})
+    await put(store, "b", ["slow fox"])
+    assert await store.delete_document("docs", "a")
+    assert not await store.delete_document("docs", "a")
+    assert ids(await matching(store, "fox")) == ["b"]
+    assert ids(await nearest(store, unit_vector(0))) == ["b"]
+    assert [info.id for info in await store.documents("docs")] == ["b"]
+    counted = await store.collection("docs")
+    assert (counted.num_documents, counted.num_chunks) == (1, 1)
+
+
+async def test_a_document_without_chunks_is_a_document(store: Store) -> None:
+    await store.create_collection(SPEC)
+    document = await put(store, "a", [])
+    assert await store.document("docs", "a") == document
+    assert not await nearest(store, unit_vector(0))
+
+
+@pytest.mark.parametrize("shape", [(1, DIM), (3, DIM), (2, DIM - 1), (2, DIM + 1), (2, 0)])
+async def test_vectors_must_fit_collection_and_chunks(store: Store, shape: tuple[int, int]) -> None:
+    await store.create_collection(SPEC)
+    before = await put(store, "a", ["one"])
+    document, chunks = document_of("a", ["one", "two"])
+    with pytest.raises(SluiceError) as caught:
+        await store.put_document("docs", document, chunks, np.zeros(shape, np.float32))
+    assert caught.value.code is ErrorCode.INVALID
+    assert await store.document("docs", "a") == before
+
+
+# --- vector search
+
+
+async def test_the_nearest_come_first_with_their_cosine(store: Store) -> None:
+    await store.create_collection(SPEC)
+    vectors = {name: unit_vectors(7, seed) for seed, name in enumerate("abc")}
+    for name, rows in vectors.items():
+        await put(store, name, [f"{name}{i}" for i in range(7)], vectors=rows)
+    query = unit_vector(99)
+    expected = sorted(
+        ((float(row @ query), f"{name}{i}") for name in vectors for i, row in enumerate(vectors[name])), reverse=True
+    )
+    hits = await nearest(store, query, limit=5)
+    assert [hit.text for hit in hits] == [text for _, text in expected[:5]]
+    for hit, (cosine, text) in zip(hits, expected, strict=False):
+        assert hit.score == pytest.approx(cosine, abs=1e-5)
+        assert hit.similarity == pytest.approx(cosine, abs=1e-5)
+        assert f"{hit.document_id}{hit.chunk_index}" == text
+        assert hit.vector is None
+
+
+async def test_a_hit_says_where_it_is_from(store: Store) -> None:
+    await store.create_collection(SPEC)
+    document = await put(
+        store, "a.md", ["first", "second 🦊"], title="Title", heading="One > Two", metadata={"year": 2025}
+    )
+    for hits in (await nearest(store, unit_vectors(2, 4)[1], limit=1), await matching(store, "second")):
+        (hit,) = hits
+        assert hit.key == ("a.md", 1)
+        assert (hit.title, hit.heading, hit.metadata) == ("Title", "One > Two", {"year": 2025})
+        assert document.text[hit.start : hit.end] == hit.text == "second 🦊"
+
+
+async def test_hits_carry_vectors_where_asked(store: Store) -> None:
+    await store.create_collection(SPEC)
+    rows = unit_vectors(2, 3)
+    await put(store, "a", ["fox", "dog"], vectors=rows)
+    found = await store.candidates("docs", CandidateQuery(rows[1], "fox", 2, with_vectors=True))
+    assert [hit.chunk_index for hit in found.by_vector] == [1, 0]
+    for hit in (*found.by_vector, *found.by_text):
+        assert hit.vector is not None
+        assert hit.vector.dtype == np.float32
+        assert np.array_equal(hit.vector, rows[hit.chunk_index])
+
+
+@pytest.mark.parametrize("dim", [0, DIM - 1, DIM + 1])
+async def test_a_query_of_another_length_is_refused(store: Store, dim: int) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["fox"])
+    with pytest.raises(SluiceError, match=f"{DIM}") as caught:
+        await nearest(store, np.ones(dim, np.float32))
+    assert caught.value.code is ErrorCode.INVALID
+
+
+async def test_both_rankings_come_from_one_question(store: Store) -> None:
+    await store.create_collection(SPEC)
+    rows = unit_vectors(3, 0)
+    await put(store, "a", ["fox", "dog", "fox dog fox"], vectors=rows)
+    found = await store.candidates("docs", CandidateQuery(rows[1], "fox", 3))
+    assert found.by_vector[0].chunk_index == 1
+    assert {hit.chunk_index for hit in found.by_text} == {0, 2}
+    for hit in found.by_text:  # a word's hit has its cosine too, where there is a vector to compare with
+        assert hit.similarity == pytest.approx(float(rows[hit.chunk_index] @ rows[1]), abs=1e-5)
+    neither = await store.candidates("docs", CandidateQuery(None, None, 3))
+    assert not neither.by_vector
+    assert not neither.by_text
+
+
+# --- words
+
+
+async def test_words_are_found_in_text_heading_and_title(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "text", ["the quick fox"])
+    await put(store, "heading", ["other"], heading="Foxes > Quick")
+    await put(store, "title", ["other"], title="A fox")
+    await put(store, "none", ["nothing"])
+    hits = await matching(store, "fox")
+    assert set(ids(hits)) == {"text", "heading", "title"}
+    assert all(hit.score > 0 and hit.similarity is None for hit in hits)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+async def test_any_word_suffices_and_rare_ones_count_more(store: Store) -> None:
+    await store.create_collection(SPEC)
+    for index in range(6):
+        await put(store, f"common{index}", ["server and client"])
+    await put(store, "rare", ["server and zebra"])
+    await put(store, "both", ["zebra and okapi"])
+    hits = await matching(store, "server zebra okapi")
+    assert ids(hits)[:2] == ["both", "rare"]
+    assert len(hits) == 8
+    assert len(await matching(store, "server zebra okapi", limit=3)) == 3
+
+
+@pytest.mark.parametrize("question", ["streams", "Streaming", "STREAM", "how does it stream?"])
+async def test_words_are_found_in_their_other_forms(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["Tokens are streamed."])
+    await put(store, "b", ["nothing of the kind"])
+    assert ids(await matching(store, question))[:1] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["str.partition", "partition", "max_num_seqs", "seqs", "--http-port", "http", "port", "what is `max_num_seqs`?"],
+)
+async def test_names_of_code_are_found_whole_and_in_part(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "code", ["Call str.partition, set max_num_seqs, start with --http-port 80."])
+    await put(store, "other", ["Nothing of this kind."])
+    assert ids(await matching(store, question)) == ["code"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        '"',
+        "'",
+        '" OR "',
+        "fox AND (",
+        "NEAR(fox, 2)",
+        "text:fox",
+        "-fox",
+        "^fox",
+        "fox*",
+        "{text} : fox",
+        "a'); DROP TABLE x; --",
+        "fox & ! |",
+        "<-> fox:*",
+        "\0fox",
+        "\ud800fox",
+        "%_\\fox",
+    ],
+)
+async def test_what_users_type_is_only_words(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "first", ["the quick fox"])
+    await put(store, "second", ["text of nothing"])
+    hits = await matching(store, question)
+    assert ("first" in ids(hits)) is ("fox" in question)
+
+
+@pytest.mark.parametrize("question", ["", "   ", "?!", "...", "\0"])
+async def test_a_question_without_words_finds_nothing(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["the quick fox ?! ..."])
+    assert not await matching(store, question)
+
+
+async def test_a_very_long_question_is_searched(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["the quick fox"])
+    hits = await matching(store, "fox " + " ".join(f"word{i}" for i in range(20_000)))
+    assert ids(hits) == ["a"]
+
+
+# --- filters
+
+METADATA: dict[str, Metadata] = {
+    "docs/a": {"product": "sluice", "year": 2024, "public": True},
+    "docs/b": {"product": "sluice", "year": 2025.5, "public": False, "owner": None},
+    "docs/c": {"product": "other", "year": "2025", "public": 1},
+    "notes/d": {"product": "", "year": -3},
+    "notes/é": {"product": "Ünïcode", "id": "hidden", "title": "hidden"},
+    "e": {},
+}
+VALUES: tuple[Scalar, ...] = (
+    "sluice",
+    "",
+    "docs/b",
+    "docs/",
+    "2025",
+    "Ü",
+    "é",
+    2024,
+    2024.0,
+    2025.5,
+    0,
+    1,
+    True,
+    False,
+    None,
+)
+KEYS = ("product", "year", "public", "owner", "id", "title", "a.b\"'$[0]", "")
+
+
+def conditions() -> list[Condition]:
+    ordered = (Operator.GT, Operator.GTE, Operator.LT, Operator.LTE)
+    made = [Condition(key, Operator.EXISTS, wanted) for key in KEYS for wanted in (True, False)]
+    for key in KEYS:
+        for value in VALUES:
+            made += [Condition(key, Operator.EQ, value), Condition(key, Operator.NE, value)]
+            if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+                made += [Condition(key, operator, value) for operator in ordered]
+            if isinstance(value, str):
+                made.append(Condition(key, Operator.PREFIX, value))
+        for values in ((), VALUES, VALUES[::2], VALUES[1::2]):
+            made += [Condition(key, Operator.IN, values), Condition(key, Operator.NIN, values)]
+    return made
+
+
+async def _filtered(store: Store, filter: Filter) -> tuple[set[str], set[str]]:
+    found = await store.candidates("docs", CandidateQuery(unit_vector(0), "common", 100, filter))
+    return set(ids(found.by_vector)), set(ids(found.by_text))
+
+
+async def test_every_condition_means_the_same_everywhere(store: Store) -> None:
+    await store.create_collection(SPEC)
+    infos: list[DocumentInfo] = []
+    for document_id, metadata in METADATA.items():
+        put_one = await put(store, document_id, ["common text", "and more of it, common"], metadata=metadata)
+        infos.append(put_one.info)
+    wrong = []
+    for condition in conditions():
+        filter = Filter((condition,))
+        expected = {info.id for info in infos if fulfils(filter, info)}
+        if await _filtered(store, filter) != (expected, expected):
+            wrong.append(condition)
+    assert not wrong
+
+
+async def test_all_conditions_must_hold(store: Store) -> None:
+    await store.create_collection(SPEC)
+    for document_id, metadata in METADATA.items():
+        await put(store, document_id, ["common"], metadata=metadata)
+    both = Filter((Condition("product", Operator.EQ, "sluice"), Condition("year", Operator.GT, 2024)))
+    assert await _filtered(store, both) == ({"docs/b"}, {"docs/b"})
+
+
+async def test_a_filter_comes_before_the_limit(store: Store) -> None:
+    """The best of those that fulfil it, however far down they stand among all."""
+    await store.create_collection(SPEC)
+    query = unit_vector(1)
+    for index in range(60):
+        await put(store, f"near{index}", ["common common"], vectors=query[None], metadata={"kind": "near"})
+    await put(store, "far", ["common " + "and " * 50], vectors=-query[None], metadata={"kind": "far"})
+    filter = where("kind", Operator.EQ, "far")
+    found = await store.candidates("docs", CandidateQuery(query, "common", 2, filter))
+    assert (ids(found.by_vector), ids(found.by_text)) == (["far"], ["far"])
+
+
+# --- at the same time
+
+
+async def test_a_search_sees_all_of_a_version_or_none_of_it(store: Store) -> None:
+    await store.create_collection(SPEC)
+    query = unit_vector(0)
+    await put(store, "a", ["common v0"] * 5)
+    done = asyncio.Event()
+
+    async def replace() -> None:
+        for version in range(1, 25):
+            await put(store, "a", [f"common v{version}"] * (5 + version % 3))
+        done.set()
+
+    async def look() -> int:
+        num_looks = 0
+        while not done.is_set():
+            found = await store.candidates("docs", CandidateQuery(query, "common", 50))
+            for hits in (found.by_vector, found.by_text):
+                (text,) = {hit.text for hit in hits}
+                assert len(hits) == 5 + int(text.removeprefix("common v")) % 3
+            assert {hit.text for hit in found.by_vector} == {hit.text for hit in found.by_text}
+            num_looks += 1
+        return num_looks
+
+    _, *looks = await asyncio.gather(replace(), look(), look(), look())
+    assert all(looks)
+
+
+async def test_parallel_changes_all_take_place(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await asyncio.gather(*(put(store, f"d{index:02}", ["common"]) for index in range(20)))
+    await asyncio.gather(*(store.delete_document("docs", f"d{index:02}") for index in range(0, 20, 2)))
+    assert [info.id for info in await store.documents("docs")] == [f"d{index:02}" for index in range(1, 20, 2)]
+    assert (await store.collection("docs")).num_chunks == 10
+    assert len(await matching(store, "common", limit=50)) == 10
+
+
+async def test_a_cancelled_search_leaves_the_store_whole(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["common"] * 200)
+    searches = [asyncio.create_task(matching(store, "common")) for _ in range(20)]
+    await asyncio.sleep(0)
+    for search in searches[::2]:
+        search.cancel()
+    answers = await asyncio.gather(*searches, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[::2])
+    assert [len(answer) for answer in answers[1::2] if not isinstance(answer, BaseException)] == [10] * 10
+    await put(store, "b", ["common"])
+    assert len(await matching(store, "common", limit=500)) == 201
+
+
+async def test_a_closed_store_refuses_and_opens_again(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["fox"])
+    await store.close()
+    await store.close()
+    with pytest.raises(SluiceError) as caught:
+        await store.collections()
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert store.name in caught.value.message
+    await store.open()
+    assert ids(await matching(store, "fox")) == ["a"]
