@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from engine.errors import ErrorCode, SluiceError
 from gateway.health import Health, Phase, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # all are heavy to import, and the server listens before they
     from pipelines.inference.types import InferRequest
     from pipelines.rag.library import Library
     from pipelines.repository.repository import ModelRepository
+    from pipelines.text.model import TextModel
 
 LATEST = -1
 
@@ -85,23 +88,29 @@ class InferenceService:
             return model
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
-    def llm(self, name: str, key: str = "") -> "LlmText":
-        """The language model `name`. Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve.
+    def llm(self, name: str, key: str = "") -> "TextModel":
+        """The language model `name`, or the pipeline with one at its end.
 
-        Where its versions have weights, the one that `key` falls to.
+        Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve. Where its versions have weights, it is
+        the one that `key` falls to.
         """
         self._health.refuse_unless_serving()
-        names = [llm.name for llm in self.llms()]
-        llm = self.repository.route(name, LATEST, key).text if name in names else None
-        if llm is None:
-            available = ", ".join(names) or "none"
+        names = [model.name for model in self.repository.models() if model.chat is not None]
+        found = self.repository.route(name, LATEST, key).chat if name in names else None
+        if found is None:
+            available = ", ".join(dict.fromkeys(names)) or "none"
             raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
-        if llm.engine.failure is not None:
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {llm.engine.failure}")
-        return llm
+        if found.failure is not None:
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
+        return found
+
+    def text_models(self) -> list["TextModel"]:
+        """Everything that `llm` finds, its highest version; none while loading."""
+        found = (model.chat for model in self.repository.models())
+        return list({each.name: each for each in found if each is not None}.values())
 
     def llms(self) -> list["LlmText"]:
-        """Every loaded language model, its highest version; none while loading."""
+        """Every loaded language model of our own, its highest version; none while loading."""
         texts = (model.text for model in self.repository.models())
         return list({text.name: text for text in texts if text is not None}.values())
 
@@ -138,17 +147,22 @@ class InferenceService:
 
     # --- what it does ---
 
-    async def generate(self, model: "LlmText", request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
+    async def generate(
+        self, model: "TextModel", request: TextRequest, protocol: str
+    ) -> AsyncGenerator[TextEvent, None]:
         """Streams the answer to `request`; `protocol` is its label in the metrics.
 
         Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first
         event. Who stops early closes the stream, which cancels the request in the engine.
         """
         self._health.refuse_if_draining()
-        record = self.metrics.open_request(model.name, protocol)
+        asked = structs.replace(request, protocol=protocol)
+        events = model.generate(asked)
+        if not model.is_measured:
+            events = recorded(events, self.metrics.open_request(model.name, protocol))
         self._opened()
         try:
-            async with aclosing(recorded(model.generate(request), record)) as events:
+            async with aclosing(events):
                 async for event in events:
                     yield event
         finally:

@@ -1,6 +1,7 @@
 """What every protocol calls: a model version, whatever runs behind it."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ from pipelines.inference.job import Job, Receive
 from pipelines.inference.spec import ModelSpec
 from pipelines.inference.statistics import ModelStatistics
 from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.text.tensor_face import face_of
 
 if TYPE_CHECKING:
     from pipelines.backends.llm.text import LlmText
+    from pipelines.text.model import TextModel
 
 
 class Model(ABC):
@@ -26,7 +29,10 @@ class Model(ABC):
         self.config = config
         self.spec = spec
         self.labels = dict(labels or {})
+        self._chat_face = face_of(config, spec)
         self.statistics = ModelStatistics()
+        self.created = int(time.time())
+        """When it was loaded, in seconds since 1970."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -47,8 +53,19 @@ class Model(ABC):
 
     @property
     def text(self) -> "LlmText | None":
-        """The face that the OpenAI routes call; None for a model that is no LLM."""
+        """The text side of an LLM; None for any other model."""
         return None
+
+    @property
+    def chat(self) -> "TextModel | None":
+        """What answers conversations: an LLM itself, or a model whose tensors are a question and a text; else None."""
+        if self.text is not None:
+            return self.text
+        if self._chat_face is None:
+            return None
+        from pipelines.text.tensor_text import TensorText  # which needs this module
+
+        return TensorText(self, self._chat_face)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         """Whether `request` may get other than one response. An LLM gives one unless it is asked to stream."""

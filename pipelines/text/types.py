@@ -1,8 +1,13 @@
 """What a protocol asks of a text model and gets back. All values are frozen."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from engine.types import FinishReason, Grammar
+
+if TYPE_CHECKING:  # a server without pipelines need not import what they retrieve
+    from pipelines.rag.sources import Citation, Source
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -57,6 +62,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     With `echo` the text begins with the prompt's, and the log probabilities (where asked for) with those
     of the prompt's tokens. Priority, tenant, salt and timeouts are those of `engine.types.GenerateRequest`.
+    `parameters` are further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language
+    model alone refuses them.
     """
 
     request_id: str
@@ -70,6 +77,9 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    parameters: dict[str, str | int | float | bool] = {}
+    protocol: str = ""
+    """Its label in the metrics, where what runs behind the model keeps them."""
 
 
 class TokenText(msgspec.Struct, frozen=True, gc=False):
@@ -93,27 +103,41 @@ class TextLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[TokenText, float], ...] = ()
 
 
+class Retrieval(msgspec.Struct, frozen=True):
+    """What a pipeline found for its answer: `sources` are in the prompt, `dropped` did not fit into it.
+
+    `citations` say which part of the answer rests on which source. They come with the last event alone, the
+    others with the one before the first text and again with the last.
+    """
+
+    sources: "tuple[Source, ...]" = ()
+    dropped: "tuple[Source, ...]" = ()
+    citations: "tuple[Citation, ...]" = ()
+
+
 class TextDetail(msgspec.Struct, frozen=True):
     """What few requests ask for.
 
     `logprobs` are those of the tokens whose text begins in the event; a token that ended the text without being
     shown has none. `total_logprob` sums those of all tokens so far, that one included. `prompt_logprobs` come
-    with the first event.
+    with the first event. `retrieval` is a pipeline's: on an event before the first text, and on the last.
     """
 
     logprobs: list[TextLogprob] | None = None
     total_logprob: float = 0.0
     prompt_logprobs: list[TextLogprob] | None = None
+    retrieval: Retrieval | None = None
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):
     """A piece of generated text. Only the last event of a request has a finish reason.
 
-    `text` is empty on no event but the last. `num_tokens` counts the tokens generated since the event
-    before, whether or not they show in `text`. `stop_reason` is the stop string or the stop token id that
-    the request named and that ended it; None for the model's own end of sequence. The two totals are up to
-    and with this event; those of the last one are the request's. `cached_tokens` are those of the prompt
-    that needed no computing.
+    `text` is empty on no event but the last, and on the one that only tells what was retrieved. `num_tokens` counts
+    the tokens generated since the event before, whether or not they show in `text`. `stop_reason` is the stop string
+    or the stop token id that the request named and that ended it; None for the model's own end of sequence. The two
+    totals are up to and with this event; those of the last one are the request's. `cached_tokens` are those of the
+    prompt that needed no computing. A pipeline's counts are 0 but on the last event, and there where its model
+    does not count.
     """
 
     text: str

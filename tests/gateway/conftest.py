@@ -66,8 +66,20 @@ def serve_command(*arguments: str) -> list[str]:
 @contextmanager
 def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that listens; call `wait_ready` before asking it for tokens."""
-    options = ("--served-model-name", MODEL, "--http-port=0", "--metrics-port=0", *arguments)
-    command = serve_command(str(checkpoint), *options)
+    with _running(log_path, str(checkpoint), "--served-model-name", MODEL, *arguments) as server:
+        yield server
+
+
+@contextmanager
+def running_bundled(log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """The same with what `sluice serve` serves by itself: the bundled model, and the pipeline around it."""
+    with _running(log_path, *arguments) as server:
+        yield server
+
+
+@contextmanager
+def _running(log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+    command = serve_command("--http-port=0", "--metrics-port=0", *arguments)
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

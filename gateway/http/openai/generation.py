@@ -16,10 +16,11 @@ from gateway.http.request_id import request_id_of
 from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
-from pipelines.text.types import EncodedPrompt, Prompt, TextEvent
+from pipelines.rag import keys
+from pipelines.text.types import Prompt, TextEvent
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm.text import LlmText
+    from pipelines.text.model import TextModel
 
 
 async def answer(
@@ -32,7 +33,9 @@ async def answer(
     model = service.llm(job.fields.model, scheduling.sticky_key)
     request_id = request_id_of(request)
     reply = _reply(job, model.name, request_id)
-    text_requests = job.text_requests(request_id, scheduling, await _encoded(model, job))
+    # A language model alone has no collection to open.
+    key = request.headers.get(keys.HEADER, "") if model.takes_parameters else ""
+    text_requests = job.text_requests(request_id, scheduling, await _prompts(model, job), key)
     events = merged([service.generate(model, one, job.reply.protocol) for one in text_requests])
     if job.fields.stream:
         return EventStreamResponse(stream_frames(events, reply, job), error_frame, headers)
@@ -40,11 +43,11 @@ async def answer(
     return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
 
-async def _encoded(model: "LlmText", job: Job) -> Sequence[Prompt]:
-    """The prompts; those that are continued more than once are made tokens of here, once."""
+async def _prompts(model: "TextModel", job: Job) -> Sequence[Prompt]:
+    """The prompts; those that are continued more than once are prepared here, once."""
     if job.best_of == 1:
         return job.prompts
-    return [EncodedPrompt(prompt, await model.prepare(prompt)) for prompt in job.prompts]
+    return [await model.prepare_shared(prompt) for prompt in job.prompts]
 
 
 def _reply(job: Job, model: str, request_id: str) -> Reply:

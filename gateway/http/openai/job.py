@@ -10,6 +10,7 @@ from engine.errors import SluiceError, invalid
 from engine.types import Grammar
 from gateway.http.openai.constraints import constraint_of
 from gateway.http.openai.reply import Reply, ReplyOptions
+from gateway.http.openai.retrieval import retrieval_param_names, retrieval_parameters
 from gateway.http.openai.schemas import MAX_SEQUENCES, GenerationRequest
 from gateway.http.scheduling import Scheduling
 from pipelines.text.types import PlainPrompt, Prompt, SamplingOverrides, TextRequest
@@ -35,8 +36,13 @@ class Job:
     echo: bool
     param_names: Mapping[str, str]
 
-    def text_requests(self, request_id: str, scheduling: Scheduling, prompts: Sequence[Prompt]) -> list[TextRequest]:
-        """One request to the model for each sequence, those of one prompt together; `prompts` may be encoded."""
+    def text_requests(
+        self, request_id: str, scheduling: Scheduling, prompts: Sequence[Prompt], collection_key: str = ""
+    ) -> list[TextRequest]:
+        """One request to the model for each sequence, those of one prompt together; `prompts` may be encoded.
+
+        `collection_key` is what opens the collection that a pipeline looks into.
+        """
         fields = self.fields
         common = TextRequest(
             request_id=request_id,
@@ -45,6 +51,7 @@ class Job:
             bad_words=tuple(fields.bad_words or ()),
             echo=self.echo,
             cache_salt=fields.cache_salt or "",
+            parameters=retrieval_parameters(fields.rag, collection_key),
             **scheduling.fields(fields.priority),
         )
         samplings = [self._sampling(index) for index in range(self.best_of)]
@@ -87,6 +94,7 @@ def job_of(
     _check(fields, len(prompts), best_of)
     constraint = constraint_of(fields)
     grammar = None if constraint is None else constraint[1]
+    grammar_name = {} if constraint is None else {"grammar": constraint[0]}
     wanted = 0 if logprobs is None and best_of > n else logprobs  # the likeliest are found by them
     of_prompt = _most(fields.prompt_logprobs, logprobs if echo else None)
     return Job(
@@ -97,7 +105,7 @@ def job_of(
         options=ReplyOptions(len(prompts), n, _includes_usage(fields), logprobs, fields.prompt_logprobs),
         best_of=best_of,
         echo=echo,
-        param_names={**(param_names or {}), **({} if constraint is None else {"grammar": constraint[0]})},
+        param_names={**retrieval_param_names(fields), **(param_names or {}), **grammar_name},
     )
 
 

@@ -4,19 +4,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm.text import LlmText
+    from pipelines.text.model import TextModel
 
 
-def model_object(model: "LlmText") -> dict[str, object]:
-    """One model in OpenAI's words; `max_model_len`, in tokens, is vLLM's."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "sluice",
-        "max_model_len": model.max_model_len,
-    }
+def model_object(model: "TextModel") -> dict[str, object]:
+    """One model in OpenAI's words; `max_model_len`, in tokens, is vLLM's, and not there where nobody knows it."""
+    shown = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sluice"}
+    longest = model.max_model_len
+    return shown if longest is None else {**shown, "max_model_len": longest}
 
 
-def model_list(models: Iterable["LlmText"]) -> dict[str, object]:
+def model_list(models: Iterable["TextModel"]) -> dict[str, object]:
     return {"object": "list", "data": [model_object(model) for model in models]}

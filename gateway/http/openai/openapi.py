@@ -5,6 +5,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.http.scheduling import OPENAPI_PARAMETERS
+from pipelines.rag import keys
+
+_COLLECTION_KEY: dict[str, Any] = {
+    "name": keys.HEADER,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "The owner's key of the collection that a pipeline looks into, where it has one.",
+}
 
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
@@ -12,7 +20,7 @@ def body_of(schema: type[BaseModel]) -> dict[str, Any]:
     whole = schema.model_json_schema()
     inlined = _inlined(whole, whole.pop("$defs", {}))
     body = {"required": True, "content": {"application/json": {"schema": inlined}}}
-    return {"requestBody": body, "parameters": OPENAPI_PARAMETERS}
+    return {"requestBody": body, "parameters": [*OPENAPI_PARAMETERS, _COLLECTION_KEY]}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import orjson
 from engine.errors import SluiceError
 from gateway.http.errors import openai_error_body
 from gateway.http.frames import HOLE, TextFrame, event_frame
+from gateway.http.openai.retrieval import citations_of, sources_of
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -48,11 +49,13 @@ class Choice:
         return detail.total_logprob / self.end.completion_tokens if detail is not None else 0.0
 
 
-def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject:
+def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
     """OpenAI's token counts, from the last events of a request's streams, those of one prompt together.
 
-    A prompt counts once, however often it was continued.
+    A prompt counts once, however often it was continued. None where a pipeline's model does not count.
     """
+    if not all(end.completion_tokens for end in ends):
+        return None
     of_one_prompt = len(ends) // num_prompts
     groups = [ends[start : start + of_one_prompt] for start in range(0, len(ends), of_one_prompt)]
     prompt_tokens = sum(group[0].prompt_tokens for group in groups)
@@ -69,7 +72,7 @@ def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject:
 
 def ending(end: TextEvent) -> JsonObject:
     """A choice's last fields. `stop_reason` is vLLM's: the stop string or token id that matched."""
-    return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason}
+    return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason, **citations_of(end)}
 
 
 def error_frame(error: SluiceError) -> bytes:
@@ -127,8 +130,12 @@ class Reply(ABC):
 
     def _detailed_frame(self, index: int, event: TextEvent, detail: TextDetail) -> bytes:
         told, frame = self._told(detail.logprobs or ()), b""
+        if event.finish_reason is None and detail.retrieval is not None:
+            # With a choice, as many clients look into the first one of every chunk.
+            frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_of(detail)})
         if event.text:
-            frame, told = event_frame(self.chunk(self.piece(index, event.text, told))), None
+            frame += event_frame(self.chunk(self.piece(index, event.text, told)))
+            told = None
         if event.finish_reason is not None:
             frame += event_frame(self.chunk(self.last_piece(index, event, told if detail.logprobs else None)))
         return frame
@@ -145,7 +152,16 @@ class Reply(ABC):
         counts = usage([sequence.end for sequence in sequences], self._options.num_prompts)
         choices = self._likeliest(sequences)
         shown = [self.choice(i, choice, self._told(choice.logprobs)) for i, choice in enumerate(choices)]
-        return orjson.dumps({**self._head, "choices": shown, "usage": counts, **self.fields_of(choices)})
+        answer = {**self._head, "choices": shown, "usage": counts, **self.fields_of(choices)}
+        return orjson.dumps({**answer, **self._sources(choices, shown)})
+
+    def _sources(self, choices: Sequence[Choice], shown: Sequence[JsonObject]) -> JsonObject:
+        """Beside the choices, whose prompt is one; of several prompts, with each choice."""
+        if self._options.num_prompts == 1:
+            return sources_of(choices[0].end.detail)
+        for choice, fields in zip(choices, shown, strict=True):
+            fields |= sources_of(choice.end.detail)
+        return {}
 
     def _likeliest(self, sequences: Sequence[Choice]) -> Sequence[Choice]:
         if len(sequences) == self._num_choices:

@@ -51,7 +51,7 @@ class OpenAIRoutes:
 
     async def models(self) -> Response:
         """The models that can be asked."""
-        return _json(model_list(self._service.llms()))
+        return _json(model_list(self._service.text_models()))
 
     async def model(self, model: str) -> Response:
         """One of the models."""

@@ -138,6 +138,15 @@ class StructuredOutputs(_Object):
     json_object: bool | None = None
 
 
+class RagOptions(_Object):
+    """What a pipeline looks for its answer in. Null and what is left out: as the pipeline is set up."""
+
+    collection: str | None = None
+    top_k: int | None = Field(None, ge=1, description="How many chunks to find.")
+    filter: dict[str, Any] | None = Field(None, description="Conditions on the documents' metadata.")
+    mode: Literal["vector", "bm25", "hybrid"] | None = None
+
+
 class GenerationRequest(_Object):
     """The fields that chat and plain completions share."""
 
@@ -175,6 +184,7 @@ class GenerationRequest(_Object):
     cache_salt: str | None = Field(
         None, max_length=256, description="vLLM's; prompts are reused only between requests of one salt."
     )
+    rag: RagOptions | None = Field(None, description="Sluice's; for pipelines that retrieve documents.")
 
 
 class ChatCompletionRequest(GenerationRequest):

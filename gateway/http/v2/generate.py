@@ -23,6 +23,9 @@ from pipelines.inference.types import InferRequest, InferResponse
 
 _MODEL_FAILED = 400
 """Whatever a model's error says: Triton forgets the code before it looks at it."""
+_CANNOT_SERVE = {ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE}
+"""Codes that clients act on."""
+_EMPTY = InferRequest(inputs={})
 _MOST_SINGLE = 8
 _MOST_TOGETHER = 64
 """Events that a stream is behind before they share chunks, and how many do: long turns of the loop delay the others."""
@@ -72,8 +75,11 @@ class GenerateRoute:
 
 
 def _refuse_stream(model: Model, request: InferRequest) -> None:
-    """An LLM that is asked to stream gives many responses, which is known before it begins."""
-    if model.text is not None and model.is_decoupled_for(request):
+    """What is asked to stream gives many responses, which is known before it begins.
+
+    Models that never give one are asked all the same, as Triton asks them.
+    """
+    if model.is_decoupled_for(request) and not model.is_decoupled_for(_EMPTY):
         raise invalid("stream", WRONG_COUNT)
 
 
@@ -119,7 +125,7 @@ async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, t
         async for batch in batches:
             counted += batch
     first_error = counted[0].error if counted else None
-    if first_error is not None and model.text is not None:
+    if first_error is not None and _keeps_code(model, first_error):
         raise first_error
     if len(counted) == 1:
         status, body = _json(GenerateWriter(model, request.id), counted[0])
@@ -127,6 +133,11 @@ async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, t
         status = 200 if first_error is None else _MODEL_FAILED
         body = error_json(SluiceError(ErrorCode.INTERNAL, WRONG_COUNT))
     await exchange.reply(status, body)
+
+
+def _keeps_code(model: Model, error: SluiceError) -> bool:
+    """Whether the code is told: an LLM's always is, and a pipeline's where a step of it cannot serve."""
+    return model.text is not None or (model.spec.platform == "ensemble" and error.code in _CANNOT_SERVE)
 
 
 def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:
@@ -165,7 +176,7 @@ def _grouped(batch: list[InferResponse]) -> Iterator[list[InferResponse]]:
 
 async def _start_stream(exchange: Exchange, model: Model, writer: GenerateWriter, first: InferResponse) -> None:
     """The first response decides the status. An LLM's error is raised: its stream has not begun."""
-    if first.error is not None and model.text is not None:
+    if first.error is not None and _keeps_code(model, first.error):
         raise first.error
     status, _ = _json(writer, first)
     await exchange.start(status, EVENTS, _NOT_BUFFERED)

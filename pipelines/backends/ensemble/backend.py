@@ -8,7 +8,9 @@ from pipelines.backends.base import Backend, BackendContext, ModelSource
 from pipelines.backends.ensemble.graph import Graph, graph_of
 from pipelines.backends.ensemble.limits import StepLimit
 from pipelines.backends.ensemble.model import EnsembleModel
+from pipelines.backends.ensemble.parameters import step_parameters_of
 from pipelines.backends.ensemble.run import Plan
+from pipelines.backends.ensemble.schedule import Schedules
 from pipelines.backends.ensemble.step_models import check_step_models, decoupled_steps, find_step_models
 from pipelines.backends.labels import read_labels
 from pipelines.inference.model import Model
@@ -32,7 +34,8 @@ class EnsembleBackend(Backend):
         config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
         limit = config.ensemble_scheduling.max_inflight_requests
         limits = [StepLimit(limit) for _ in graph.steps]
-        plan = Plan(spec_of(config, source.version), graph, decoupled, limits, context.models)
+        spec = spec_of(config, source.version)
+        plan = Plan(spec, graph, decoupled, limits, context.models, Schedules(spec, graph), step_parameters_of(config))
         labels = _labels_of_steps(graph, step_models) | await asyncio.to_thread(read_labels, config, source.folder)
         return EnsembleModel(config, plan, labels)
 

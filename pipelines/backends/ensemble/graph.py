@@ -28,10 +28,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The steps in the configuration's order. `readers` of each ensemble tensor; `writers`, one a tensor."""
+    """The steps in the configuration's order, and which of them writes each tensor that a step writes."""
 
     steps: tuple[Step, ...]
-    readers: dict[str, tuple[Step, ...]]
     writers: dict[str, Step]
 
     def needed_for(self, tensors: Iterable[str]) -> frozenset[int]:
@@ -58,9 +57,4 @@ def graph_of(config: ModelConfig) -> Graph:
         )
         for index, each in enumerate(config.ensemble_scheduling.step)
     )
-    names = {name for step in steps for name in step.reads}
-    return Graph(
-        steps,
-        {name: tuple(step for step in steps if name in step.reads) for name in names},
-        {name: step for step in steps for name in step.writes},
-    )
+    return Graph(steps, {name: step for step in steps for name in step.writes})

@@ -11,7 +11,7 @@ from pipelines.backends.ensemble.run import EnsembleRun, Plan
 from pipelines.batching.output_shapes import OutputShapes
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
-from pipelines.inference.types import InferResponse
+from pipelines.inference.types import InferRequest, InferResponse
 
 
 class EnsembleModel(Model):
@@ -31,6 +31,13 @@ class EnsembleModel(Model):
         try:
             return self._plan.models.find(step.model_name, step.version).is_ready
         except SluiceError:
+            return False
+
+    def is_decoupled_for(self, request: InferRequest) -> bool:
+        """Whether a step that is needed for `request` streams for it."""
+        try:
+            return self.spec.is_decoupled and self._plan.schedule(request).streams
+        except SluiceError:  # that a step's model is gone is said to who asks for an answer
             return False
 
     def _start(self, job: Job) -> None:

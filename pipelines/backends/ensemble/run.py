@@ -1,12 +1,14 @@
 """One request under way in an ensemble."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from engine.errors import SluiceError
 from pipelines.backends.base import ModelLookup
 from pipelines.backends.ensemble.graph import Graph, Step
 from pipelines.backends.ensemble.limits import StepLimit
+from pipelines.backends.ensemble.parameters import StepParameters
+from pipelines.backends.ensemble.schedule import Schedule, Schedules
 from pipelines.backends.ensemble.sequences import as_parameters
 from pipelines.backends.ensemble.shapes import fitted
 from pipelines.backends.ensemble.step_run import StepRun
@@ -14,7 +16,7 @@ from pipelines.backends.ensemble.waves import Turns, Value, Wave
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.spec import ModelSpec
-from pipelines.inference.types import InferResponse
+from pipelines.inference.types import InferRequest, InferResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,30 @@ class Plan:
     decoupled: frozenset[int]
     limits: Sequence[StepLimit]
     models: ModelLookup
+    schedules: Schedules
+    parameters: StepParameters
 
     @property
     def is_batching(self) -> bool:
         return self.spec.max_batch_size > 0
+
+    def schedule(self, request: InferRequest) -> Schedule:
+        """How `request` runs. Raises SluiceError where the model of a step that may stream is gone."""
+        streaming = frozenset(index for index in self.decoupled if self._streams(self.graph.steps[index], request))
+        return self.schedules.get(request.requested_outputs, streaming)
+
+    def _streams(self, step: Step, request: InferRequest) -> bool:
+        """Whether a step of a decoupled model will: an LLM does only where it is asked to.
+
+        The model sees as much of its request as is known before any step has run.
+        """
+        inputs = {
+            name: request.inputs[tensor].renamed(name)
+            for name, tensor in step.inputs.items()
+            if tensor in request.inputs
+        }
+        model = self.models.find(step.model_name, step.version)
+        return model.is_decoupled_for(replace(request, inputs=inputs, requested_outputs=tuple(step.outputs)))
 
 
 class EnsembleRun:
@@ -40,15 +62,13 @@ class EnsembleRun:
     """
 
     def __init__(self, plan: Plan, job: Job) -> None:
+        """Raises SluiceError where the model of a step is gone."""
         self.plan = plan
         self.job = job
+        self.schedule = plan.schedule(job.request)
         self.is_over = False
-        asked = job.request.requested_outputs
-        # Last one first, as Triton: who takes outputs by place, not by name, finds the same ones.
-        self._outputs = [name for name in reversed(plan.spec.outputs) if not asked or name in asked]
-        self._needed = plan.graph.needed_for(self._outputs)
         self._running: set[StepRun] = set()
-        self._first = Wave()
+        self._first = Wave(self.schedule.outer)
         self._turns = Turns(self._first)
         self._held: dict[int, Model] = {}
         """The models of the steps, by the step's index: unloaded ones stay until this request has ended."""
@@ -68,11 +88,10 @@ class EnsembleRun:
         self.feed(self._first, {name: Value(request.inputs.get(name), batch_size) for name in self.plan.spec.inputs})
 
     def _hold_models(self) -> None:
-        for step in self.plan.graph.steps:
-            if step.index in self._needed:
-                model = self.plan.models.find(step.model_name, step.version)
-                model.hold()
-                self._held[step.index] = model
+        for step in self.schedule.steps:
+            model = self.plan.models.find(step.model_name, step.version)
+            model.hold()
+            self._held[step.index] = model
 
     def release(self) -> None:
         """The request has ended: its models may go. Idempotent."""
@@ -86,27 +105,20 @@ class EnsembleRun:
     def feed(self, wave: Wave, values: dict[str, Value]) -> None:
         """Put tensors in, start what had waited for them, and send what is complete."""
         wave.values.update(values)
-        ready = [StepRun(self, wave, step) for step in self._ready(wave, values)]
+        ready = [StepRun(self, wave, step) for step in self.schedule.ready(values, wave.values)]
         wave.num_running += len(ready)
         self._running.update(ready)
-        if any(name in values for name in self._outputs) and all(name in wave.values for name in self._outputs):
+        outputs = wave.level.outputs
+        if any(name in values for name in outputs) and all(name in wave.values for name in outputs):
             wave.response = self._response(wave)
             self._num_unsent += 1
         for step_run in ready:
             step_run.enter()
         self.settle()
 
-    def _ready(self, wave: Wave, new: Iterable[str]) -> list[Step]:
-        readers = {step.index: step for name in new for step in self.plan.graph.readers.get(name, ())}
-        return [
-            step
-            for index, step in sorted(readers.items())
-            if index in self._needed and all(name in wave.values for name in step.reads)
-        ]
-
     def _response(self, wave: Wave) -> InferResponse:
         response = InferResponse()
-        for name in self._outputs:
+        for name in wave.level.outputs:
             value, spec = wave.values[name], self.plan.spec.outputs[name]
             if value.tensor is None:
                 continue

@@ -7,6 +7,7 @@ from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelLookup
 from pipelines.backends.ensemble.graph import Graph, Step
 from pipelines.backends.ensemble.shapes import Shape, agree
+from pipelines.backends.ensemble.streams import innermost, streams_of
 from pipelines.inference.model import Model
 from pipelines.inference.spec import ModelSpec, TensorSpec
 
@@ -39,23 +40,11 @@ def check_step_models(spec: ModelSpec, graph: Graph, models: Sequence[Model]) ->
 
 
 def decoupled_steps(spec: ModelSpec, graph: Graph, models: Sequence[Model]) -> frozenset[int]:
-    """The steps, by index, of decoupled models. Raises SluiceError INVALID where the streams of two would have to meet.
-
-    Every tensor belongs to the stream of the last decoupled step before it; nothing tells how the responses of one
-    stream pair with those of another.
-    """
-    streams: dict[str, int] = dict.fromkeys(spec.inputs, -1)
-    waiting = list(graph.steps)
-    while waiting:
-        step = next((each for each in waiting if all(name in streams for name in each.reads)), None)
-        if step is None:
-            raise _invalid(f"in ensemble {spec.name}, steps wait for tensors that nothing writes")
-        waiting.remove(step)
-        before = _the_only_stream(spec.name, step.model_name, [streams[name] for name in step.reads])
-        after = step.index if models[step.index].spec.is_decoupled else before
-        streams.update(dict.fromkeys(step.writes, after))
-    _the_only_stream(spec.name, spec.name, [streams[name] for name in spec.outputs])
-    return frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
+    """The steps, by index, of decoupled models. Raises SluiceError INVALID where streams beside each other meet."""
+    decoupled = frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
+    of_tensor = streams_of(spec.name, spec.inputs, graph, decoupled).of_tensor
+    innermost(spec.name, spec.name, [of_tensor[name] for name in spec.outputs])
+    return decoupled
 
 
 def _invalid(message: str) -> SluiceError:
@@ -131,12 +120,3 @@ def _agree_on(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) 
 
 def _shape_text(shape: Shape) -> str:
     return f"[{','.join(map(str, shape))}]"
-
-
-def _the_only_stream(ensemble: str, reader: str, streams: list[int]) -> int:
-    if any(stream != streams[0] for stream in streams):
-        raise _invalid(
-            f"in ensemble {ensemble}, step of model '{reader}' receives inputs originated from different decoupled "
-            "models"
-        )
-    return streams[0]

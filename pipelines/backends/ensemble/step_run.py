@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.errors import ErrorCode, SluiceError
+from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.backends.ensemble.graph import Step
+from pipelines.backends.ensemble.rows import RowJobs, split_inputs
 from pipelines.backends.ensemble.sequences import Sequence, sequence_after, sequence_of
 from pipelines.backends.ensemble.shapes import fitted
 from pipelines.backends.ensemble.waves import Value, Wave
@@ -16,6 +17,8 @@ from pipelines.tensors.tensor import Tensor
 if TYPE_CHECKING:
     from pipelines.backends.ensemble.run import EnsembleRun
 
+_CANNOT_SERVE = {ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE}
+
 
 class StepRun:
     """Asks the step's model, and hands its responses on."""
@@ -25,9 +28,12 @@ class StepRun:
         self._run = run
         self._step = step
         self._limit = run.plan.limits[step.index]
-        self._is_decoupled = step.index in run.plan.decoupled
+        self._level = run.schedule.inner.get(step.index)
+        """What it streams into; None where it gives one response."""
         self._model: Model | None = None
-        self._job: Job | None = None
+        self._job: Job | RowJobs | None = None
+        self._num_rows = 0
+        """The rows that a model which does not batch answers one by one; 0 where it has them as one."""
         self._has_answered = False
         self._is_ended = False
 
@@ -41,18 +47,33 @@ class StepRun:
         try:
             self._model = model = self._run.model_of(self._step)
             request = self._request_to(model)
-            if not self._is_decoupled and model.is_decoupled_for(request):
-                problem = "gives any number of responses, which the ensemble was not loaded for"
+            if self._level is None and model.is_decoupled_for(request):
+                problem = "gives any number of responses, which the request to the ensemble did not ask for"
                 raise SluiceError(ErrorCode.UNIMPLEMENTED, f"model '{model.name}' {problem}")
-            self._job = model.submit_held(request, lambda response: self._receive(request, response))
+            self._job = self._submit(model, request)
         except SluiceError as error:
-            self._run.fail(error)
+            self._run.fail(self._named(error))
             self._end()
             self._limit.leave()
             return True
         if self._run.is_over:
             self.cancel()
         return True
+
+    def _submit(self, model: Model, request: InferRequest) -> Job | RowJobs:
+        def receive(response: InferResponse) -> None:
+            self._receive(request, response)
+
+        num_rows = self._run.job.request.batch_size
+        split = split_inputs(model.spec, request.inputs, num_rows)
+        if not split:
+            return model.submit_held(request, receive)
+        self._num_rows = num_rows
+        if self._level is not None:
+            raise invalid("stream", f"only a request of one row can stream, this one has {num_rows}")
+        rows = RowJobs(model, receive)
+        rows.submit(request, split, num_rows)
+        return rows
 
     def cancel(self) -> None:
         """Want no more of it. Before there is a job nothing is to be done: `_begin` sees by itself that all is over."""
@@ -74,7 +95,7 @@ class StepRun:
             outer,
             inputs=self._inputs_of(model),
             requested_outputs=tuple(self._step.outputs),
-            parameters=dict(outer.parameters),
+            parameters=self._run.plan.parameters.of_step(model.name, outer.parameters),
             correlation_id=correlation_id,
             sequence=sequence,
             batch_size=1,
@@ -104,22 +125,30 @@ class StepRun:
 
     def _hand_on(self, request: InferRequest, response: InferResponse) -> None:
         if response.error is not None:
-            self._run.fail(response.error)
-        elif response.outputs or not (self._is_decoupled or self._has_answered):
+            self._run.fail(self._named(response.error))
+        elif response.outputs or not (self._level is not None or self._has_answered):
             self._has_answered = True
             try:
                 values = self._values_of(request, response)
             except SluiceError as error:
                 self._run.fail(error)
                 return
-            self._run.feed(self.wave.add_child() if self._is_decoupled else self.wave, values)
+            self._run.feed(self.wave if self._level is None else self.wave.add_child(self._level), values)
         else:
             self._run.settle()
+
+    def _named(self, error: SluiceError) -> SluiceError:
+        """The error with the step's model, where that cannot serve now. What a model says itself is told as it is."""
+        name = self._step.model_name
+        if error.code not in _CANNOT_SERVE or f"'{name}'" in error.message:
+            return error
+        message = f"model '{name}': {error.message}"
+        return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
 
     def _values_of(self, request: InferRequest, response: InferResponse) -> dict[str, Value]:
         """An output that the response lacks is there as nothing: it may be an optional input of the next step."""
         assert self._model is not None
-        batch_size = request.batch_size if self._model.spec.max_batch_size > 0 else 0
+        batch_size = request.batch_size if self._model.spec.max_batch_size > 0 else self._num_rows
         sequence: Sequence = sequence_after(response, sequence_of(request))
         values = {name: Value(None, batch_size, sequence) for name in self._step.writes}
         for tensor in response.outputs:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipelines.backends.ensemble.schedule import Level
 from pipelines.backends.ensemble.sequences import Sequence
 from pipelines.inference.types import InferResponse
 from pipelines.tensors.tensor import Tensor
@@ -24,15 +25,18 @@ class Value:
 class Wave:
     """The tensors that one response of a decoupled step leads to; the request's own ones are the first wave.
 
-    A decoupled step makes a wave of each of its responses, under the one that it runs in. A wave gives one response
-    at most.
+    A step that streams makes a wave of each of its responses, under the one that it runs in. A wave gives one
+    response at most, before those of the waves under it.
     """
 
-    __slots__ = ("children", "next_child", "num_children", "num_running", "parent", "response", "values")
+    __slots__ = ("children", "level", "next_child", "num_children", "num_running", "parent", "response", "values")
 
-    def __init__(self, parent: "Wave | None" = None) -> None:
+    def __init__(self, level: Level, parent: "Wave | None" = None) -> None:
+        self.level = level
         self.parent = parent
         self.values: dict[str, Value] = {}
+        if parent is not None:
+            self.values = {name: parent.values[name] for name in level.inherited}
         self.num_running = 0
         """Steps that run in it."""
         self.response: InferResponse | None = None
@@ -42,8 +46,8 @@ class Wave:
         self.num_children = 0
         self.next_child = 0
 
-    def add_child(self) -> "Wave":
-        child = self.children[self.num_children] = Wave(self)
+    def add_child(self, level: Level) -> "Wave":
+        child = self.children[self.num_children] = Wave(level, self)
         self.num_children += 1
         return child
 

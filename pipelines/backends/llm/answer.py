@@ -48,6 +48,7 @@ class RowSummary:
         }
         if self._asked.returns_input_count:
             result["num_input_tokens"] = [end.prompt_tokens]
+            result["num_cached_tokens"] = [end.cached_tokens]
         if self._asked.returns_output_count:
             result["num_output_tokens"] = [end.completion_tokens]
         if self._keeps:

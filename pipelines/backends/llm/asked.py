@@ -7,14 +7,17 @@ from typing import Any
 from engine.errors import SluiceError, invalid
 from engine.types import Grammar, GrammarKind
 from pipelines.backends.base import RequestLimits
+from pipelines.backends.llm.fields import PROMPTS
 from pipelines.backends.llm.queueing import QueueRules
 from pipelines.backends.llm.tokens import TokenSequences
 from pipelines.backends.llm.values import Values
 from pipelines.inference.types import InferRequest
-from pipelines.text.types import SamplingOverrides, TextRequest
+from pipelines.text.messages import decode_messages
+from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 
+_MAX_TOKENS = 16
+"""TensorRT-LLM's and vLLM's default. A conversation is answered to its end instead, as in chat completions."""
 _DEFAULTS: dict[str, Any] = {
-    "max_tokens": 16,
     "min_tokens": 0,
     "min_p": 0.0,
     "typical_p": 1.0,
@@ -37,6 +40,7 @@ NO_TOKEN = -1
 """TensorRT-LLM's end_id that no token is, and what fills its lists of words up."""
 MAX_SEQUENCES = 256
 """Most token sequences in a list of stop or bad words. It bounds what each token costs to check."""
+MAX_SALT_CHARS = 256
 _US_PER_S = 1_000_000
 LONGEST_S = 1e7
 """About four months: what is longer is no deadline."""
@@ -80,11 +84,10 @@ def asked_of(values: Values, request: InferRequest, model: ModelDefaults) -> Ask
     """What a row of `request` with `values` asks for. Raises SluiceError INVALID for what makes no sense."""
     is_tokens = "input_ids" in values
     end_id = values.get("end_id")
-    excludes_input = values.get("exclude_input_in_output", model.excludes_input or not is_tokens)
     prompt = _prompt(values)
     return Asked(
         request=_text_request(values, request, prompt, model),
-        prompt=prompt[:0] if excludes_input else prompt,
+        prompt=_shown_prompt(values, prompt, excludes_input=model.excludes_input or not is_tokens),
         is_tokens=is_tokens,
         stop=_sequences(values, "stop_words_list"),
         bad=_sequences(values, "bad_words_list"),
@@ -94,8 +97,7 @@ def asked_of(values: Values, request: InferRequest, model: ModelDefaults) -> Ask
     )
 
 
-def _text_request(values: Values, request: InferRequest, prompt: str | list[int], model: ModelDefaults) -> TextRequest:
-    parameters = request.parameters
+def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, model: ModelDefaults) -> TextRequest:
     return TextRequest(
         request_id=request.id or "-",
         prompt=prompt,
@@ -104,18 +106,21 @@ def _text_request(values: Values, request: InferRequest, prompt: str | list[int]
         bad_words=_words(values, "bad_words"),
         priority=model.queue.priority(request.priority),
         tenant=request.tenant,
-        cache_salt=_cache_salt(parameters.get("cache_salt", "")),
+        cache_salt=_cache_salt(values.get("cache_salt", "")),
         timeout_s=_seconds("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
     )
 
 
-def _prompt(values: Values) -> str | list[int]:
-    if "input_ids" not in values:
+def _prompt(values: Values) -> PlainPrompt:
+    given = [name for name in PROMPTS if name in values]
+    if len(given) > 1:
+        raise invalid(given[1], f"give {given[0]} or {given[1]}, not both")
+    if given[0] == "messages":
+        return decode_messages(values["messages"])
+    if given[0] == "text_input":
         text: str = values["text_input"]
         return text
-    if "text_input" in values:
-        raise invalid("input_ids", "give text_input or input_ids, not both")
     token_ids: list[int] = values["input_ids"]
     length = values.get("input_lengths", len(token_ids))
     if not 0 <= length <= len(token_ids):
@@ -124,11 +129,21 @@ def _prompt(values: Values) -> str | list[int]:
     return token_ids[:length]
 
 
+def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) -> str | list[int]:
+    """What the output begins with."""
+    if isinstance(prompt, tuple):
+        if not values.get("exclude_input_in_output", True):
+            raise invalid("exclude_input_in_output", "exclude_input_in_output must be true with messages")
+        return ""
+    return prompt[:0] if values.get("exclude_input_in_output", excludes_input) else prompt
+
+
 def _sampling(values: Values, eos_token_ids: Sequence[int]) -> SamplingOverrides:
     temperature = 1.0 if _SAMPLES & values.keys() else 0.0
     top_k, top_p = _top(values)
     stop_token_ids, ignore_eos = _ends(values, eos_token_ids)
     return SamplingOverrides(
+        max_tokens=values.get("max_tokens", None if "messages" in values else _MAX_TOKENS),
         temperature=values.get("temperature", temperature),
         top_k=top_k,
         top_p=top_p,
@@ -202,9 +217,9 @@ def _grammar(kind: str, guide: str) -> Grammar | None:
     return Grammar(_GUIDES[kind], "" if kind == "json" else guide)
 
 
-def _cache_salt(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 256:
-        raise invalid("cache_salt", "parameter 'cache_salt' must be a string of at most 256 characters")
+def _cache_salt(value: str) -> str:
+    if len(value) > MAX_SALT_CHARS:
+        raise invalid("cache_salt", f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters")
     return value
 
 

@@ -6,7 +6,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput
 
 from engine.errors import SluiceError, invalid
 from engine.types import EngineInfo
-from pipelines.backends.llm.fields import INPUTS, OUTPUTS, STOP_REQUEST, Input
+from pipelines.backends.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, Input
 from pipelines.inference.spec import ModelSpec
 from pipelines.tensors.datatypes import DATA_TYPES
 
@@ -63,7 +63,7 @@ def declared_inputs(spec: ModelSpec) -> dict[str, Input]:
     if unknown_outputs:
         raise _unknown(spec.name, "output", unknown_outputs, OUTPUTS)
     declared = {name: _meaning(spec, name) for name in spec.inputs}
-    if not {"text_input", "input_ids"} & spec.inputs.keys():
+    if spec.inputs.keys().isdisjoint(PROMPTS):
         message = f"model '{spec.name}' declares neither text_input nor input_ids, so nothing could be asked of it"
         raise invalid("input", message)
     return declared

@@ -23,8 +23,9 @@ class Meaning(Enum):
 class Input:
     """An input, which a request may also give as a parameter. A scalar has dims [1].
 
-    `alias_of` names the input that this one is another name of. `neutral` are the values of an absent one that ask for
-    nothing. Those that are `is_completed` are declared for a model that declares no inputs itself.
+    `alias_of` names the input that this one is another name of. `neutral` are values that ask for nothing: with an
+    absent one the only ones taken, with one that is obeyed as if it had not been sent. Those that are `is_completed`
+    are declared for a model that declares no inputs itself.
     """
 
     name: str
@@ -76,8 +77,12 @@ def _hint(name: str, datatype: str, dims: tuple[int, ...] = (1,), *, is_complete
     return Input(name, datatype, "Without effect.", dims, "", Meaning.HINT, (), is_completed)
 
 
+PROMPTS = ("text_input", "input_ids", "messages")
+"""The inputs that say what to go on from: a request has one of them."""
+
 _TEXT = (
     Input("text_input", "BYTES", "The prompt, taken as it is: no chat template."),
+    Input("messages", "BYTES", "A conversation to answer, by the chat template: OpenAI's messages, as JSON."),
     Input("stop_words", "BYTES", "Strings that end the text; they are not part of it.", (-1,)),
     _other("stop", "BYTES", "stop_words", (-1,)),
     Input("bad_words", "BYTES", "Words that must not come.", (-1,)),
@@ -92,12 +97,13 @@ _TOKENS = (
     Input("pad_id", "INT32", "What shorter rows of a batch are filled with; end_id where absent."),
 )
 _BOTH = (
-    Input("max_tokens", "INT32", "Most tokens to generate; 16 where absent."),
+    Input("max_tokens", "INT32", "Most tokens to generate; where absent 16, with messages all that the context has."),
     _other("request_output_len", "INT32", "max_tokens"),
     Input("stream", "BOOL", "Whether tokens come as they are made (generate_stream: they do where absent)."),
     _other("streaming", "BOOL", "stream"),
-    Input("sampling_config", "BYTES", "More of these inputs by name, as a JSON object."),
+    Input("sampling_config", "BYTES", 'More of these inputs by name, as a JSON object; "" is none.', neutral=("",)),
     _other("sampling_parameters", "BYTES", "sampling_config"),
+    Input("cache_salt", "BYTES", "Cached prefixes are shared by requests of one salt alone.", neutral=("",)),
     Input("end_id", "INT32", "The token that ends the output, in place of the model's own; -1 for none."),
     Input("exclude_input_in_output", "BOOL", "Whether the prompt is left out of the output that does not stream."),
     _other("exclude_input_from_output", "BOOL", "exclude_input_in_output", is_completed=False),
@@ -121,7 +127,7 @@ _BOTH = (
     Input("stop_token_ids", "INT32", "Tokens that end the output; they are not part of it.", (-1,), is_completed=False),
     Input("return_log_probs", "BOOL", "Whether cum_log_probs and output_log_probs come, in a stream with its end."),
     _other("return_cumulative_logprob", "BOOL", "return_log_probs", is_completed=False),
-    Input("return_num_input_tokens", "BOOL", "Whether the end carries num_input_tokens."),
+    Input("return_num_input_tokens", "BOOL", "Whether the end carries num_input_tokens and num_cached_tokens."),
     Input("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
 )
 _ABSENT = (
@@ -221,6 +227,7 @@ OUTPUTS: dict[str, Output] = {
         Output("cum_log_probs", "FP32", "Log probability of all tokens generated; with the end, where asked for."),
         Output("output_log_probs", "FP32", "Of each generated token; with the end, where asked for.", (-1,)),
         Output("num_input_tokens", "INT32", "Tokens of the prompt; with the end, where asked for."),
+        Output("num_cached_tokens", "INT32", "Those of the prompt that needed no computing; as num_input_tokens."),
         Output("num_output_tokens", "INT32", "Tokens generated; with the end, where asked for."),
         Output("cumulative_logprob", "FP32", "Another name of cum_log_probs.", (-1,), "cum_log_probs", False),
         Output(

@@ -16,6 +16,7 @@ from pipelines.backends.base import RequestLimits, StreamRecord
 from pipelines.backends.llm.answer import Packer, Result, RowSummary, tokens_result
 from pipelines.backends.llm.asked import Asked, ModelDefaults, asked_of
 from pipelines.backends.llm.configuration import declared_inputs
+from pipelines.backends.llm.fields import PROMPTS
 from pipelines.backends.llm.parameters import excludes_input
 from pipelines.backends.llm.queueing import queue_rules
 from pipelines.backends.llm.recording import recorded
@@ -120,12 +121,12 @@ class LlmModel(Model):
         return max(token_ids.shape[0], 1) if token_ids is not None and len(token_ids.shape) == 2 else 1
 
     def _asked(self, values: Values, request: InferRequest) -> Asked:
-        if not {"text_input", "input_ids"} & values.keys():
+        if values.keys().isdisjoint(PROMPTS):
             raise self._nothing_asked(request)
         return asked_of(values, request, self._defaults)
 
     def _nothing_asked(self, request: InferRequest) -> SluiceError:
-        missing = "text_input" if "text_input" in self.spec.inputs else "input_ids"
+        missing = next(name for name in PROMPTS if name in self.spec.inputs)
         got = ",".join(f"'{name}'" for name in request.inputs)
         return invalid(
             missing,
@@ -236,11 +237,10 @@ def _eos_token_ids(text: LlmText) -> tuple[int, ...]:
 
 def _check_wanted(request: InferRequest, asked: Asked) -> None:
     """Raise INVALID where an output is wanted that belongs to the other face."""
-    given, others = (
-        ("input_ids", {"text_output"}) if asked.is_tokens else ("text_input", {"output_ids", "sequence_length"})
-    )
+    others = {"text_output"} if asked.is_tokens else {"output_ids", "sequence_length"}
     for name in request.requested_outputs:
         if name in others:
+            given = next(name for name in PROMPTS if name in request.inputs or name in request.parameters)
             raise invalid(name, f"{request.log_prefix}output '{name}' does not go with input '{given}'")
 
 

@@ -16,6 +16,7 @@ from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
 from pipelines.text.echo import PromptEcho
 from pipelines.text.logprobs import LogprobTrack
+from pipelines.text.model import refuse_parameters
 from pipelines.text.stream import TextStream
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
@@ -26,6 +27,9 @@ _LOADING = Lock()
 
 class LlmText:
     """A checkpoint's text side over the engine that runs it. Used from the engine client's event loop."""
+
+    takes_parameters = False
+    is_measured = False
 
     def __init__(
         self,
@@ -71,6 +75,15 @@ class LlmText:
         """Longest prompt + output, in tokens."""
         return self.info.max_model_len
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead; None while it is not."""
+        return self.engine.failure
+
+    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+        """The prompt with its token ids. Raises as `prepare`."""
+        return EncodedPrompt(prompt, await self.prepare(prompt))
+
     async def prepare(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
         if isinstance(prompt, str):
@@ -101,6 +114,7 @@ class LlmText:
 
         Raises SluiceError at the first event where the request is refused, at a later one where it failed.
         """
+        refuse_parameters(self.name, request)
         with self._open():
             token_ids = await self.prepare(request.prompt)
             sampling = self.sampling(request, len(token_ids))

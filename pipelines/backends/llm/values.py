@@ -18,7 +18,8 @@ _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
 _FEW = 8
 """More than any input has neutral values."""
-_NO_SAMPLING = ("text_input", "input_ids", "input_lengths", "stream", "sampling_config")
+_NO_SAMPLING = ("text_input", "messages", "input_ids", "input_lengths", "stream", "sampling_config", "cache_salt")
+_CONFIG = "sampling_config"
 
 
 def read_rows(request: InferRequest, declared: Mapping[str, Input], num_rows: int) -> list[Values]:
@@ -122,7 +123,10 @@ def _put(values: Values, known: Input, value: Any) -> None:
     """Keep it, or find that it is no request for anything."""
     if known.meaning is Meaning.ABSENT:
         _refuse_unless_neutral(known, value)
-    elif known.meaning is Meaning.OBEYED:
+    elif known.meaning is Meaning.OBEYED and value not in INPUTS.get(known.field, known).neutral:
+        if known.field == _CONFIG:  # a pipeline's step and the client may each give one
+            values.setdefault(_CONFIG, []).append(value)
+            return
         before = values.setdefault(known.field, value)
         if before is not value and before != value:
             raise invalid(known.name, f"input '{known.field}' is given twice, with different values")
@@ -149,24 +153,22 @@ def _remedy(neutral: tuple[Any, ...]) -> str:
 
 def _add_config(values: Values) -> None:
     """Take what `sampling_config` holds apart. Its lists of one element are TensorRT-LLM's way to write a value."""
-    text = values.pop("sampling_config", "")
-    if not text:
-        return
-    for name, value in _members(text).items():
-        known = INPUTS.get(name)
-        if known is None or known.field in _NO_SAMPLING:
-            raise invalid("sampling_config", f"sampling_config has '{name[:40]}', which is no sampling parameter")
-        if value is not None:
-            _put(values, known, _of_parameter(known, value, f"'{name}' in sampling_config"))
+    for text in values.pop(_CONFIG, ()):
+        for name, value in _members(text).items():
+            known = INPUTS.get(name)
+            if known is None or known.field in _NO_SAMPLING:
+                raise invalid(_CONFIG, f"sampling_config has '{name[:40]}', which is no sampling parameter")
+            if value is not None:
+                _put(values, known, _of_parameter(known, value, f"'{name}' in sampling_config"))
 
 
 def _members(text: str) -> dict[str, Any]:
     try:
         members = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid("sampling_config", f"sampling_config is not JSON: {error}") from None
+        raise invalid(_CONFIG, f"sampling_config is not JSON: {error}") from None
     if not isinstance(members, dict):
-        raise invalid("sampling_config", f"sampling_config must be a JSON object, got {_shown(members)}")
+        raise invalid(_CONFIG, f"sampling_config must be a JSON object, got {_shown(members)}")
     return members
 
 

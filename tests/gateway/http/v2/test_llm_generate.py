@@ -261,7 +261,8 @@ REFUSED: list[tuple[Any, int, str]] = [
     ),
     ({"text_input": "a", "priority": 2**31}, 400, "parameter 'priority' must be a 32-bit integer (lower runs earlier)"),
     ({"text_input": "a", "timeout": -1}, 400, "parameter 'timeout' must be a whole number of microseconds from 0"),
-    ({"text_input": "a", "cache_salt": 5}, 400, "parameter 'cache_salt' must be a string of at most 256 characters"),
+    ({"text_input": "a", "cache_salt": 5}, 500, "Unable to parse JSON bytes array: "),
+    ({"text_input": "a", "cache_salt": "x" * 257}, 400, "cache_salt must be a string of at most 256 characters"),
 ]
 
 

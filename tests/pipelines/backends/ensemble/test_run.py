@@ -104,7 +104,8 @@ async def test_an_error_ends_the_request_and_cancels_the_other_branch() -> None:
     caller = Caller(models.find("whole"), request())
     held["head"].answer(0, Y=floats(2))
     held["left"].jobs[0].fail(SluiceError(ErrorCode.UNAVAILABLE, "out of order", param="X"))
-    assert (caller.error.code, caller.error.message) == (ErrorCode.UNAVAILABLE, "in ensemble 'whole', out of order")
+    expected = "in ensemble 'whole', model 'left': out of order"
+    assert (caller.error.code, caller.error.message) == (ErrorCode.UNAVAILABLE, expected)
     assert caller.error.param == "X"
     assert held["right"].num_cancelled == 1
     assert not held["tail"].jobs

@@ -14,9 +14,9 @@ from pipelines.backends.ensemble.model import EnsembleModel
 from pipelines.backends.llm.configuration import bundled_config
 from pipelines.backends.llm.model import LlmModel
 from pipelines.backends.llm.text import LlmText
-from pipelines.inference.call import infer_stream
+from pipelines.inference.call import infer_one, infer_stream
 from pipelines.inference.types import InferRequest
-from pipelines.tensors.tensor import Array
+from pipelines.tensors.tensor import Array, Tensor
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.pipelines.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
@@ -97,3 +97,15 @@ async def test_leaving_cancels_the_llm(llm: LlmModel, loud: EnsembleModel) -> No
             await anext(responses)
         await llm.wait_idle()
     assert llm.statistics.infer.fail.count == 1
+
+
+async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: EnsembleModel) -> None:
+    given = asked()
+    given.inputs["stream"] = Tensor.of("stream", np.array([False]))
+    assert not loud.is_decoupled_for(given)
+    async with asyncio.timeout(PATIENCE_S):
+        response = await infer_one(loud, given)
+        parts = [part async for part in infer_stream(loud, asked())]
+    whole = b"".join(tensor.array.ravel()[0] for part in parts for tensor in part.outputs)
+    assert response.outputs[0].array.tolist() == [whole]
+    assert llm.statistics.infer.success.count == 2

@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text_input": "a"}, {"temperature": "1.5"}, "parameter 'temperature' must be a number, got \"1.5\""),
     ({"text_input": "a"}, {"seed": -1}, "parameter 'seed' must be an integer of 64 bits without sign, got -1"),
     ({"text_input": "a"}, {"ignore_eos": 1}, "parameter 'ignore_eos' must be true or false, got 1"),
-    ({"text_input": "a"}, {"cache_salt": 5}, "parameter 'cache_salt' must be a string of at most 256 characters"),
+    ({"text_input": "a"}, {"cache_salt": 5}, "parameter 'cache_salt' must be a string, got 5"),
     ({"text_input": "a"}, {"queue_timeout": -1}, "parameter 'queue_timeout' must be a whole number of microseconds"),
     ({"text_input": "a", "end_id": -2}, {}, "end_id must be a token id or -1 for none, got -2"),
     ({"text_input": "a", "guided_decoding_guide": "a+"}, {}, "input 'guided_decoding_guide_type' is needed with"),

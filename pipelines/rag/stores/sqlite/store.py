@@ -1,0 +1,78 @@
+"""Collections in one SQLite file."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.rag.stores.base import Store
+from pipelines.rag.stores.sqlite import collections, documents, search
+from pipelines.rag.stores.sqlite.connections import Connections, FileLimits
+from pipelines.rag.types import (
+    CandidateQuery,
+    Candidates,
+    Chunk,
+    CollectionInfo,
+    CollectionSpec,
+    DocumentInfo,
+    StoredDocument,
+    Vectors,
+)
+
+
+class SqliteStore(Store):
+    """Exact search over a file that several processes may use at once; folders above it are made.
+
+    One thread writes, a few read, so that a search waits for no other's change. `path` None: a file of this store's
+    own, gone when it closes.
+    """
+
+    def __init__(self, path: Path | None, limits: FileLimits | None = None) -> None:
+        self.name = f"SQLite store {path or ':memory:'}"
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if path is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="sluice-rag-")
+            path = Path(self._folder.name, "rag.sqlite")
+        self._connections = Connections(path.absolute(), self.name, limits or FileLimits())
+
+    async def open(self) -> None:
+        self._connections.start()
+        await self._connections.read(lambda connection: None)
+
+    async def close(self) -> None:
+        await self._connections.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    async def collections(self) -> list[CollectionInfo]:
+        return await self._connections.read(collections.listed)
+
+    async def collection(self, name: str) -> CollectionInfo:
+        return await self._connections.read(lambda connection: collections.info_of(connection, name))
+
+    async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
+        return await self._connections.write(lambda connection: collections.create(connection, spec))
+
+    async def delete_collection(self, name: str) -> None:
+        await self._connections.write(lambda connection: collections.delete(connection, name))
+
+    async def put_document(
+        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+    ) -> None:
+        await self._connections.write(
+            lambda connection: documents.put(connection, collection, document, chunks, vectors)
+        )
+
+    async def delete_document(self, collection: str, document_id: str) -> bool:
+        return await self._connections.write(lambda connection: documents.delete(connection, collection, document_id))
+
+    async def document(self, collection: str, document_id: str) -> StoredDocument | None:
+        return await self._connections.read(lambda connection: documents.stored(connection, collection, document_id))
+
+    async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
+        return await self._connections.read(lambda connection: documents.listed(connection, collection, after, limit))
+
+    async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
+        return await self._connections.read(lambda connection: documents.info_of(connection, collection, document_id))
+
+    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
+        return await self._connections.read(lambda connection: search.candidates(connection, collection, query))

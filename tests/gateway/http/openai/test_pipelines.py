@@ -1,0 +1,374 @@
+"""Ensembles with a language model at their end, in OpenAI's API, with the stock client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from engine.errors import ErrorCode, SluiceError
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.backends.ensemble.model import EnsembleModel
+from pipelines.backends.llm.model import LlmModel
+from pipelines.rag import keys
+from pipelines.rag.citations import cite
+from pipelines.rag.sources import Source, as_objects, encoded
+from pipelines.tensors.tensor import Array
+from pipelines.text.messages import encode_messages
+from pipelines.text.types import ChatMessage
+from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
+from tests.pipelines.backends.ensemble.parts import FunctionModel, Models, config_of, load
+
+SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
+QUESTION = "What is a tensor?"
+CHAT: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": QUESTION},
+]
+LOOK = """
+    name: "look" backend: "test" max_batch_size: 4
+    input { name: "query" data_type: TYPE_STRING dims: 1 }
+    output { name: "sources" data_type: TYPE_STRING dims: -1 }
+    output { name: "messages" data_type: TYPE_STRING dims: 1 }
+"""
+PIPELINE = """
+    name: "pipeline" platform: "ensemble" max_batch_size: 4
+    input { name: "query" data_type: TYPE_STRING dims: 1 }
+    output { name: "response" data_type: TYPE_STRING dims: 1 }
+    output { name: "sources" data_type: TYPE_STRING dims: -1 }
+    output { name: "finish_reason" data_type: TYPE_STRING dims: 1 }
+    output { name: "num_input_tokens" data_type: TYPE_INT32 dims: 1 }
+    output { name: "num_output_tokens" data_type: TYPE_INT32 dims: 1 }
+    output { name: "num_cached_tokens" data_type: TYPE_INT32 dims: 1 }
+    parameters { key: "step_parameters.look" value { string_value: "collection, top_k, filter, mode, collection_key" } }
+    ensemble_scheduling {
+      step {
+        model_name: "look" model_version: -1 input_map { key: "query" value: "query" }
+        output_map { key: "sources" value: "sources" } output_map { key: "messages" value: "messages" }
+      }
+      step {
+        model_name: "rill" model_version: -1 input_map { key: "messages" value: "messages" }
+        output_map { key: "text_output" value: "response" }
+        output_map { key: "finish_reason" value: "finish_reason" }
+        output_map { key: "num_input_tokens" value: "num_input_tokens" }
+        output_map { key: "num_output_tokens" value: "num_output_tokens" }
+        output_map { key: "num_cached_tokens" value: "num_cached_tokens" }
+      }
+    }
+"""
+SAYS = """
+    name: "says" backend: "test"
+    input { name: "text_input" data_type: TYPE_STRING dims: 1 }
+    output { name: "text_output" data_type: TYPE_STRING dims: 1 }
+"""
+
+
+def conversation(query: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", f"{SOURCE.text}. {query}"),)
+
+
+def _look(query: Array) -> dict[str, Array]:
+    asked = query.ravel()[0].decode()
+    if asked == "too many":
+        raise SluiceError(ErrorCode.INVALID, "parameter 'top_k' must be an integer from 1 to 100", param="top_k")
+    if asked == "broken":
+        raise SluiceError(ErrorCode.UNAVAILABLE, "the store of documents cannot be reached")
+    messages = encode_messages(conversation(asked))
+    return {
+        "sources": np.array([[encoded(SOURCE), b""]], object),
+        "messages": np.array([[messages]], object),
+    }
+
+
+class Pipelines:
+    """A server with a pipeline, and what stands in it."""
+
+    def __init__(self, live: LiveServer, look: FunctionModel) -> None:
+        self.live = live
+        self.look = look
+        self.client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+    def expected(self, num_tokens: int, query: str = QUESTION) -> str:
+        prompt = self.live.run(self.live.model.prepare(conversation(query)))
+        return self.live.echo(prompt, num_tokens)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The parameters of the last request to the step that looks things up."""
+        return dict(self.look.requests[-1].parameters)
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Pipelines]:
+    with live_server() as live:
+        look = FunctionModel(config_of(LOOK), _look)
+        says = FunctionModel(config_of(SAYS), lambda text_input: {"text_output": text_input})
+
+        async def add() -> None:
+            rill = live.service.repository.find("rill")
+            assert isinstance(rill, LlmModel)
+            pipeline = await load(config_of(PIPELINE), Models(look, rill))
+            assert isinstance(pipeline, EnsembleModel)
+            for model in (look, pipeline, says):
+                live.service.repository.add(model)
+
+        live.run(add())
+        pipelines = Pipelines(live, look)
+        with pipelines.client:
+            yield pipelines
+
+
+def test_the_list_has_everything_that_can_be_asked(it: Pipelines) -> None:
+    listed = {model.id: model for model in it.client.models.list().data}
+    assert listed.keys() == {"rill", "pipeline", "says"}
+    assert "max_model_len" not in it.live.get("/v1/models/pipeline").json()
+    assert it.client.models.retrieve("pipeline").created == listed["pipeline"].created
+    with pytest.raises(openai.NotFoundError, match=r"model 'look' not found; available: .*pipeline"):
+        it.client.models.retrieve("look")
+
+
+def test_a_whole_answer_has_sources_and_citations(it: Pipelines) -> None:
+    answer = it.client.chat.completions.create(model="pipeline", messages=CHAT, max_tokens=8)
+    text = it.expected(8)
+    body = answer.model_dump()
+    assert answer.choices[0].message.content == text
+    assert answer.choices[0].finish_reason == "length"
+    assert body["sources"] == as_objects([SOURCE])
+    assert body["choices"][0]["citations"] == as_objects(cite(text, [SOURCE]))
+    prompt = it.live.run(it.live.model.prepare(conversation(QUESTION)))
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 8)
+    assert json.loads(it.asked["history"]) == CHAT[:-1]
+
+
+def test_a_stream_tells_its_sources_before_the_first_text(it: Pipelines) -> None:
+    chunks = list(
+        it.client.chat.completions.create(
+            model="pipeline",
+            messages=CHAT,
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = it.expected(8)
+    *pieces, usage = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == text
+    with_sources = [index for index, chunk in enumerate(pieces) if "sources" in chunk.model_dump()]
+    first_text = next(index for index, chunk in enumerate(pieces) if chunk.choices[0].delta.content)
+    assert len(with_sources) == 1
+    assert with_sources[0] < first_text
+    assert pieces[with_sources[0]].model_dump()["sources"] == as_objects([SOURCE])
+    last = pieces[-1].choices[0]
+    assert last.finish_reason == "length"
+    assert last.model_dump()["citations"] == as_objects(cite(text, [SOURCE]))
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == 8
+
+
+def test_the_first_chunks_go_out_before_the_first_token(it: Pipelines) -> None:
+    it.live.runner.hold_after(0)
+    try:
+        with it.client.chat.completions.create(
+            model="pipeline",
+            messages=CHAT,
+            max_tokens=4,
+            stream=True,
+        ) as stream:
+            opening, sources = next(stream), next(stream)
+            assert opening.choices[0].delta.role == "assistant"
+            assert sources.model_dump()["sources"] == as_objects([SOURCE])
+            it.live.runner.release()
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == it.expected(4)
+    finally:
+        it.live.runner.release()
+
+
+def test_a_client_that_leaves_cancels_every_step(it: Pipelines) -> None:
+    it.live.runner.hold_after(4)
+    try:
+        with it.client.chat.completions.create(
+            model="pipeline",
+            messages=CHAT,
+            max_tokens=500,
+            stream=True,
+        ) as stream:
+            next(stream)
+        it.live.runner.release()
+        it.live.wait_idle()
+    finally:
+        it.live.runner.release()
+    assert it.live.service.num_open == 0
+    assert it.live.blocks_used_after_step() <= 1
+
+
+def test_several_answers_to_one_question(it: Pipelines) -> None:
+    answer = it.client.chat.completions.create(model="pipeline", messages=CHAT, max_tokens=4, n=2)
+    assert [choice.message.content for choice in answer.choices] == [it.expected(4)] * 2
+    assert answer.model_dump()["sources"] == as_objects([SOURCE])
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+
+
+def test_stop_strings_and_sampling_reach_the_language_model(it: Pipelines) -> None:
+    text = it.expected(30)
+    answer = it.client.chat.completions.create(
+        model="pipeline",
+        messages=CHAT,
+        max_tokens=30,
+        stop=[text[5:8]],
+        temperature=0,
+        extra_body={"top_k": 1},
+    )
+    assert answer.choices[0].message.content == text[: text.index(text[5:8])]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_completions_ask_with_their_prompt(it: Pipelines) -> None:
+    answer = it.client.completions.create(model="pipeline", prompt=["one?", "two?"], max_tokens=4)
+    assert [choice.text for choice in answer.choices] == [it.expected(4, "one?"), it.expected(4, "two?")]
+    assert [choice["sources"] for choice in answer.model_dump()["choices"]] == [as_objects([SOURCE])] * 2
+    single = it.client.completions.create(model="pipeline", prompt="one?", max_tokens=4)
+    assert single.model_dump()["sources"] == as_objects([SOURCE])
+    pieces = it.client.completions.create(model="pipeline", prompt="one?", max_tokens=4, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == it.expected(4, "one?")
+
+
+def test_a_model_that_counts_nothing_has_no_usage(it: Pipelines) -> None:
+    answer = it.client.chat.completions.create(model="says", messages=CHAT)
+    assert answer.choices[0].message.content == QUESTION
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is None
+    assert "sources" not in answer.model_dump()
+
+
+RAG = {"collection": "manual", "top_k": 3, "mode": "bm25", "filter": {"year": {"gte": 2025}}}
+
+
+def test_the_field_rag_and_the_owner_s_key_reach_the_step_that_looks_things_up(it: Pipelines) -> None:
+    it.client.chat.completions.create(
+        model="pipeline",
+        messages=CHAT[-1:],
+        max_tokens=2,
+        extra_body={"rag": RAG, "cache_salt": "ada"},
+        extra_headers={keys.HEADER: "secret"},
+    )
+    asked = it.asked
+    assert json.loads(asked.pop("filter")) == RAG["filter"]
+    assert asked.items() >= {"collection": "manual", "top_k": 3, "mode": "bm25", "collection_key": "secret"}.items()
+    assert asked["cache_salt"] == "ada"
+    assert "history" not in asked
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param", "words"),
+    [
+        ("rill", {"rag": RAG}, "rag", "model 'rill' is a language model alone"),
+        ("says", {"rag": RAG}, "rag", "model 'says' is a language model alone"),
+        ("pipeline", {"rag": {"top_k": 0}}, "rag.top_k", "greater than or equal to 1"),
+        ("pipeline", {"rag": {"mode": "best"}}, "rag.mode", "'vector', 'bm25' or 'hybrid'"),
+        ("pipeline", {"rag": {"filter": {"year": {"near": 5}}}}, "rag.filter", "near"),
+        ("pipeline", {"logprobs": True}, "logprobs", "logprobs is not passed on by model 'pipeline'"),
+        ("pipeline", {"logit_bias": {"1": 5}}, "logit_bias", "logit_bias is not passed on by model 'pipeline'"),
+        ("pipeline", {"guided_choice": ["a"]}, "guided_choice", "is not passed on by model 'pipeline'"),
+        ("pipeline", {"messages": CHAT[:-1]}, "messages", "so the last message must be the user's"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refuses_by_the_client_s_name(
+    it: Pipelines, model: str, body: dict[str, Any], param: str, words: str, stream: bool
+) -> None:
+    answer = it.live.post("/v1/chat/completions", {"model": model, "messages": CHAT, "stream": stream} | body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
+def test_an_error_of_the_step_that_looks_things_up_has_the_client_s_name(it: Pipelines) -> None:
+    messages = [{"role": "user", "content": "too many"}]
+    answer = it.live.post("/v1/chat/completions", {"model": "pipeline", "messages": messages, "rag": {"top_k": 500}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "rag.top_k")
+
+
+def test_what_the_language_model_refuses_comes_after_the_sources_in_a_stream(it: Pipelines) -> None:
+    body = {"model": "pipeline", "messages": CHAT, "temperature": 5}
+    refused = it.live.post("/v1/chat/completions", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+    with pytest.raises(openai.APIError, match="in ensemble 'pipeline', temperature must be between 0 and 2"):
+        list(it.client.chat.completions.create(**body, stream=True))  # type: ignore[call-overload]
+
+
+def test_a_language_model_alone_does_not_mind_the_owner_s_key(it: Pipelines) -> None:
+    body = {"model": "rill", "messages": CHAT, "max_tokens": 2}
+    assert it.live.post("/v1/chat/completions", body, headers={keys.HEADER: "secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_that_is_down_is_503_with_its_name_and_the_language_model_keeps_serving(
+    it: Pipelines, stream: bool
+) -> None:
+    body = {"model": "pipeline", "messages": [{"role": "user", "content": "broken"}], "stream": stream}
+    answer = it.live.post("/v1/chat/completions", body)
+    assert answer.status_code == 503
+    expected = "in ensemble 'pipeline', model 'look': the store of documents cannot be reached"
+    assert answer.json()["error"]["message"] == expected
+    body = {"model": "rill", "messages": CHAT, "max_tokens": 2}
+    assert it.live.post("/v1/chat/completions", body).status_code == 200
+
+
+def test_each_request_is_counted_once_as_the_language_model_s(it: Pipelines) -> None:
+    def counts() -> dict[str, float]:
+        metrics: GatewayMetrics = it.live.service.metrics
+        labels = {"protocol": "openai_chat", "outcome": "ok"}
+        values = {
+            name: metrics.registry.get_sample_value("sluice_requests_total", {"model": name, **labels})
+            for name in ("rill", "pipeline")
+        }
+        return {name: value or 0.0 for name, value in values.items()}
+
+    before = counts()
+    it.client.chat.completions.create(model="pipeline", messages=CHAT, max_tokens=2)
+    assert counts() == {"rill": before["rill"] + 1, "pipeline": 0.0}
+
+
+def test_v2_answers_in_one_response_unless_it_is_asked_to_stream(it: Pipelines) -> None:
+    tensor = {"name": "query", "datatype": "BYTES", "shape": [1, 1], "data": ["one?"]}
+    body = {"inputs": [tensor], "parameters": {"max_tokens": 4}}
+    answer = it.live.post("/v2/models/pipeline/infer", body).json()
+    outputs = {each["name"]: each["data"] for each in answer["outputs"]}
+    assert outputs["response"] == [it.expected(4, "one?")]
+    assert json.loads(outputs["sources"][0]) == as_objects([SOURCE])[0]
+    body["parameters"] = {"max_tokens": 4, "stream": True}
+    assert "decoupled" in it.live.post("/v2/models/pipeline/infer", body).json()["error"]
+
+
+def test_generate_and_generate_stream(it: Pipelines) -> None:
+    body = {"query": "one?", "max_tokens": 4}
+    answer = it.live.post("/v2/models/pipeline/generate", body).json()
+    assert answer["response"] == it.expected(4, "one?")
+    lines = it.live.post("/v2/models/pipeline/generate_stream", body).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "sources" in events[0]
+    assert "response" not in events[0]
+    assert "".join(event["response"] for event in events[1:]) == it.expected(4, "one?")
+    assert events[-1]["finish_reason"] == "length"
+
+
+def test_rows_of_a_batch_are_answered_side_by_side(it: Pipelines) -> None:
+    it.look.function = lambda query: {
+        "sources": np.array([[encoded(SOURCE)]] * len(query), object),
+        "messages": np.array([[encode_messages(conversation(each.decode()))] for each in query.ravel()], object),
+    }
+    try:
+        tensor = {"name": "query", "datatype": "BYTES", "shape": [2, 1], "data": ["one?", "two?"]}
+        body = {"inputs": [tensor], "parameters": {"max_tokens": 4}}
+        answer = it.live.post("/v2/models/pipeline/infer", body).json()
+    finally:
+        it.look.function = _look
+    outputs = {each["name"]: each["data"] for each in answer["outputs"]}
+    assert outputs["response"] == [it.expected(4, "one?"), it.expected(4, "two?")]

@@ -1,0 +1,39 @@
+import pytest
+
+from engine.errors import ErrorCode, SluiceError
+from pipelines.rag.prompts.history import exchanges_of, parse_history, system_of
+from pipelines.text.types import ChatMessage
+
+
+def test_history_is_a_json_array_of_messages() -> None:
+    text = '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]'
+    assert parse_history(text) == (ChatMessage("user", "Hi"), ChatMessage("assistant", "Hello"))
+    assert parse_history("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{}", "history must be a JSON array of messages"),
+        ("nonsense", "history must be a JSON array of messages"),
+        ('[{"role": "user"}]', "content"),
+        ('[{"role": "robot", "content": "beep"}]', "'robot' at index 0"),
+    ],
+)
+def test_what_is_no_history_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(SluiceError, match=fault) as caught:
+        parse_history(text)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "history")
+
+
+def test_exchanges_begin_with_a_question() -> None:
+    turns = [
+        ChatMessage("system", "Be brief."),
+        ChatMessage("assistant", "Welcome"),
+        ChatMessage("user", "one"),
+        ChatMessage("assistant", "1"),
+        ChatMessage("user", "two"),
+        ChatMessage("developer", "In English."),
+    ]
+    assert exchanges_of(turns) == [(turns[2], turns[3]), (turns[4],)]
+    assert system_of(turns) == "Be brief.\n\nIn English."
