@@ -15,6 +15,8 @@ class SlowBackend:
 
     decoder = None
     """Nothing is known of how its tokens become text; it has to be asked."""
+    normalizer = None
+    """Added tokens are sought in the text as it is."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

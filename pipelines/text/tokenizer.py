@@ -81,6 +81,16 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
 
+    @property
+    def added_tokens(self) -> list[Any]:
+        """Tokens that are found in a text before any other: `content`, `special`, `normalized` say which and how."""
+        return list(self._backend.get_added_tokens_decoder().values())
+
+    @property
+    def normalizer(self) -> Any:
+        """What a text goes through before tokens are sought in it; None for nothing."""
+        return self._backend.normalizer
+
     def detokenizer(self) -> Detokenizer:
         """A new one, for one sequence."""
         return self._new_detokenizer()

@@ -7,6 +7,7 @@ from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelLookup
 from pipelines.backends.llm.text import LlmText
 from pipelines.backends.rag_prompt.asked import PromptSettings
+from pipelines.inference.model import Model
 from pipelines.rag.prompts.assembly import Budget
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
 from pipelines.text.tokenizer import Tokenizer
@@ -36,8 +37,8 @@ class LanguageModel:
 
         Raises SluiceError UNAVAILABLE, which names the model, where it does not serve, INVALID for too large an answer.
         """
-        text = self._find()
-        max_context = self._max_context(text)
+        model = self._find()
+        text, max_context = model.text, self._max_context(model)
         usual = min(self._settings.max_tokens, max_context // 2)
         for_answer = usual if max_tokens is None else max_tokens
         if for_answer >= max_context:
@@ -45,18 +46,24 @@ class LanguageModel:
             raise SluiceError(ErrorCode.INVALID, f"{message}, got {for_answer}", param="max_tokens")
         return self._counter(text), Budget(self._settings.llm, max_context, for_answer)
 
-    def _find(self) -> LlmText | None:
+    @property
+    def can_be_guided(self) -> bool:
+        """Whether it can be made to say one sentence and nothing else."""
+        return self._find().text is not None
+
+    def _find(self) -> Model:
         try:
-            return self._models.find(self._settings.llm).text
+            return self._models.find(self._settings.llm)
         except SluiceError as error:
             message = f"its language model '{self._settings.llm}' (parameter llm) does not serve: {error.message}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
 
-    def _max_context(self, text: LlmText | None) -> int:
-        configured = self._settings.max_context_tokens
+    def _max_context(self, model: Model) -> int:
+        text, configured = model.text, self._settings.max_context_tokens
         if text is None:
+            configured = configured or _told_context(model)
             if not configured:
-                message = f"model '{self._settings.llm}' does not tell its context: set parameter max_context_tokens"
+                message = f"model '{self._settings.llm}' does not tell its context: set its parameter context_tokens"
                 raise SluiceError(ErrorCode.UNAVAILABLE, message)
             return configured
         info = text.info
@@ -72,3 +79,9 @@ class LanguageModel:
         if self._latest is None or self._latest[0] is not text.tokenizer:
             self._latest = text.tokenizer, TokenizerTokens(text.tokenizer)
         return self._latest[1]
+
+
+def _told_context(model: Model) -> int:
+    """What a hosted model's configuration says of its context; 0 where it says nothing."""
+    text = model.config.parameters["context_tokens"].string_value if "context_tokens" in model.config.parameters else ""
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -72,8 +72,11 @@ class RagPromptModel(TaskModel):
         return [text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
 
     def _sampling_config(self, prompt: Prompt, asked: Asked) -> bytes:
-        """Where there is nothing to answer from, the language model can say only that. A client's own grammar wins."""
-        if prompt.kept or asked.has_guide:
+        """Where there is nothing to answer from, the language model can say only that. A client's own grammar wins.
+
+        A hosted model cannot be held to a sentence: its instructions ask for it.
+        """
+        if prompt.kept or asked.has_guide or not self._llm.can_be_guided:
             return b""
         sentence = _REGEX_SIGNS.sub(r"\\\g<0>", self._settings.style.no_answer)
         return orjson.dumps({"guided_decoding_guide_type": "regex", "guided_decoding_guide": sentence})

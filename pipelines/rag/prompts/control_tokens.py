@@ -30,10 +30,9 @@ class ControlTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ControlTokens":
         """All that the tokenizer would find in a text."""
-        backend: Any = tokenizer._backend
-        added = [token for token in backend.get_added_tokens_decoder().values() if _steers(token)]
+        added = [token for token in tokenizer.added_tokens if _steers(token)]
         is_normalized = any(token.normalized for token in added)
-        return cls(_any_of(token.content for token in added), backend.normalizer if is_normalized else None)
+        return cls(_any_of(token.content for token in added), tokenizer.normalizer if is_normalized else None)
 
     def defused(self, text: str) -> str:
         """The text with a space after the first character of each: it reads the same, and no token is made of it."""

@@ -52,7 +52,6 @@ def _sqlite(path: str, given: str) -> Store:
 def _postgres(url: str) -> Store:
     try:
         importlib.import_module("psycopg")
-        importlib.import_module("psycopg_pool")
     except ImportError as error:
         message = f"a Postgres store needs psycopg, which is not here ({error}): pip install 'sluice[postgres]'"
         raise invalid("store", message) from error

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.rag_prompt.model import RagPromptModel
@@ -201,10 +202,11 @@ async def test_a_language_model_that_does_not_serve_is_named(tmp_path: Path) -> 
 class Hosted(Model):
     """One that runs elsewhere: nothing is known of its tokens."""
 
-    def __init__(self) -> None:
-        from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-        super().__init__(ModelConfig(name="hosted"), ModelSpec("hosted", 1, "", "openai", 0, {}, {}))
+    def __init__(self, context_tokens: str = "") -> None:
+        config = ModelConfig(name="hosted")
+        if context_tokens:
+            config.parameters["context_tokens"].string_value = context_tokens
+        super().__init__(config, ModelSpec("hosted", 1, "", "openai", 0, {}, {}))
 
     def _start(self, job: Any) -> None:
         raise AssertionError("a prompt asks nothing of it")
@@ -217,7 +219,14 @@ async def test_a_hosted_model_needs_its_context_told(tmp_path: Path) -> None:
     hosted, llm = Lookup(hosted=Hosted()), parameter("llm", "hosted")
     error = await refusal(await load(tmp_path, hosted, llm), request("When?", [[QUEUE]]))
     assert error.code is ErrorCode.UNAVAILABLE
-    assert "set parameter max_context_tokens" in error.message
+    assert "set its parameter context_tokens" in error.message
+
+
+async def test_a_hosted_model_tells_its_context_and_is_not_held_to_a_sentence(tmp_path: Path) -> None:
+    model = await load(tmp_path, Lookup(hosted=Hosted("600")), parameter("llm", "hosted"))
+    found = await ask(model, request("When?", [[]]))
+    assert found["sampling_config"] == [[]]
+    assert "No source was found" in found["messages"][0][0][-1]["content"]
 
 
 async def test_a_hosted_models_tokens_are_estimated(tmp_path: Path) -> None:
