@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 BUNDLED_MODEL = "rill"
+DOCUMENTATION_COLLECTION = "sluice"
 PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retriever", "rag_prompt", "rag_pipeline")
 """The models of the RAG pipeline, beside the language model."""
 

@@ -4,13 +4,12 @@ import asyncio
 import logging
 
 from engine.errors import SluiceError
-from gateway.bundled import documentation
+from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
 from pipelines.rag.library import Library, PutStatus, Upload
 from pipelines.rag.types import DocumentFormat
 
 log = logging.getLogger(__name__)
 
-COLLECTION = "sluice"
 _MOST = 1000
 """More documents than it ever has."""
 
@@ -23,13 +22,13 @@ async def read_documentation(library: Library) -> None:
     try:
         num_changed = await _put_all(library)
     except SluiceError as error:
-        log.warning("Sluice's documentation is not in collection '%s': %s", COLLECTION, error.message)
+        log.warning("Sluice's documentation is not in collection '%s': %s", DOCUMENTATION_COLLECTION, error.message)
         return
     except Exception:
-        log.exception("Sluice's documentation is not in collection '%s'", COLLECTION)
+        log.exception("Sluice's documentation is not in collection '%s'", DOCUMENTATION_COLLECTION)
         return
     if num_changed:
-        log.info("collection '%s': %d documents of Sluice's documentation read", COLLECTION, num_changed)
+        log.info("collection '%s': %d documents of Sluice's documentation read", DOCUMENTATION_COLLECTION, num_changed)
 
 
 async def _put_all(library: Library) -> int:
@@ -37,9 +36,9 @@ async def _put_all(library: Library) -> int:
     num_changed = 0
     for name, path in found.items():
         content = await asyncio.to_thread(path.read_bytes)
-        result = await library.put(COLLECTION, Upload(name, content, DocumentFormat.MARKDOWN))
+        result = await library.put(DOCUMENTATION_COLLECTION, Upload(name, content, DocumentFormat.MARKDOWN))
         num_changed += result.status is not PutStatus.UNCHANGED
-    for info in await library.documents(COLLECTION, limit=_MOST):
+    for info in await library.documents(DOCUMENTATION_COLLECTION, limit=_MOST):
         if info.id not in found:
-            await library.delete_document(COLLECTION, info.id)
+            await library.delete_document(DOCUMENTATION_COLLECTION, info.id)
     return num_changed

@@ -136,7 +136,11 @@ def _add_collection(parser: OneLineParser) -> None:
 
 
 def _add_asking(parser: OneLineParser) -> None:
-    _add_collection(parser)
+    parser.add_argument(
+        "--collection",
+        metavar="NAME",
+        help=f"Default: {DEFAULT_COLLECTION}; while there is none, Sluice's own documentation",
+    )
     parser.add_argument("--top-k", type=_positive, metavar="N", help="how many chunks to look for")
     parser.add_argument("--mode", choices=("vector", "bm25", "hybrid"), help="by meaning, by words, or by both")
     parser.add_argument("--filter", type=_object, metavar="JSON", help="""on metadata: '{"year": {"gte": 2025}}'""")

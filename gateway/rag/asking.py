@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.rag.arguments import Arguments
+from gateway.bundled import DOCUMENTATION_COLLECTION
+from gateway.rag.arguments import DEFAULT_COLLECTION, Arguments
 from gateway.rag.client import JsonObject, RagClient
 from gateway.rag.events import DONE
 from gateway.rag.failures import RagError
@@ -19,26 +20,39 @@ _ASKED = (*_SEARCHED, "model", "max_tokens", "temperature")
 async def query(client: RagClient, arguments: Arguments) -> int:
     """Print the answer, then its sources."""
     own = arguments.of_command
+    collection, fields = await _collection(client, own), _fields(own, _ASKED)
     if own["json"]:
-        _print_json(await client.query(own["collection"], _fields(own, _ASKED)))
+        _print_json(await client.query(collection, fields))
     elif own["no_stream"]:
-        answer = await client.query(own["collection"], _fields(own, _ASKED))
+        answer = await client.query(collection, fields)
         _print(f"{answer['answer']}\n")
         _print_sources(answer["sources"])
     else:
-        await _print_stream(client, own["collection"], _fields(own, _ASKED))
+        await _print_stream(client, collection, fields)
     return 0
 
 
 async def search(client: RagClient, arguments: Arguments) -> int:
     """Print what was found."""
     own = arguments.of_command
-    found = await client.search(own["collection"], _fields(own, _SEARCHED))
+    found = await client.search(await _collection(client, own), _fields(own, _SEARCHED))
     if own["json"]:
         _print_json(found)
     else:
         sys.stdout.writelines(f"{line}\n" for line in passage_lines(found["data"]))
     return 0
+
+
+async def _collection(client: RagClient, own: JsonObject) -> str:
+    """The one that was named, else the usual one; Sluice's documentation while there is no other."""
+    named: str | None = own["collection"]
+    if named is not None:
+        return named
+    names = {each["name"] for each in await client.collections()}
+    if DEFAULT_COLLECTION in names or DOCUMENTATION_COLLECTION not in names:
+        return DEFAULT_COLLECTION
+    sys.stderr.write("Asking Sluice's own documentation. For yours: sluice rag ingest PATH\n")
+    return DOCUMENTATION_COLLECTION
 
 
 async def _print_stream(client: RagClient, collection: str, fields: JsonObject) -> None:

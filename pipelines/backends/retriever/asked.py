@@ -13,6 +13,7 @@ from pipelines.rag.retrieval.search import MAX_TOP_K, SearchOptions
 
 PARAMETERS = (
     "collection",
+    "fallback_collection",
     "top_k",
     "mode",
     "num_candidates",
@@ -32,9 +33,13 @@ _MAX_FILTER_CHARS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RetrieverSettings:
-    """What holds for requests that do not say. `reranker` "" is none; its tokenizer's path is as it is written."""
+    """What holds for requests that do not say. `reranker` "" is none; its tokenizer's path is as it is written.
+
+    `fallback_collection` is searched while there is no `collection` yet, for requests that name none; "" is none.
+    """
 
     collection: str
+    fallback_collection: str
     options: SearchOptions
     reranker: str
     reranker_tokenizer: str
@@ -42,9 +47,10 @@ class RetrieverSettings:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one request asks for."""
+    """What one request asks for. `fallback_collection` "" where it names a collection itself."""
 
     collection: str
+    fallback_collection: str
     key: str
     options: SearchOptions
     filter: Filter | None
@@ -66,6 +72,7 @@ def settings_of(config: ModelConfig) -> RetrieverSettings:
     )
     return RetrieverSettings(
         collection=given.text("collection", DEFAULT_COLLECTION, _MAX_NAME_CHARS),
+        fallback_collection=given.text("fallback_collection", "", _MAX_NAME_CHARS),
         options=options,
         reranker=given.text("reranker", "", _MAX_NAME_CHARS),
         reranker_tokenizer=given.text("reranker_tokenizer", ""),
@@ -77,6 +84,7 @@ def asked_of(parameters: Parameters, settings: RetrieverSettings) -> Asked:
     given, usual = Settings(parameters), settings.options
     return Asked(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
+        fallback_collection="" if "collection" in parameters else settings.fallback_collection,
         key=given.text(keys.PARAMETER, "", _MAX_NAME_CHARS),
         options=replace(
             usual,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -81,6 +82,9 @@ class RetrieverModel(TaskModel):
             return await self._library.search(asked.collection, query, asked.options, self._reranker, asked.key)
         except SluiceError as error:
             if error.code is ErrorCode.NOT_FOUND and error.param == "collection":
+                if asked.fallback_collection:
+                    instead = replace(asked, collection=asked.fallback_collection, fallback_collection="")
+                    return await self._search(instead, question, vector)
                 raise await self._unknown_collection(asked) from None
             if error.code is ErrorCode.INVALID and vector is not None:
                 await self._check_length(asked, vector)

@@ -1,6 +1,7 @@
 """`sluice rag query` and `search` against a real server."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_what_is_asked(rag: RagServer, sluice: Sluice) -> None:
         "collection": "faq", "top_k": 3, "mode": "bm25", "filter": '{"year": 2025}', "collection_key": "k",
     }  # fmt: skip
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (5, 0)
+
+
+def test_sluices_own_documentation_is_asked_until_there_are_others(
+    rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for collection in ("sluice", "docs"):
+        assert sluice("ingest", handbook, "--collection", collection) == 0
+        capsys.readouterr()
+        assert sluice("query", "how?") == 0
+        assert rag.pipeline.asked[-1].parameters["collection"] == collection
+        assert ("sluice rag ingest" in capsys.readouterr().err) is (collection == "sluice")
 
 
 def test_nothing_was_found(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,17 @@ async def test_configuration_holds_where_a_request_says_nothing(tmp_path: Path, 
         assert len((await ask(model, ["blocks"], collection="docs", top_k=5))["sources"][0]) == 2
 
 
+async def test_another_collection_is_searched_until_the_usual_one_is_there(
+    tmp_path: Path, library: Library, store: SqliteStore
+) -> None:
+    text = parameter("collection", "yours") + parameter("fallback_collection", "docs") + parameter("mode", "bm25")
+    async with loaded(tmp_path, library, text) as model:
+        assert len((await ask(model, ["blocks"]))["sources"][0]) == 2
+        assert (await refusal(model, collection="yours")).code is ErrorCode.NOT_FOUND
+        await store.create_collection(CollectionSpec("yours", "query_encoder", DIM))
+        assert (await ask(model, ["blocks"]))["sources"][0] == []
+
+
 # -- owners
 
 
