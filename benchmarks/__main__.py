@@ -21,6 +21,7 @@ from benchmarks import (
 )
 from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
 from benchmarks.offline import comparison
+from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, stores, stores_postgres
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
@@ -48,6 +49,13 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   reloading     memory, open files and processes over 1,000 loads and unloads, for each backend (10 minutes)
   queue-timeouts how late those hear of it that waited too long in a queue, 64 clients (a minute)
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
+  rag-quality   whether retrieval finds the right passage of Python's documentation, 332 questions; ingestion (10 minutes)
+  rag-answers   the bundled model's answers with and without retrieval (10 minutes)
+  rag-stores    100,000 vectors in SQLite beside numpy: recall, latency, insertion (10 minutes)
+  rag-postgres  the same in Postgres with pgvector, random and clustered vectors (30 minutes)
+  rag-encoder   the sentence encoder with and without dynamic batching, 1, 16 and 64 clients; needs wrk (5 minutes)
+  rag-pipeline  the pipeline as one request, beside a client that calls its steps (2 minutes)
+  rag-steps     microseconds that an ensemble adds to each of its steps
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -95,6 +103,13 @@ def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> di
         "reloading": lambda: reloading.measure(arguments.out, say),
         "queue-timeouts": lambda: queue_timeouts.measure(repeats, arguments.out, say),
         "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, say),
+        "rag-quality": lambda: quality.measure(arguments.out, say),
+        "rag-answers": lambda: answers.measure(arguments.out, say),
+        "rag-stores": lambda: stores.measure(repeats, say),
+        "rag-postgres": lambda: stores_postgres.measure(1, say),
+        "rag-encoder": lambda: encoder.measure(repeats, arguments.out, say),
+        "rag-pipeline": lambda: pipeline.measure(repeats, arguments.out, say),
+        "rag-steps": lambda: orchestration.measure(repeats),
         "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
     }
 
