@@ -18,12 +18,8 @@ INTERRUPTED = 130
 def command(argv: list[str]) -> int:
     """Measure a streaming LLM server: latencies, throughput, failures."""
     arguments = parser().parse_args(argv)
-    try:
-        from load import report
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "rich":
-            raise
-        return _complain("the report needs the 'load' extra: pip install 'sluice[load]'")
+    from load import report  # slow to import, and a wrong option needs none
+
     try:
         run = _execute(config_of(arguments), is_quiet=arguments.quiet)
     except (ConfigError, RunError) as error:

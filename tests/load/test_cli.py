@@ -1,7 +1,5 @@
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +102,3 @@ def test_bad_flags_are_refused_with_what_is_allowed(
         command(flags)
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_without_the_extra_the_error_names_it() -> None:
-    script = "import sys; sys.modules['rich'] = None; from load.cli import command; sys.exit(command([]))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'sluice[load]'" in done.stderr
