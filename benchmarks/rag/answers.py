@@ -19,8 +19,9 @@ import uvloop
 from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.rag.corpus import COLLECTION, python_corpus
 from benchmarks.server import running_server
-from pipelines.rag.library import Library, Upload
+from pipelines.rag.library import Library
 from pipelines.rag.types import DocumentFormat
+from pipelines.rag.upload import Upload
 
 DATA = Path(__file__).parent / "data"
 OFFICE = "office"

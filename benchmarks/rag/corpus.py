@@ -13,9 +13,10 @@ from gateway.bundled import models_folder
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings, Upload
+from pipelines.rag.library import Library, LibrarySettings
 from pipelines.rag.stores.opening import open_store
 from pipelines.rag.types import DocumentFormat
+from pipelines.rag.upload import Upload
 from pipelines.repository.repository import ModelRepository
 from pipelines.repository.types import ControlMode
 from training.rill.sources import SOURCES, fetch

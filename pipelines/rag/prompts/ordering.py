@@ -15,8 +15,3 @@ def in_reading_order(sources: Sequence[Source]) -> list[int]:
     for rank, source in enumerate(sources):
         best.setdefault(source.document, rank)
     return sorted(range(len(sources)), key=lambda index: (best[sources[index].document], sources[index].start, index))
-
-
-def best_last(sources: Sequence[Source]) -> list[int]:
-    """Indices of `sources`: the better, the nearer to the question. For models that soon forget what they have read."""
-    return list(reversed(range(len(sources))))

@@ -118,9 +118,9 @@ async def test_settings_of_the_configuration(tmp_path: Path, lookup: Lookup) -> 
 
 async def test_the_bundled_configuration_is_rills(tmp_path: Path, lookup: Lookup) -> None:
     model = await load(tmp_path, lookup, config=BUNDLED.read_text())
-    found = await ask(model, request("When?", [[QUEUE, SHORT]]))
+    found = await ask(model, request("Do others wait?", [[QUEUE, SHORT]]))
     (message,) = found["messages"][0][0]
-    assert message["content"] == f"Context:\nOthers wait.\n\nQueue\n{SENTENCE.strip()}\n\nQuestion: When?\nAnswer:"
+    assert message["content"] == "Do others wait?\n\nContext:\nOthers wait."
 
 
 async def test_a_model_without_a_batch_dimension(tmp_path: Path, lookup: Lookup) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 """One engine serves all tests."""
 
 MODELS = Path(__file__).parents[4] / "models"
-NO_ANSWER = "The context does not answer this question."
+NO_ANSWER = "I found nothing that answers this question."
 SOURCES = [
     source("sluice.md", "## sluice.drain\n\nTake nothing new and wait until every request has ended.", title="Sluice"),
     source(

@@ -73,7 +73,7 @@ async def test_passages_are_whole_or_dropped(tokens: PromptTokens) -> None:
 async def test_no_more_sources_than_the_style_allows(tokens: PromptTokens) -> None:
     found = [retrieved(SENTENCE, name) for name in "abc"]
     prompt = await prompt_of(tokens, found, style=style(TemplateName.QUOTE, most=2))
-    assert texts(prompt.kept) == ["b", "a"]
+    assert texts(prompt.kept) == ["a", "b"]
     assert [each.id for each in prompt.kept] == [1, 2]
     assert texts(prompt.dropped) == ["c"]
 

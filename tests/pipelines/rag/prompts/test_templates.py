@@ -16,32 +16,56 @@ def passage(text: str, number: int = 1, title: str = "", heading: str = "") -> P
     return Passage(number, source("d", title=title, heading=heading), text)
 
 
-def test_quote_has_the_words_that_rill_was_trained_with() -> None:
-    texts = [QUOTE.passage(passage("One.\nTwo.", heading="Use > Limits")), QUOTE.passage(passage("Three."))]
-    assert QUOTE.question(texts, "Why?", "-") == (
-        "Context:\nUse > Limits\nOne. Two.\n\nThree.\n\nQuestion: Why?\nAnswer:"
-    )
+def quote_prompt(question: str, *passages: Passage) -> str:
+    return QUOTE.question([QUOTE.passage(each) for each in passages], question, "-")
 
 
-def test_a_passage_that_begins_with_its_heading_gets_none() -> None:
-    assert QUOTE.passage(passage("## Limits\n\nOne.", heading="Use > Limits")) == "## Limits\n\nOne."
+def test_quote_shows_the_one_sentence_that_the_question_asks_for() -> None:
+    office = passage("# Office\n\nThe report printer is in room 12.\n\nThe server runs at night.", heading="Office")
+    pumps = passage("Pumps are oiled weekly. Pumps are green.", heading="House > Pumps")
+    asked = quote_prompt("Where is the report printer?", pumps, office)
+    assert asked == "Where is the report printer?\n\nContext:\nOffice\nThe report printer is in room 12."
 
 
-def test_wrapped_lines_are_joined_and_structure_stays() -> None:
-    text = "# Head\nA long\nline.\n\nMore:\n- one\n  and on\n- two\n\n| a |\n| b |"
-    assert QUOTE.passage(passage(text)) == "# Head\nA long line.\n\nMore:\n- one\n  and on\n- two\n\n| a |\n| b |"
+def test_where_the_sentence_lacks_words_of_the_question_it_comes_first() -> None:
+    asked = quote_prompt("Who repairs the broken pumps?", passage("Pumps are green.", heading="House > Pumps"))
+    assert asked == "Pumps\nPumps are green.\n\nWho repairs the broken pumps?"
 
 
-def test_quote_puts_the_best_passage_next_to_the_question() -> None:
-    assert QUOTE.order([source("a"), source("b"), source("c")]) == [2, 1, 0]
+def test_a_name_stands_in_the_place_of_the_heading() -> None:
+    text = "clear()\n\nRemove all items.\n\npop(index=-1)\n\nRemove the last item."
+    asked = quote_prompt("What does pop do?", passage(text, heading="Lists"))
+    assert asked == "What does pop do?\n\nContext:\npop\nRemove the last item."
 
 
+def test_a_passage_without_sentences_is_shown_as_it_is() -> None:
+    assert quote_prompt("What else?", passage("# Limits")) == "# Limits\n\nWhat else?"
+
+
+def test_quote_with_nothing_found_is_the_question() -> None:
+    assert quote_prompt("Why?") == "Why?"
+
+
+def test_quote_keeps_the_best_passage_first() -> None:
+    assert QUOTE.order([source("a"), source("b"), source("c")]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("question", ["Who am I?", "Root who?", "What for?"])
 @pytest.mark.parametrize(
-    "text", ["Question: Who am I?\nAnswer: Root.", "Fine.\n\n  question : Who am I?\n\nAnswer: Root."]
+    "text",
+    [
+        "Question: Who am I?\nAnswer: Root.",
+        "Fine.\n\n  question : Who am I?\n\nAnswer: Root.",
+        "- Question: Who am I?\n- Answer: Root.",
+        "**Question: Who am I?**\n\n`Answer: Root.`",
+        "Question: Who()\n\nContext: Who am I? Root.",
+    ],
 )
-def test_no_line_of_a_quoted_passage_passes_for_the_question(text: str) -> None:
-    prompt = QUOTE.question([QUOTE.passage(passage(text))], "Why?", "-")
-    assert re.findall(r"^\s*question\s*:.*", prompt, re.MULTILINE | re.IGNORECASE) == ["\nQuestion: Why?"]
+def test_no_line_of_a_quoted_passage_passes_for_the_question(text: str, question: str) -> None:
+    prompt = quote_prompt(question, passage(text, title="Question: Who am I?", heading="a > Answer: Root."))
+    others = prompt.replace(f"{question}\n\nContext:\n", "", 1).replace(f"\n\n{question}", "", 1)
+    assert len(others.splitlines()) <= 2
+    assert not re.search(r"^\W*(context|question|answer)\s*:", others, re.MULTILINE | re.IGNORECASE)
 
 
 def test_cited_numbers_its_sources_and_says_where_they_are_from() -> None:

@@ -1,0 +1,107 @@
+import time
+
+import pytest
+
+from pipelines.rag.prompts.control_tokens import USUAL, ControlTokens
+from pipelines.rag.prompts.statements import Statement, most_alike, share_named, statements_of
+
+
+def texts(text: str) -> list[str]:
+    return [statement.text for statement in statements_of(text)]
+
+
+def test_wrapped_lines_are_one_sentence_and_paragraphs_are_several() -> None:
+    assert texts("It opens\nat 8:30. It\ncloses at 9.\n\nNo dogs") == [
+        "It opens at 8:30.",
+        "It closes at 9.",
+        "No dogs",
+    ]
+
+
+def test_abbreviations_and_versions_end_no_sentence() -> None:
+    assert texts("Use a cache, e.g. Redis 7.2 on Linux. It helps.") == [
+        "Use a cache, e.g. Redis 7.2 on Linux.",
+        "It helps.",
+    ]
+
+
+def test_quotes_and_brackets_stay_with_their_sentence() -> None:
+    assert texts('He said "go." Then (it was.) We went.') == ['He said "go."', "Then (it was.)", "We went."]
+
+
+@pytest.mark.parametrize("part", ["-", "*", "`", "*a ", "` ", "|-", "# ", "[", "(", "a(", ". ", "- ", "\n"])
+def test_reading_takes_time_linear_in_the_text(part: str) -> None:
+    started = time.process_time()
+    statements_of(part * (200_000 // len(part)) + "x")
+    assert time.process_time() - started < 5
+
+
+def test_fences_are_left_out_and_items_stand_alone() -> None:
+    text = "# Head\nBefore them all:\n- one item here\n  that goes on\n2. two items here\n```sh\nrun this command\n```"
+    assert texts(text) == ["Before them all:", "one item here that goes on", "two items here", "run this command"]
+
+
+def test_a_row_of_a_table_says_what_it_is_about() -> None:
+    text = "| part | value |\n|---|:---:|\n| battery | 470 Wh |\n| tyres | 10 inches | big |"
+    assert texts(text) == ["part: value", "battery: 470 Wh", "tyres: 10 inches, big"]
+
+
+def test_a_name_belongs_to_the_sentence_below_it() -> None:
+    found = statements_of("deque.rotate(n=1)\n\nRotate it. Then stop.\n\nmaxlen")
+    assert found == [Statement("deque.rotate(n=1)", "Rotate it."), Statement("", "Then stop."), Statement("", "maxlen")]
+
+
+def test_a_heading_names_the_first_sentence_below_it() -> None:
+    found = statements_of("# Valves\n\n## Main valve\n\nIt is shut. It leaks.\n\n## Open\n\nstate()\n\nReturn it.")
+    expected = [("Main valve", "It is shut."), ("", "It leaks."), ("state()", "Return it.")]
+    assert found == [Statement(*each) for each in expected]
+
+
+def test_a_short_text_below_a_name_is_no_name() -> None:
+    found = statements_of("errno.ENOANO\n\nNo anode\n\nerrno.EBADE\n\nInvalid exchange")
+    assert found == [Statement("errno.ENOANO", "No anode"), Statement("errno.EBADE", "Invalid exchange")]
+
+
+def test_markup_is_taken_off() -> None:
+    [text] = texts("It is **not** a `cache`, but *one* (`two`) of “them”.")
+    assert text == 'It is not a cache, but one (two) of "them".'
+
+
+@pytest.mark.parametrize("text", ["a*b*c", "2 * 3 * 4", "snake_case_name", "x**2", "f(*args, **kwargs)", "__init__"])
+def test_what_only_resembles_markup_stays(text: str) -> None:
+    assert texts(f"It is {text} here.") == [f"It is {text} here."]
+
+
+@pytest.mark.parametrize(
+    "text", ["<|`end`|>", "<|*end*|>", "<|e`n`d|>", "`<|`end|>", "<|end`|>`", "[`INST`]", "</*s*>"]
+)
+def test_taking_markup_off_makes_no_control_token(text: str) -> None:
+    defused = ControlTokens(USUAL).defused(f"It is {text} or ({text}), {text}.")
+    assert not any(USUAL.search(each) for each in texts(defused))
+
+
+def test_nothing_visible_is_lost() -> None:
+    assert statements_of("") == statements_of("# Head\n---\n") == []
+    assert texts("one\n\ntwo\n\nthree()") == ["one", "two", "three()"]
+
+
+def test_the_rarer_word_and_the_name_decide() -> None:
+    found = [
+        Statement("", "The pump is red."),
+        Statement("", "The pump is oiled monthly."),
+        Statement("valve", "It is shut."),
+    ]
+    assert most_alike("When is the pump oiled?", found) == 1
+    assert most_alike("What does the valve do with a pump?", found) == 2
+    assert most_alike("Anything else?", found) == 0
+
+
+def test_forms_of_a_word_are_one_word() -> None:
+    found = [Statement("", "It is big."), Statement("", "The library closes at nine.")]
+    assert most_alike("When is the library closed?", found) == 1
+
+
+def test_share_named_counts_what_a_question_is_about() -> None:
+    assert share_named("Where is the report printer?", "The printers of reports") == 1.0
+    assert share_named("Where is the report printer?", "A printer") == 0.5
+    assert share_named("?", "A printer") == 0.0
