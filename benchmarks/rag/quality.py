@@ -12,9 +12,13 @@ from pathlib import Path
 
 import orjson
 import uvloop
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from benchmarks.figures import Figure, Target
 from benchmarks.rag.corpus import COLLECTION, Corpus, python_corpus
+from gateway.bundled import models_folder
+from pipelines.backends.retriever.asked import settings_of
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from pipelines.rag.types import Hit, RetrievalMode
 
@@ -54,12 +58,18 @@ async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
             figures.append(Figure("ingestion", f"{corpus.num_chunks} chunks", "chunks/s", (rate,)))
         recalls = {}
         for mode in RetrievalMode:
-            ranks = await ranks_of(corpus, SearchOptions(mode=mode, top_k=DEPTH))
+            ranks = await ranks_of(corpus, replace(bundled_options(), mode=mode, top_k=DEPTH))
             recalls[mode] = recall_at(ranks, 5)
             figures.append(Figure("recall@5", mode, "%", (100 * recalls[mode],)))
             figures.append(Figure(f"MRR@{DEPTH}", mode, "", (mean_reciprocal_rank(ranks),)))
     best = 100 * max(recalls[RetrievalMode.VECTOR], recalls[RetrievalMode.BM25])
     return [_with_target(figure, best) for figure in figures]
+
+
+def bundled_options() -> SearchOptions:
+    """How the bundled retriever searches."""
+    text = (models_folder() / "retriever" / "config.pbtxt").read_text()
+    return settings_of(text_format.Parse(text, ModelConfig())).options
 
 
 def _with_target(figure: Figure, best: float) -> Figure:
