@@ -49,7 +49,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   reloading     memory, open files and processes over 1,000 loads and unloads, for each backend (10 minutes)
   queue-timeouts how late those hear of it that waited too long in a queue, 64 clients (a minute)
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
-  rag-quality   whether retrieval finds the right passage in Python's documentation (332 questions); ingestion (10 minutes)
+  rag-quality   whether retrieval finds the right passage of 15,000, for 332 questions; ingestion (10 minutes)
   rag-answers   the bundled model's answers with and without retrieval, three sets of questions (10 minutes)
   rag-stores    100,000 vectors in SQLite beside numpy: recall, latency, insertion (10 minutes)
   rag-postgres  the same in Postgres with pgvector, random and clustered vectors (30 minutes)

@@ -5,7 +5,8 @@ import difflib
 import sys
 from typing import Any, NoReturn
 
-USAGE_ERROR = 2
+FAILED, USAGE_ERROR = 1, 2
+"""Exit codes of commands, beside 0."""
 
 
 class OneLineParser(argparse.ArgumentParser):

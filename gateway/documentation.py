@@ -5,8 +5,9 @@ import logging
 
 from engine.errors import SluiceError
 from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
-from pipelines.rag.library import Library, PutStatus, Upload
+from pipelines.rag.library import Library, PutStatus
 from pipelines.rag.types import DocumentFormat
+from pipelines.rag.upload import Upload
 
 log = logging.getLogger(__name__)
 

@@ -80,9 +80,11 @@ def _pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeCon
         return
     if checkpoint is None:
         raise ConfigError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
-    with pipeline_repository(config.model.served_model_name or model_name(checkpoint)) as path:
+    name = config.model.served_model_name or model_name(checkpoint)
+    with pipeline_repository(name, is_bundled=config.model.path is None) as path:
         repository = replace(config.repository, paths=(*config.repository.paths, path))
-        yield replace(config, repository=repository, rag=replace(config.rag, is_served=True))
+        model = replace(config.model, path=str(checkpoint))
+        yield replace(config, model=model, repository=repository, rag=replace(config.rag, is_served=True))
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # all are heavy to import, and the server listens before they
     from pipelines.text.model import TextModel
 
 LATEST = -1
+_ABORTED_S = 1.0
+"""How long streams of language models may take to end with the error that they were given."""
 
 
 class InferenceService:
@@ -193,7 +195,11 @@ class InferenceService:
         """End everything open: streams of language models with `error`, which their clients see as an error event."""
         for engine in self.engines():
             engine.abort_all(error)
-        for model in self.repository.models():
+        models = self.repository.models()
+        with suppress(TimeoutError):  # ensembles tell that error too, unless closed before it has reached them
+            async with asyncio.timeout(_ABORTED_S):
+                await asyncio.gather(*(model.wait_idle() for model in models if model.text is not None))
+        for model in models:
             if model.text is None:
                 await model.close()
 

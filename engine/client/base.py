@@ -19,6 +19,7 @@ from engine.client.totals import NO_STATS, add_counters, without_gauges
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.scheduling.admission import check_places
 from engine.types import EngineInfo, GenerateRequest
 from engine.validation import check_request
 
@@ -96,6 +97,10 @@ class EngineClient(ABC):
         self._roster.add(stream.stream_id)
         self._send_due()
         return stream
+
+    def refuse_if_full(self) -> None:
+        """Raise OVERLOADED where a request would find a full queue: for who has work to do before it can submit one."""
+        check_places(self.stats, self.info.max_num_seqs, self.config)
 
     def abort_all(self, error: SluiceError) -> None:
         """End every open stream with `error` and free what it holds in the engine."""

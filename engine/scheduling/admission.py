@@ -6,7 +6,7 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.forecast.backlog import Backlog
-from engine.types import GenerateRequest
+from engine.types import EngineStats, GenerateRequest
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
@@ -52,7 +52,7 @@ def check_queue(
     `max_num_seqs` may stand in the queue besides, since the next step takes them. `max_queued_tokens`: it does not
     hold while there is room for all that wait and this request too.
     """
-    excess = _too_many_requests(waiting, room, config)
+    excess = _too_many_requests(waiting.num_requests, room.places, config)
     if excess is None and not _fits(worst_case_blocks, waiting, room):
         excess = _too_many_tokens(request, waiting, config)
     if excess is not None:
@@ -62,11 +62,18 @@ def check_queue(
         _check_deadline("timeout_s", request.timeout_s, prediction)
 
 
-def _too_many_requests(waiting: Backlog, room: Room, config: EngineConfig) -> str | None:
+def check_places(stats: EngineStats, max_num_seqs: int, config: EngineConfig) -> None:
+    """Raise OVERLOADED where, by an engine's last report, whatever request comes now finds a full queue."""
+    excess = _too_many_requests(stats.num_waiting, max_num_seqs - stats.num_running, config)
+    if excess is not None:
+        raise _full(excess, Prediction(stats.predicted_wait_s, is_warm=False))
+
+
+def _too_many_requests(num_waiting: float, num_places: int, config: EngineConfig) -> str | None:
     limit = config.max_queued_requests
-    if waiting.num_requests - room.places < limit:
+    if num_waiting - num_places < limit:
         return None
-    return f"{waiting.num_requests:.0f} requests wait and the limit is {limit} (max_queued_requests)"
+    return f"{num_waiting:.0f} requests wait and the limit is {limit} (max_queued_requests)"
 
 
 def _too_many_tokens(request: GenerateRequest, waiting: Backlog, config: EngineConfig) -> str | None:

@@ -49,6 +49,8 @@ OPENAI_TYPE: dict[ErrorCode, str] = {
     ErrorCode.DEADLINE: "timeout_error",
 }
 _CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
+_SHOWN_CHARS = 60
+"""Of what a client sent, in a message."""
 _CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that left; only our own log and metrics ever see it."""
 
@@ -136,8 +138,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     """A path or query parameter that FastAPI itself refused; bodies are validated by the routes."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = str(first["loc"][-1])
-    return error_response(request.url.path, SluiceError(ErrorCode.INVALID, f"{param}: {first['msg']}", param=param))
+    param, expected = str(first["loc"][-1]), first["msg"].removeprefix("Input should be ")
+    message = f"{param} must be {expected}, got {str(first['input'])[:_SHOWN_CHARS]!r}"
+    return error_response(request.url.path, SluiceError(ErrorCode.INVALID, message, param=param))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -1,9 +1,10 @@
 """What `sluice rag` is told on the command line."""
 
 import argparse
-import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import orjson
 
 from gateway.arguments import OneLineParser
 from gateway.config import options_of
@@ -87,9 +88,9 @@ def _add_ingest(commands: _Commands) -> None:
 def _add_query(commands: _Commands) -> None:
     parser = _command(commands, "query", "QUESTION", QUERY, QUERY_EPILOG)
     _add_asking(parser)
-    parser.add_argument("--model", metavar="NAME", help="the pipeline that answers. Default: rag_pipeline")
+    parser.add_argument("--model", type=_text, metavar="NAME", help="the pipeline that answers. Default: rag_pipeline")
     parser.add_argument("--max-tokens", type=_positive, metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the likeliest answer, up to 2")
+    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 for the likeliest answer, up to 2")
     parser.add_argument("--no-stream", action="store_true", help="print the answer when it is whole")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, for machines")
 
@@ -102,7 +103,9 @@ def _add_search(commands: _Commands) -> None:
 
 def _add_list(commands: _Commands) -> None:
     parser = _command(commands, "list", "", LIST, LIST_EPILOG)
-    parser.add_argument("--collection", metavar="NAME", help="list its documents. Without it: all collections")
+    parser.add_argument(
+        "--collection", type=_text, metavar="NAME", help="list its documents. Without it: all collections"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object a line on standard output, for machines")
 
 
@@ -111,7 +114,9 @@ def _add_delete(commands: _Commands) -> None:
     _add_collection(parser)
     parser.add_argument("--all", action="store_true", help="delete the collection itself, with all that it holds")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("ids", nargs="*", metavar="ID", help="a document, by the id that `sluice rag list` shows")
+    parser.add_argument(
+        "ids", type=_text, nargs="*", metavar="ID", help="a document, by the id that `sluice rag list` shows"
+    )
 
 
 def _command(commands: _Commands, name: str, operands: str, text: str, epilog: str) -> OneLineParser:
@@ -131,20 +136,21 @@ def _command(commands: _Commands, name: str, operands: str, text: str, epilog: s
 
 def _add_collection(parser: OneLineParser) -> None:
     parser.add_argument(
-        "--collection", default=DEFAULT_COLLECTION, metavar="NAME", help=f"Default: {DEFAULT_COLLECTION}"
+        "--collection", type=_text, default=DEFAULT_COLLECTION, metavar="NAME", help=f"Default: {DEFAULT_COLLECTION}"
     )
 
 
 def _add_asking(parser: OneLineParser) -> None:
     parser.add_argument(
         "--collection",
+        type=_text,
         metavar="NAME",
         help=f"Default: {DEFAULT_COLLECTION}; while there is none, Sluice's own documentation",
     )
     parser.add_argument("--top-k", type=_positive, metavar="N", help="how many chunks to look for")
     parser.add_argument("--mode", choices=("vector", "bm25", "hybrid"), help="by meaning, by words, or by both")
     parser.add_argument("--filter", type=_object, metavar="JSON", help="""on metadata: '{"year": {"gte": 2025}}'""")
-    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("question", type=_text, metavar="QUESTION")
 
 
 def _positive(text: str) -> int:
@@ -161,10 +167,29 @@ def _jobs(text: str) -> int:
     return number
 
 
+def _temperature(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 2:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 2, got {text!r}")
+    return number
+
+
+def _text(text: str) -> str:
+    """What can be sent: Python takes bytes of a command line that are no UTF-8 for surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {text!r}") from None
+    return text
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got '{text}'")

@@ -11,7 +11,7 @@ from engine.errors import SluiceError
 from gateway.rag.client import JsonObject, RagClient
 from gateway.rag.files import FoundFile, Unread
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.library import Upload, hash_of
+from pipelines.rag.upload import Upload, content_hash_of
 
 _PIECE_BYTES = 256 << 10
 
@@ -57,7 +57,7 @@ class Line:
         return self.upload.id
 
     async def content_hash(self) -> str:
-        return hash_of(self.upload)
+        return content_hash_of(self.upload)
 
     async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
         upload = self.upload

@@ -148,7 +148,7 @@ def _force(force: bool) -> dict[str, str]:
 def _refusal(response: httpx.Response) -> Refused:
     body = _json(response) or {}
     error = body.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
+    message, param = (error.get("message"), error.get("param")) if isinstance(error, dict) else (error, None)
     if not isinstance(message, str):
         message = f"{response.url.host} answered {response.status_code} {response.reason_phrase}"
     if response.status_code == 404 and message.startswith("no route"):
@@ -156,7 +156,8 @@ def _refusal(response: httpx.Response) -> Refused:
     if response.status_code == 401:
         message += " (sluice rag: set SLUICE_API_KEY)"
     after = response.headers.get("retry-after", "")
-    return Refused(message, response.status_code, float(after) if after.isascii() and after.isdigit() else None)
+    retry_after_s = float(after) if after.isascii() and after.isdigit() else None
+    return Refused(message, response.status_code, retry_after_s, param if isinstance(param, str) else "")
 
 
 def _json(response: httpx.Response) -> JsonObject | None:

@@ -5,15 +5,13 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from gateway.arguments import USAGE_ERROR
+from gateway.arguments import FAILED, USAGE_ERROR
 from gateway.config import read_client_options
 from gateway.options import ConfigError
 from gateway.rag.arguments import Arguments, parse
 
 if TYPE_CHECKING:
     from gateway.rag.client import RagClient
-
-FAILED = 1
 
 
 def command(argv: list[str]) -> int:

@@ -2,13 +2,12 @@
 
 import sys
 
-from gateway.arguments import USAGE_ERROR
+from gateway.arguments import FAILED, USAGE_ERROR
 from gateway.rag.arguments import Arguments
 from gateway.rag.client import RagClient
 from gateway.rag.failures import Refused
 from gateway.rag.terminal import harmless
 
-FAILED = 1
 _NOT_FOUND = 404
 
 

@@ -1,5 +1,8 @@
 """What can go wrong between `sluice rag` and a server. The texts are for the user."""
 
+_OF_ALL = ("collection", "collection_key")
+"""Fields that are the same for all documents of a run."""
+
 
 class RagError(Exception):
     """Nothing more can be done, or not now."""
@@ -18,12 +21,13 @@ class Broken(Unreachable):
 
 
 class Refused(RagError):
-    """The server said no. `retry_after_s` is when it may say yes."""
+    """The server said no, to the field `param` ("" where it names none). `retry_after_s` is when it may say yes."""
 
-    def __init__(self, message: str, status: int, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, status: int, retry_after_s: float | None = None, param: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.param = param
 
     @property
     def is_passing(self) -> bool:
@@ -33,4 +37,4 @@ class Refused(RagError):
     @property
     def is_of_the_document(self) -> bool:
         """Whether another document may fare better."""
-        return self.status in (400, 413, 422, 500, 504)
+        return self.status in (400, 413, 422, 500, 504) and self.param not in _OF_ALL

@@ -5,6 +5,7 @@ import sys
 
 from rich.console import Console
 
+from gateway.arguments import FAILED
 from gateway.rag.arguments import Arguments
 from gateway.rag.client import RagClient
 from gateway.rag.failures import RagError
@@ -14,8 +15,6 @@ from gateway.rag.progress import shown
 from gateway.rag.retries import Patience
 from gateway.rag.tally import Tally
 from gateway.rag.terminal import harmless
-
-FAILED = 1
 
 
 async def ingest(client: RagClient, arguments: Arguments) -> int:

@@ -74,6 +74,9 @@ class Ingestion:
                 if isinstance(part, Unread):
                     self.tally.has_unread = True
                     self.tally.fail(part.name, part.reason)
+                elif part.id in self._seen:
+                    # Sent side by side, whichever came last would stay, and the other be sent the next time.
+                    self.tally.fail(part.id, "a document of this id came before it, and is kept")
                 else:
                     self._seen.add(part.id)
                     yield part

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import SluiceError
-from gateway.arguments import USAGE_ERROR
+from gateway.arguments import FAILED, USAGE_ERROR
 from gateway.options import ConfigError
 from gateway.repository.report import Style, as_json, lines
 from pipelines.backends.registry import BackendRegistry
@@ -15,8 +15,6 @@ from pipelines.repository.inspection.repositories import inspect_repositories
 from pipelines.repository.pruning import check_roots
 from pipelines.repository.stores.location import local_path, store_location
 from pipelines.repository.stores.roots import make_roots
-
-FAILED = 1
 
 
 def check(arguments: argparse.Namespace) -> int:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import ErrorCode, SluiceError
-from gateway.arguments import USAGE_ERROR
+from gateway.arguments import FAILED, USAGE_ERROR
 from pipelines.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove
 from pipelines.repository.stores.location import local_path, store_location
 
-FAILED = 1
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 

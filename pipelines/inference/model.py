@@ -92,6 +92,9 @@ class Model(ABC):
             raise
         return job
 
+    def refuse_if_full(self) -> None:  # noqa: B027 - what has no queue is never full
+        """Raises OVERLOADED where a request would be refused now: told before the steps that lead to it have run."""
+
     def hold(self) -> None:
         """Keep it from being closed until `release`: what is under way in an ensemble must find its next steps.
 

@@ -1,16 +1,18 @@
 """Which sources an answer rests on: by the markers that the model put, else by the words that are a source's."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.rag.sources import Citation, Source
 
-_MARKER = re.compile(r"[\[【]\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*(?:†[^\]】]*)?[\]】](?!\()")
+_MARKER = re.compile(r"[\[【]\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*(?:†[^\[【\]】]*)?[\]】](?!\()")
 """[1], [1, 2], 【1】 and 【1†source】; a bracket behind it makes it a Markdown link."""
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]+`", re.DOTALL)
 """In code, [1] is an index."""
-_SENTENCE = re.compile(r"\S.*?(?:[.!?]+[\"'”’)\]]*(?=\s|$)|(?=\n)|$)", re.DOTALL)
+_STOP = r"[.!?]++[\"'”’)\]]*+"
+_SENTENCE = re.compile(rf"(?=\S)(?:[^.!?\n]|{_STOP}(?!\s|\Z))*+(?:{_STOP})?")
 _SENTENCE_REST = " \t\r\n.,;:!?)"
 """What may follow a marker and belongs to the sentence that it marks."""
 _WORD = re.compile(r"\w+")
@@ -27,6 +29,7 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """An answer that finds nothing, in the usual words."""
+_Run = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,9 @@ def cite(answer: str, sources: Sequence[Source]) -> list[Citation]:
 
 
 def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
-    code = [_Span(*match.span()) for match in _CODE.finditer(answer)]
-    markers = [match for match in _MARKER.finditer(answer) if not any(_within(match, span) for span in code)]
     found: list[Citation] = []
     marked, last_end = _Span(0, 0), 0
-    for marker in markers:
+    for marker in _MARKER.finditer(_CODE.sub(_struck_out, answer)):
         if answer[last_end : marker.start()].strip():  # else it follows another one, and marks the same
             marked = _marked(answer, last_end, marker.start())
         last_end = marker.end()
@@ -67,8 +68,8 @@ def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
     return list(dict.fromkeys(found))
 
 
-def _within(match: re.Match[str], span: _Span) -> bool:
-    return span.start <= match.start() < span.end
+def _struck_out(code: re.Match[str]) -> str:
+    return "`" * len(code[0])
 
 
 def _marked(answer: str, after: int, before: int) -> _Span:
@@ -82,17 +83,18 @@ def _marked(answer: str, after: int, before: int) -> _Span:
 
 
 def _by_overlap(answer: str, sources: Sequence[Source]) -> list[Citation]:
-    words_of = {source.id: _words(source.text) for source in sources}
+    told = {size: _places_of_runs(sources, size) for size in range(_SHORT + 1, _RUN + 1)}
     found = []
     for span in _sentences(answer):
         sentence = answer[span.start : span.end]
         words = _words(sentence)
         if len(words) <= _SHORT or _REFUSAL.search(sentence):
             continue
-        taken = {number: _taken(words, others) for number, others in words_of.items()}
-        best = max(taken, key=taken.__getitem__, default=None)  # the first of equals
+        size = min(_RUN, len(words))
+        taken = _taken(words, size, told[size])
+        best = max(taken, key=lambda place: (taken[place], -place), default=None)  # the first of equals
         if best is not None and taken[best] >= _TAKEN:
-            found.append(Citation(source=best, start=span.start, end=span.end, by="overlap"))
+            found.append(Citation(source=sources[best].id, start=span.start, end=span.end, by="overlap"))
     return found
 
 
@@ -100,15 +102,26 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _taken(words: Sequence[str], others: Sequence[str]) -> float:
-    """Share of `words` that stand in runs which `others` have too."""
-    size = min(_RUN, len(words))
-    known = {tuple(others[start : start + size]) for start in range(len(others) - size + 1)}
-    is_taken = [False] * len(words)
-    for start in range(len(words) - size + 1):
-        if tuple(words[start : start + size]) in known:
-            is_taken[start : start + size] = [True] * size
-    return sum(is_taken) / len(words)
+def _places_of_runs(sources: Sequence[Source], size: int) -> dict[_Run, list[int]]:
+    """For each run of `size` words the places in `sources` of those that have it."""
+    places: defaultdict[_Run, list[int]] = defaultdict(list)
+    for place, source in enumerate(sources):
+        for run in set(_runs(_words(source.text), size)):
+            places[run].append(place)
+    return places
+
+
+def _taken(words: Sequence[str], size: int, told: Mapping[_Run, Sequence[int]]) -> dict[int, float]:
+    """By source, where it has any run of them, the share of `words` that stand in runs which it has too."""
+    taken: defaultdict[int, set[int]] = defaultdict(set)
+    for start, run in enumerate(_runs(words, size)):
+        for place in told.get(run, ()):
+            taken[place].update(range(start, start + size))
+    return {place: len(numbers) / len(words) for place, numbers in taken.items()}
+
+
+def _runs(words: Sequence[str], size: int) -> Iterator[_Run]:
+    return (tuple(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
 def _sentences(text: str) -> Iterator[_Span]:

@@ -93,8 +93,9 @@ class TextEncoder:
 
         Estimated where the server has no tokenizer for the model.
         """
+        model = self._model()
         try:
-            tokenizer = tokenizer_of(self._model(), self._models)
+            tokenizer = tokenizer_of(model, self._models)
         except SluiceError as error:
             raise self._named(error) from error
         starts = estimated_starts if tokenizer is None else tokenizer.tokenizer.starts

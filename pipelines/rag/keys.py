@@ -11,6 +11,16 @@ HEADER = "x-sluice-collection-key"
 PARAMETER = "collection_key"
 
 
+MAX_CHARS = 256
+
+
+def check_new(key: str) -> None:
+    """Raises SluiceError INVALID for a key that not every protocol could carry: its owner would be locked out there."""
+    if len(key) > MAX_CHARS or not key.isascii() or not key.isprintable():
+        message = f"an owner key must be at most {MAX_CHARS} printable ASCII characters ({HEADER})"
+        raise SluiceError(ErrorCode.INVALID, message, param=PARAMETER)
+
+
 def hash_of(key: str) -> str:
     """What a store keeps of a key. Keys are made by machines and long, so one round is enough."""
     return hashlib.sha256(b"sluice collection key\0" + key.encode()).hexdigest()

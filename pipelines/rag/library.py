@@ -1,43 +1,40 @@
 """The collections of one server: what puts documents into them, and what searches them."""
 
 import asyncio
-import hashlib
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from weakref import WeakValueDictionary
 
 import numpy as np
-import orjson
 
 from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag import keys
 from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, search
+from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import (
     Chunk,
     CollectionInfo,
     CollectionSpec,
-    DocumentFormat,
     DocumentInfo,
     Hit,
-    Metadata,
     RetrievalMode,
     StoredDocument,
     Vectors,
 )
+from pipelines.rag.upload import Upload, check_id, content_hash_of
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED = "collections"
 """A word of the HTTP paths, which no path would reach as a collection."""
-_MAX_ID_CHARS = 512
+_RETRY_AFTER_S = 2.0
 _ENCODER_BATCH = 64
 """Chunks that are made vectors of at once: enough to fill batches, few enough that searches get their turn between."""
 
@@ -50,23 +47,16 @@ class PutStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LibrarySettings:
-    """`encoder` is the model that new collections are made with. `num_parallel_puts` documents are read at once."""
+    """`encoder` is the model that new collections are made with.
+
+    `num_parallel_puts` documents are read at once, and `max_waiting` changes wait for that: each holds its document.
+    """
 
     encoder: str = "query_encoder"
     chunks: ChunkOptions = field(default_factory=ChunkOptions)
     parsing: ParseLimits = field(default_factory=ParseLimits)
     num_parallel_puts: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A document as it came. `title` "" takes the document's own, else its id."""
-
-    id: str
-    content: bytes
-    format: DocumentFormat
-    title: str = ""
-    metadata: Metadata = field(default_factory=dict)
+    max_waiting: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +80,32 @@ class Library:
         self._encoder_named = encoder_named
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._open_failure: _OpenFailure | None = None
         self._puts = asyncio.Semaphore(settings.num_parallel_puts)
+        self._num_waiting = 0
         self._documents: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """Of documents that are being changed, so that of two uploads of one id the later wins."""
-
-    @property
-    def store_name(self) -> str:
-        return self._store.name
 
     async def _opened(self) -> Store:
         """The store, connected to when it is first wanted: a server that is asked for no documents needs none."""
         if not self._is_open:
+            asked_s = time.monotonic()
             async with self._opening:
-                await self._store.open()
-                self._is_open = True
+                await self._open(asked_s)
         return self._store
+
+    async def _open(self, asked_s: float) -> None:
+        """Once for all who wait: of a store that is down they all hear at once, not one after the other."""
+        if self._is_open:
+            return
+        if self._open_failure is not None and self._open_failure.at_s >= asked_s:
+            raise SluiceError(self._open_failure.error.code, self._open_failure.error.message)
+        try:
+            await self._store.open()
+        except SluiceError as error:
+            self._open_failure = _OpenFailure(time.monotonic(), error)
+            raise
+        self._is_open = True
 
     async def close(self) -> None:
         await self._store.close()
@@ -122,10 +123,9 @@ class Library:
         return info
 
     async def create_collection(self, name: str, encoder: str = "", key: str = "") -> CollectionInfo:
-        """An empty one, owned by `key` where there is one. Raises INVALID for the name, ALREADY_EXISTS."""
-        if not _NAME.fullmatch(name) or name == _RESERVED:
-            allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
-            raise invalid("collection", f"collection must be {allowed}, and not '{_RESERVED}', got {name[:80]!r}")
+        """An empty one, owned by `key` where there is one. Raises INVALID for name and key, ALREADY_EXISTS."""
+        check_name(name)
+        keys.check_new(key)
         encoder = encoder or self.settings.encoder
         dim = await self._encoder_named(encoder).dim()
         hashes = (keys.hash_of(key),) if key else ()
@@ -144,10 +144,10 @@ class Library:
         encoded anew, as other settings or another encoder want it. Raises INVALID and TOO_LARGE for
         documents that cannot be read.
         """
-        _check_id(upload.id)
+        check_id(upload.id)
         info = await self._collection_for_put(collection, key)
         async with self._turn(collection, upload.id):
-            content_hash = await asyncio.to_thread(hash_of, upload)
+            content_hash = await asyncio.to_thread(content_hash_of, upload)
             before = await self._store.document_info(collection, upload.id)
             if before is not None and before.content_hash == content_hash and not force:
                 return PutResult(PutStatus.UNCHANGED, before)
@@ -187,7 +187,11 @@ class Library:
         reranker: Reranker | None = None,
         key: str = "",
     ) -> list[Hit]:
-        """The best chunks. A vector that the search needs and `query` lacks is made by the collection's encoder."""
+        """The best chunks. A vector that the search needs and `query` lacks is made by the collection's encoder.
+
+        Raises INVALID for a question that is too long.
+        """
+        check_question(query.question)
         info = await self.collection(collection, key)
         if query.vector is None and options.mode is not RetrievalMode.BM25:
             query = replace(query, vector=await self._encoder_named(info.spec.encoder).encode_query(query.question))
@@ -204,9 +208,21 @@ class Library:
 
     @asynccontextmanager
     async def _turn(self, collection: str, document_id: str) -> AsyncGenerator[None, None]:
-        """One change of a document at a time, in the order in which they came, and few documents at all."""
+        """One change of a document at a time, in the order in which they came, and few documents at all.
+
+        Raises OVERLOADED where too many wait for that.
+        """
+        if self._num_waiting >= self.settings.max_waiting:
+            message = f"{self._num_waiting} documents wait to be read; send this one again later"
+            raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_RETRY_AFTER_S)
         lock = self._documents.setdefault((collection, document_id), asyncio.Lock())
-        async with lock, self._puts:
+        async with AsyncExitStack() as held:
+            self._num_waiting += 1
+            try:
+                await held.enter_async_context(lock)
+                await held.enter_async_context(self._puts)
+            finally:
+                self._num_waiting -= 1
             yield
 
     async def _read(
@@ -237,6 +253,14 @@ class Library:
         return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenFailure:
+    """When and why the store could not be opened last."""
+
+    at_s: float
+    error: SluiceError
+
+
 @contextmanager
 def suppress_code(code: ErrorCode) -> Iterator[None]:
     """Go on after an error of that code."""
@@ -247,14 +271,6 @@ def suppress_code(code: ErrorCode) -> Iterator[None]:
             raise
 
 
-def hash_of(upload: Upload) -> str:
-    """Of all that makes the document what it is. Clients compute it too: docs/rag.md says how."""
-    digest = hashlib.sha256(upload.content)
-    if upload.title or upload.metadata:
-        digest.update(orjson.dumps([upload.title, dict(upload.metadata)], option=orjson.OPT_SORT_KEYS))
-    return digest.hexdigest()
-
-
 def _with_place(title: str, chunk: Chunk) -> str:
     """A title that is the first heading too is said once."""
     is_told = not title or chunk.heading == title or chunk.heading.startswith(f"{title} > ")
@@ -262,8 +278,8 @@ def _with_place(title: str, chunk: Chunk) -> str:
     return f"{place}\n{chunk.text}" if place else chunk.text
 
 
-def _check_id(document_id: str) -> None:
-    if not document_id or len(document_id) > _MAX_ID_CHARS or not document_id.isprintable():
-        raise invalid(
-            "id", f"a document's id must be 1 to {_MAX_ID_CHARS} printable characters, got {document_id[:80]!r}"
-        )
+def check_name(collection: str) -> None:
+    """Raises INVALID for what no collection can be called."""
+    if not _NAME.fullmatch(collection) or collection == _RESERVED:
+        allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+        raise invalid("collection", f"collection must be {allowed}, and not '{_RESERVED}', got {collection[:80]!r}")

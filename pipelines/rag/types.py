@@ -66,7 +66,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """A document as collections list it. `content_hash` is of the bytes that came; `updated_s` in Unix seconds."""
+    """A document as collections list it. `content_hash` is `upload.content_hash_of`; `updated_s` in Unix seconds."""
 
     id: str
     title: str

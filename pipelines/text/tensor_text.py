@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import invalid
+from engine.validation import check_sampling
 from pipelines.inference.call import infer_stream
 from pipelines.inference.types import InferRequest
 from pipelines.tensors.datatypes import BYTES
 from pipelines.tensors.tensor import Tensor
+from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.messages import encode_messages
 from pipelines.text.model import refuse_parameters
 from pipelines.text.sampling_parameters import as_parameters
 from pipelines.text.tensor_answer import SOURCES, TOLD, TensorAnswer
 from pipelines.text.tensor_face import TensorFace
-from pipelines.text.types import ChatMessage, EncodedPrompt, PlainPrompt, Prompt, TextEvent, TextRequest
+from pipelines.text.types import (
+    ChatMessage,
+    EncodedPrompt,
+    PlainPrompt,
+    Prompt,
+    SamplingOverrides,
+    TextEvent,
+    TextRequest,
+)
 
 if TYPE_CHECKING:
     from pipelines.inference.model import Model
@@ -25,6 +35,7 @@ HISTORY = "history"
 """The request parameter with the turns before the question, as JSON."""
 _ENSEMBLE = "ensemble"
 _US_PER_S = 1_000_000
+_ANY_LENGTH = 2**31 - 1
 
 
 class TensorText:
@@ -65,6 +76,7 @@ class TensorText:
         """As `TextModel.generate`. Refused, by their names, are fields that do not pass through tensors."""
         if not self.takes_parameters:
             refuse_parameters(self.name, request)
+        _check_ranges(request.sampling)
         answer = TensorAnswer(self.name, self._face.output.name)
         async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
             async for response in responses:
@@ -112,6 +124,11 @@ class TensorText:
             message = f"model '{self.name}' answers a question, so the last message must be the user's"
             raise invalid("messages", f"{message}, got the role {question.role!r}")
         return question.content.encode(), history
+
+
+def _check_ranges(sent: SamplingOverrides) -> None:
+    """Raises INVALID for fields out of range: the language model would say so only with the sources on the wire."""
+    check_sampling(SamplingDefaults().resolve(sent, sent.max_tokens or _ANY_LENGTH))
 
 
 def _microseconds(seconds: float | None) -> int:

@@ -171,16 +171,19 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
 
 def test_a_client_that_leaves_frees_the_engine(bundled: ServerProcess) -> None:
     body = {"question": QUESTION, "stream": True, "max_tokens": 400, "ignore_eos": True}
+    cancelled = ("sluice_requests_total", 'model="rill"', 'outcome="cancelled"')
+    before = metric(bundled, *cancelled)
     with bundled.client() as client:
         with client.stream("POST", "/v1/rag/docs/query", json=body) as stream:
-            next(stream.iter_lines())
-        wait_until(lambda: num_running(bundled) == 0)
+            next(line for line in stream.iter_lines() if line == "event: token")
+        wait_until(lambda: metric(bundled, *cancelled) == before + 1)
+        wait_until(lambda: metric(bundled, "sluice_sequences_running") == 0)
 
 
-def num_running(server: ServerProcess) -> float:
-    page = httpx.get(server.metrics_url).text
-    lines = [line for line in page.splitlines() if line.startswith("sluice_sequences_running")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+def metric(server: ServerProcess, name: str, *labels: str) -> float:
+    """The sum of the samples that have these labels."""
+    samples = [line for line in httpx.get(server.metrics_url).text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in samples if all(label in line for label in labels))
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from tests.gateway.conftest import ServerProcess, running_server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-CALLS: list[tuple[str, str]] = re.findall(r"```bash\n(curl .*?)\n```\n```text\n(.*?)\n```", README, re.DOTALL)
+CALLS: list[tuple[str, str]] = re.findall(r"```bash\n(curl (?:(?!```).)*)\n```\n```text\n(.*?)\n```", README, re.DOTALL)
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 

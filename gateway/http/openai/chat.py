@@ -21,7 +21,7 @@ def chat_job(request: ChatCompletionRequest) -> Job:
         ChatReply,
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
-        param_names={"max_tokens": "max_completion_tokens"} if is_newer else {},
+        param_names={"query": "messages", **({"max_tokens": "max_completion_tokens"} if is_newer else {})},
     )
 
 

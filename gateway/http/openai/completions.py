@@ -24,6 +24,7 @@ def completion_job(request: CompletionRequest) -> Job:
         logprobs=request.logprobs,
         best_of=_best_of(request),
         echo=bool(request.echo),
+        param_names={"query": "prompt"},
     )
 
 

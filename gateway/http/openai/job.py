@@ -95,7 +95,9 @@ def job_of(
     constraint = constraint_of(fields)
     grammar = None if constraint is None else constraint[1]
     grammar_name = {} if constraint is None else {"grammar": constraint[0]}
-    wanted = 0 if logprobs is None and best_of > n else logprobs  # the likeliest are found by them
+    ranks = logprobs is None and best_of > n
+    wanted = 0 if ranks else logprobs  # the likeliest are found by them
+    logprobs_name = {"logprobs": "best_of"} if ranks else {}
     of_prompt = _most(fields.prompt_logprobs, logprobs if echo else None)
     return Job(
         fields=fields,
@@ -105,7 +107,7 @@ def job_of(
         options=ReplyOptions(len(prompts), n, _includes_usage(fields), logprobs, fields.prompt_logprobs),
         best_of=best_of,
         echo=echo,
-        param_names={**retrieval_param_names(fields), **(param_names or {}), **grammar_name},
+        param_names={**retrieval_param_names(fields), **(param_names or {}), **logprobs_name, **grammar_name},
     )
 
 

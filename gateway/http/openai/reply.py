@@ -9,11 +9,9 @@ import orjson
 
 from engine.errors import SluiceError
 from gateway.http.errors import openai_error_body
-from gateway.http.frames import HOLE, TextFrame, event_frame
+from gateway.http.frames import DONE, HOLE, TextFrame, event_frame
 from gateway.http.openai.retrieval import citations_of, sources_of
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob
-
-DONE = b"data: [DONE]\n\n"
 
 JsonObject = dict[str, Any]
 

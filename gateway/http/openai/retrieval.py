@@ -22,13 +22,24 @@ def retrieval_param_names(fields: GenerationRequest) -> dict[str, str]:
 
 def retrieval_parameters(asked: RagOptions | None, collection_key: str) -> dict[str, str | int | float | bool]:
     """The request parameters of a retrieving step. Raises INVALID for a filter that is none."""
-    parameters: dict[str, str | int | float | bool] = {}
-    if asked is not None:
-        _check_filter(asked.filter)
-        filter = orjson.dumps(asked.filter).decode() if asked.filter else None
-        sent = {"collection": asked.collection, "top_k": asked.top_k, "mode": asked.mode, "filter": filter}
-        parameters = {name: value for name, value in sent.items() if value is not None}
-    return parameters | ({keys.PARAMETER: collection_key} if collection_key else {})
+    if asked is None:
+        return step_parameters(None, None, None, None, collection_key)
+    _check_filter(asked.filter)
+    return step_parameters(asked.collection, asked.top_k, asked.mode, asked.filter, collection_key)
+
+
+def step_parameters(
+    collection: str | None, top_k: int | None, mode: str | None, filter: dict[str, Any] | None, collection_key: str
+) -> dict[str, str | int | float | bool]:
+    """What was given, under the names of a retrieving step. `filter` has been checked; an empty key is none."""
+    sent = {
+        "collection": collection,
+        "top_k": top_k,
+        "mode": mode,
+        "filter": orjson.dumps(filter).decode() if filter else None,
+        keys.PARAMETER: collection_key or None,
+    }
+    return {name: value for name, value in sent.items() if value is not None}
 
 
 def _check_filter(filter: dict[str, Any] | None) -> None:

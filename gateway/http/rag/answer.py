@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.http.rag.frames import DONE, named_frame, token_frame
+from gateway.http.frames import DONE
+from gateway.http.rag.frames import named_frame, token_frame
 from gateway.http.rag.objects import JsonObject
 from pipelines.rag.sources import as_objects
 from pipelines.text.types import Retrieval, TextEvent

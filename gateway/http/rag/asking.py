@@ -1,16 +1,14 @@
 """`POST /v1/rag/{collection}/query` and `/search`."""
 
-import json
-from collections.abc import Mapping
+from contextlib import aclosing
 
 from fastapi import Request, Response
 
 from engine.errors import ErrorCode, SluiceError
-from engine.types import SamplingParams
-from engine.validation import check_sampling
 from gateway.config import ServeConfig
 from gateway.http.disconnect import run_while_connected
-from gateway.http.rag.answer import AnswerHead, answer_frames, whole_answer
+from gateway.http.openai.retrieval import step_parameters
+from gateway.http.rag.answer import AnswerHead, Events, answer_frames, whole_answer
 from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.frames import error_frame
 from gateway.http.rag.objects import list_object
@@ -19,7 +17,6 @@ from gateway.http.request_id import request_id_of
 from gateway.http.scheduling import Scheduling, scheduling_of
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
-from pipelines.rag import keys
 from pipelines.rag.filters import parse_filter
 from pipelines.rag.library import Library
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
@@ -71,15 +68,28 @@ class AskingRoutes:
         request_id = request_id_of(request)
         parameters = retrieval_parameters(fields, collection, collection_key(request))
         asked = text_request(fields, request_id, scheduling, parameters)
-        events = self._service.generate(model, asked, _PROTOCOL)
+        events = _in_client_s_words(self._service.generate(model, asked, _PROTOCOL))
         head = AnswerHead(f"rag-{request_id}", model.name, collection)
         if fields.stream:
             return EventStreamResponse(answer_frames(events, head), error_frame, headers)
         return json_response(await run_while_connected(request.receive, whole_answer(events, head)), headers=headers)
 
 
+async def _in_client_s_words(events: Events) -> Events:
+    """The same events; an error about the pipeline's input names the field `question`."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except SluiceError as error:
+        if error.param == "query":
+            error.param = "question"
+        raise
+
+
 def pipeline(service: InferenceService, name: str, key: str) -> TextModel:
     """The model that answers questions from collections. Raises NOT_FOUND, which names those that do."""
+    fault = "is no pipeline that answers questions; those that do"
     try:
         found = service.llm(name, key)
         if found.takes_parameters:
@@ -87,8 +97,9 @@ def pipeline(service: InferenceService, name: str, key: str) -> TextModel:
     except SluiceError as error:
         if error.code is not ErrorCode.NOT_FOUND:
             raise
+        fault = "does not serve; pipelines that answer questions"
     names = ", ".join(model.name for model in service.text_models() if model.takes_parameters)
-    message = f"model {name!r} is no pipeline that answers questions; those that do: {names or 'none'}"
+    message = f"model {name!r} {fault}: {names or 'none'}"
     raise SluiceError(ErrorCode.NOT_FOUND, message, param="model")
 
 
@@ -101,35 +112,21 @@ def search_options(fields: SearchRequest) -> SearchOptions:
 def retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
     """The request parameters of the retrieving step. Raises INVALID for a filter that is none."""
     parse_filter(fields.filter)
-    sent: Mapping[str, str | int | None] = {
-        "collection": collection,
-        "top_k": fields.top_k,
-        "filter": json.dumps(fields.filter) if fields.filter else None,
-        "mode": fields.mode,
-        keys.PARAMETER: key or None,
-    }
-    return {name: value for name, value in sent.items() if value is not None}
+    return step_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
 
 
 def text_request(
     fields: QueryRequest, request_id: str, scheduling: Scheduling, parameters: dict[str, str | int | float | bool]
 ) -> TextRequest:
-    """The question behind the earlier turns. Raises INVALID for sampling fields out of range."""
+    """The question behind the earlier turns."""
     turns = [ChatMessage(role=message.role, content=message.text()) for message in fields.history or ()]
     stop = fields.stop if fields.stop is not None else ()
     return TextRequest(
         request_id=request_id,
         prompt=(*turns, ChatMessage(role="user", content=fields.question)),
-        sampling=_sampling(fields),
+        sampling=SamplingOverrides(**fields.model_dump(include=_SAMPLING, exclude_none=True)),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         cache_salt=fields.cache_salt or "",
         parameters=parameters,
         **scheduling.fields(fields.priority),
     )
-
-
-def _sampling(fields: QueryRequest) -> SamplingOverrides:
-    """What the client sent. Raises INVALID now, not when the sources are on the wire and the language model refuses."""
-    sent = fields.model_dump(include=_SAMPLING, exclude_none=True)
-    check_sampling(SamplingParams(**sent))
-    return SamplingOverrides(**sent)

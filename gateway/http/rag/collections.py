@@ -3,7 +3,7 @@
 from fastapi import Request, Response
 
 from gateway.config import HttpOptions
-from gateway.http.rag.exchange import check_name, collection_key, json_response, parsed_body
+from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.objects import collection_object, list_object
 from gateway.http.rag.schemas import CollectionRequest
 from pipelines.rag.library import Library
@@ -23,7 +23,6 @@ class CollectionRoutes:
     async def create(self, request: Request) -> Response:
         """Make an empty collection, owned by the key in x-sluice-collection-key where there is one."""
         fields, headers = await parsed_body(request, CollectionRequest, self._options)
-        check_name(fields.name)
         info = await self._library.create_collection(fields.name, fields.encoder or "", collection_key(request))
         return json_response(collection_object(info), 201, headers)
 

@@ -7,7 +7,6 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from engine.errors import invalid
 from gateway.config import HttpOptions
 from gateway.http.body import read_body
 from gateway.http.openai.parsing import parse, warning_header
@@ -15,21 +14,10 @@ from pipelines.rag import keys
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
-COLLECTIONS = "collections"
-"""What stands in paths where collections have their names otherwise."""
-
 
 def collection_key(request: Request) -> str:
     """The owner's key that came with the request; "" for none."""
     return request.headers.get(keys.HEADER, "")
-
-
-def check_name(collection: str) -> None:
-    """Raises INVALID for the one name whose documents no path would lead to."""
-    if collection == COLLECTIONS:
-        raise invalid(
-            "collection", f"'{COLLECTIONS}' cannot be the name of a collection: it is the path of all of them"
-        )
 
 
 async def parsed_body(

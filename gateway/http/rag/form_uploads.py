@@ -1,5 +1,7 @@
 """Documents as the files of a form: `curl -F file=@handbook.pdf`."""
 
+import asyncio
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from starlette.datastructures import FormData, Headers, UploadFile
@@ -7,16 +9,22 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.openai.parsing import printable
-from gateway.http.rag.json_uploads import Unreadable, line_uploads, read_metadata
+from gateway.http.rag.json_uploads import Unreadable, check_count, line_uploads, read_metadata
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
-from pipelines.rag.library import Upload
 from pipelines.rag.types import Metadata
+from pipelines.rag.upload import Upload
 
 MAX_FILES = 1000
 _FIELDS = ("id", "title", "metadata")
 _PIECE_BYTES = 64 << 10
 """Parsed at a time: the event loop has its turn between."""
+
+
+class _InMemoryParser(MultiPartParser):
+    """Needs no temporary files: the body that the parts come from is in memory already."""
+
+    spool_max_size = sys.maxsize
 
 
 async def form_uploads(headers: Headers, body: bytes, is_strict: bool) -> tuple[list[Upload | Unreadable], list[str]]:
@@ -32,7 +40,10 @@ async def form_uploads(headers: Headers, body: bytes, is_strict: bool) -> tuple[
         fields = {name: value for name, value in items if isinstance(value, str)}
         _check(files, fields)
         metadata = read_metadata(fields.get("metadata", ""))
-        uploads = [upload for file in files for upload in await _uploads(file, fields, metadata)]
+        uploads: list[Upload | Unreadable] = []
+        for file in files:
+            uploads += await _uploads(file, fields, metadata)
+            check_count(len(uploads))
         return uploads, _unknown(fields, is_strict)
     finally:
         await form.close()
@@ -40,13 +51,14 @@ async def form_uploads(headers: Headers, body: bytes, is_strict: bool) -> tuple[
 
 async def _parsed(headers: Headers, body: bytes) -> FormData:
     try:
-        return await MultiPartParser(headers, _pieces(body), max_files=MAX_FILES).parse()
+        return await _InMemoryParser(headers, _pieces(body), max_files=MAX_FILES).parse()
     except MultiPartException as error:
         raise SluiceError(ErrorCode.INVALID, f"the form cannot be read: {error.message}") from None
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
     for start in range(0, len(body), _PIECE_BYTES):
+        await asyncio.sleep(0)
         yield body[start : start + _PIECE_BYTES]
 
 

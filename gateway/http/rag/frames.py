@@ -8,8 +8,6 @@ from engine.errors import SluiceError
 from gateway.http.errors import openai_error_body
 from gateway.http.frames import encode_text
 
-DONE = b"data: [DONE]\n\n"
-
 
 def named_frame(name: bytes, payload: Any) -> bytes:
     """An event of that name, which carries `payload` as JSON."""

@@ -8,11 +8,11 @@ import orjson
 
 from engine.errors import SluiceError, invalid
 from gateway.http.openai.parsing import parse, shown
-from gateway.http.rag.schemas import DocumentItem, DocumentsRequest, MetadataObject
+from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
 from pipelines.rag.documents.jsonl import JsonLines
 from pipelines.rag.documents.parse import format_of
-from pipelines.rag.library import Upload
 from pipelines.rag.types import DocumentFormat, Metadata
+from pipelines.rag.upload import Upload
 
 _OF_ONE = ("id", "text", "format", "title", "metadata")
 
@@ -32,7 +32,19 @@ def json_uploads(body: bytes, is_strict: bool) -> tuple[list[Upload | Unreadable
 
 
 def line_uploads(body: bytes) -> Iterator[Upload | Unreadable]:
-    """A document a line. What a bad line says is an error of its own."""
+    """A document a line. What a bad line says is an error of its own. Raises INVALID for too many lines."""
+    check_count(body.count(b"\n"))
+    return _of_lines(body)
+
+
+def check_count(num_documents: int) -> None:
+    """Raises INVALID for more documents than one request may bring."""
+    if num_documents > MAX_DOCUMENTS:
+        message = f"a request may bring at most {MAX_DOCUMENTS} documents, got {num_documents}; send several requests"
+        raise invalid("documents", message)
+
+
+def _of_lines(body: bytes) -> Iterator[Upload | Unreadable]:
     lines = JsonLines(io.BytesIO(body))
     while True:
         try:

@@ -12,10 +12,13 @@ from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
 from gateway.http.rag.exchange import json_response
 from gateway.http.rag.json_uploads import Unreadable
 from gateway.http.rag.objects import JsonObject, document_object, list_object
-from pipelines.rag.library import Library, PutResult, Upload
+from pipelines.rag import keys
+from pipelines.rag.library import Library, PutResult
+from pipelines.rag.upload import Upload
 
 _NOT_THE_DOCUMENT_S = {ErrorCode.FORBIDDEN, ErrorCode.NOT_FOUND, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE}
 """What the next document would meet as well: store, encoder or key."""
+_OF_THE_COLLECTION = ("collection", keys.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,13 @@ async def put_all(batch: Batch, uploads: Iterable[Upload | Unreadable]) -> list[
 
 async def _put(batch: Batch, upload: Upload | Unreadable) -> PutResult | SluiceError:
     if isinstance(upload, Unreadable):
+        await asyncio.sleep(0)  # thousands of these would hold the event loop
         return upload.error
     try:
         return await batch.library.put(batch.collection, upload, batch.key, force=batch.force)
     except Exception as failure:
         error = as_sluice_error(failure, batch.request_id)
-        if error.code in _NOT_THE_DOCUMENT_S or error.param == "collection":
+        if error.code in _NOT_THE_DOCUMENT_S or error.param in _OF_THE_COLLECTION:
             raise error from None
         return error
 

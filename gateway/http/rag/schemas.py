@@ -3,22 +3,27 @@
 Ranges of sampling fields are those of `engine.validation`, as for every protocol.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from gateway.http.openai.schemas import Message, StopStrings
-from pipelines.rag.retrieval.search import MAX_TOP_K
+from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
+MAX_DOCUMENTS = 10_000
+"""Of one request: what is told of each takes time and memory, however short it is."""
 _INT64 = range(-(2**63), 2**63)
 """What stores and JSON readers keep exactly."""
 
 
 def _scalar(value: Any) -> Any:
     """Raises PydanticCustomError for what no filter could look at."""
-    if value is None or isinstance(value, str | bool | float) or (isinstance(value, int) and value in _INT64):
+    if value is None or isinstance(value, str | bool):
+        return value
+    if (isinstance(value, int) and value in _INT64) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise PydanticCustomError("expected", "Input should be a string, a 64-bit number, a boolean or null")
 
@@ -73,7 +78,7 @@ class DocumentItem(_DocumentFields):
 class DocumentsRequest(_DocumentFields):
     """`POST /v1/rag/{collection}/documents` as JSON: one document, or several under `documents`."""
 
-    documents: list[DocumentItem] | None = Field(None, min_length=1, fail_fast=True)
+    documents: list[DocumentItem] | None = Field(None, min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
     id: str | None = None
     text: str | None = None
 
@@ -92,7 +97,9 @@ class _RetrievalFields(_Object):
 class SearchRequest(_RetrievalFields):
     """`POST /v1/rag/{collection}/search`."""
 
-    num_candidates: int | None = Field(None, ge=1, le=1000, description="Of each kind, before they are put together.")
+    num_candidates: int | None = Field(
+        None, ge=1, le=MAX_CANDIDATES, description="Of each kind, before they are put together."
+    )
     min_similarity: float | None = Field(
         None, ge=-1, le=1, description="Chunks below it that share no word with the question are left out."
     )

@@ -1,5 +1,6 @@
 """From a request's body to documents: JSON, JSON lines, forms with files, or one document as it is."""
 
+import asyncio
 from collections.abc import Iterable
 from email.message import Message
 
@@ -13,7 +14,7 @@ from gateway.http.rag.form_uploads import form_uploads
 from gateway.http.rag.json_uploads import Unreadable, json_uploads, line_uploads, read_metadata
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
-from pipelines.rag.library import Upload
+from pipelines.rag.upload import Upload
 
 JSON = "application/json"
 FORM = "multipart/form-data"
@@ -45,7 +46,8 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
         body = await read_body(request, options.max_input_bytes)
         return await form_uploads(request.headers, body, options.is_strict)
     if kind == JSON:
-        return json_uploads(await read_body(request, options.max_input_bytes), options.is_strict)
+        body = await read_body(request, options.max_input_bytes)
+        return await asyncio.to_thread(json_uploads, body, options.is_strict)  # long where they are many
     if is_jsonl(kind, ""):
         return line_uploads(await read_body(request, options.max_input_bytes)), []
     document_id = request.query_params.get("id", "")

@@ -1,9 +1,11 @@
 """One request under way in an ensemble."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 
-from engine.errors import SluiceError
+from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import ModelLookup
 from pipelines.backends.ensemble.graph import Graph, Step
 from pipelines.backends.ensemble.limits import StepLimit
@@ -17,6 +19,8 @@ from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.spec import ModelSpec
 from pipelines.inference.types import InferRequest, InferResponse
+
+_US_PER_S, _US_PER_MS, _NS_PER_US = 1_000_000, 1_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,14 @@ class Plan:
     @property
     def is_batching(self) -> bool:
         return self.spec.max_batch_size > 0
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether a request's time limit is one for all of it, as a language model's is.
+
+        Otherwise it is Triton's, which each step has anew, for as long as it waits to be run.
+        """
+        return bool(self.decoupled)
 
     def schedule(self, request: InferRequest) -> Schedule:
         """How `request` runs. Raises SluiceError where the model of a step that may stream is gone."""
@@ -74,9 +86,10 @@ class EnsembleRun:
         """The models of the steps, by the step's index: unloaded ones stay until this request has ended."""
         self._num_unsent = 0
         """Responses that wait for their turn."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin. Raises SluiceError where the model of a step is gone, before any step runs."""
+        """Begin. Raises SluiceError where the model of a step is gone or its queue full, before any step runs."""
         try:
             self._hold_models()
         except SluiceError:
@@ -84,6 +97,8 @@ class EnsembleRun:
             raise
         self.job.on_cancel = self._cancel
         request = self.job.request
+        if self.plan.keeps_time and request.timeout_us:
+            self._timer = asyncio.get_running_loop().call_later(request.timeout_us / _US_PER_S, self._too_late)
         batch_size = request.batch_size if self.plan.is_batching else 0
         self.feed(self._first, {name: Value(request.inputs.get(name), batch_size) for name in self.plan.spec.inputs})
 
@@ -92,15 +107,41 @@ class EnsembleRun:
             model = self.plan.models.find(step.model_name, step.version)
             model.hold()
             self._held[step.index] = model
+        for model in self._held.values():
+            self._refuse_if_full(model)
+
+    def _refuse_if_full(self, model: Model) -> None:
+        """Before any step runs, for the sake of the steps before it and of the client, who has no answer begun."""
+        try:
+            model.refuse_if_full()
+        except SluiceError as error:
+            message = f"in ensemble '{self.plan.spec.name}', model '{model.name}': {error.message}"
+            raise SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s) from None
 
     def release(self) -> None:
         """The request has ended: its models may go. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
         while self._held:
             self._held.popitem()[1].release()
 
     def model_of(self, step: Step) -> Model:
         """The model of a step, the same one for all of this request."""
         return self._held[step.index]
+
+    def timeout_left_us(self) -> int:
+        """The time limit of a step that begins now; 0 is none."""
+        limit_us = self.job.request.timeout_us
+        if not self.plan.keeps_time or limit_us == 0:
+            return limit_us
+        left_us = limit_us - (perf_counter_ns() - self.job.started_ns) // _NS_PER_US
+        return min(limit_us, max(_US_PER_MS, left_us))
+
+    def _too_late(self) -> None:
+        names = ", ".join(sorted(f"'{each.model_name}'" for each in self._running))
+        limit_s = self.job.request.timeout_us / _US_PER_S
+        message = f"model {names}: the request was not complete within its {limit_s:g} s"
+        self.fail(SluiceError(ErrorCode.DEADLINE, message))
 
     def feed(self, wave: Wave, values: dict[str, Value]) -> None:
         """Put tensors in, start what had waited for them, and send what is complete."""

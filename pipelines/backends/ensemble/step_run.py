@@ -37,6 +37,10 @@ class StepRun:
         self._has_answered = False
         self._is_ended = False
 
+    @property
+    def model_name(self) -> str:
+        return self._step.model_name
+
     def enter(self) -> None:
         """Begin as soon as the step's limit lets it."""
         self._limit.enter(self._begin)
@@ -99,6 +103,7 @@ class StepRun:
             correlation_id=correlation_id,
             sequence=sequence,
             batch_size=1,
+            timeout_us=self._run.timeout_left_us(),
         )
 
     def _inputs_of(self, model: Model) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         priority=model.queue.priority(request.priority),
         tenant=request.tenant,
         cache_salt=_cache_salt(values.get("cache_salt", "")),
-        timeout_s=_seconds("timeout", request.timeout_us) or model.limits.timeout_s,
+        timeout_s=seconds_of("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
     )
 
@@ -226,11 +226,11 @@ def _cache_salt(value: str) -> str:
 def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
     """What the server was told of a request wins over its parameter."""
     asked = request.queue_timeout_us or request.parameters.get("queue_timeout", default_us)
-    return _seconds("queue_timeout", asked)
+    return seconds_of("queue_timeout", asked)
 
 
-def _seconds(name: str, microseconds: Any) -> float | None:
-    """0 asks for what holds without it, as in Triton."""
+def seconds_of(name: str, microseconds: Any) -> float | None:
+    """Of the parameter `name`; 0 asks for what holds without it, as in Triton. Raises INVALID for what is no time."""
     if type(microseconds) is not int or not 0 <= microseconds <= LONGEST_S * _US_PER_S:
         raise _no_duration(name)
     return microseconds / _US_PER_S or None

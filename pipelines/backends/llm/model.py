@@ -1,12 +1,9 @@
 """An LLM as a model of the v2 protocol: its text face and its token face."""
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -23,13 +20,12 @@ from pipelines.backends.llm.recording import recorded
 from pipelines.backends.llm.text import LlmText
 from pipelines.backends.llm.tokens import TokenPiece, generate_tokens
 from pipelines.backends.llm.values import Values, read_rows, wants_stream
+from pipelines.backends.request_tasks import RequestTasks, num_queued, side_by_side
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.spec import spec_of
 from pipelines.inference.types import InferRequest, InferResponse
 from pipelines.text.types import TextEvent
-
-log = logging.getLogger(__name__)
 
 OpenRecord = Callable[[str, str], StreamRecord]
 NO_LIMITS = RequestLimits()
@@ -59,9 +55,9 @@ class LlmModel(Model):
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._declared = declared_inputs(self.spec)
         self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config), limits)
-        self._running: dict[asyncio.Task[None], Job] = {}
+        self._tasks = RequestTasks(self.spec)
         # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.
-        self.statistics.count_pending = partial(_num_queued, self._running.values())
+        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
 
     @property
     def text(self) -> LlmText:
@@ -84,6 +80,9 @@ class LlmModel(Model):
         """What the OpenAI routes have asked of its text counts too, which is no job of the model."""
         return super().is_idle and self._text.is_idle
 
+    def refuse_if_full(self) -> None:
+        self.engine.refuse_if_full()
+
     async def wait_idle(self) -> None:
         await super().wait_idle()
         await self._text.wait_idle()
@@ -91,11 +90,7 @@ class LlmModel(Model):
     async def close(self) -> None:
         self._is_closing = True
         await self.engine.stop()
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.cancel_all()
 
     # -- a request's begin
 
@@ -112,7 +107,7 @@ class LlmModel(Model):
         if streams and len(asked) != 1:
             raise invalid("stream", f"only a request of one row can stream, this one has {len(asked)}")
         _check_wanted(request, asked[0])
-        self._launch(job, asked, streams)
+        self._tasks.start(job, partial(self._stream if streams else self._answer_whole, job, asked))
 
     def _num_rows(self, request: InferRequest) -> int:
         if self.spec.max_batch_size > 0:
@@ -139,36 +134,12 @@ class LlmModel(Model):
         """TensorRT-LLM's way to cancel: a second request of the same id."""
         if not job.request.id:
             raise invalid("stop", "a request that stops an earlier one must have its id")
-        for task, other in list(self._running.items()):
+        for other in list(self._tasks.jobs):
             if (other.request.id, other.request.tenant) == (job.request.id, job.request.tenant):
-                other.fail(SluiceError(ErrorCode.CANCELLED, "Request cancelled by client"))
-                task.cancel()
+                self._tasks.end(other, SluiceError(ErrorCode.CANCELLED, "Request cancelled by client"))
         job.respond(InferResponse())
 
     # -- a request's task
-
-    def _launch(self, job: Job, asked: Sequence[Asked], streams: bool) -> None:
-        task = asyncio.create_task(self._run(job, asked, streams), name=f"generate {job.request.id}")
-        self._running[task] = job
-        task.add_done_callback(self._ended)
-
-        def cancel() -> None:
-            task.cancel()
-
-        job.on_cancel = cancel
-
-    async def _run(self, job: Job, asked: Sequence[Asked], streams: bool) -> None:
-        try:
-            await (self._stream(job, asked) if streams else self._answer_whole(job, asked))
-        except SluiceError as error:
-            job.fail(error)
-        except Exception:
-            log.exception("model %s failed on request %r", self.spec.label, job.request.id)
-            job.fail(SluiceError(ErrorCode.INTERNAL, f"model '{self.name}' failed; the server's log has the details"))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """However it ended, even cancelled before it began: its job ends with it."""
-        self._running.pop(task).fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
     async def _stream(self, job: Job, asked: Sequence[Asked]) -> None:
         """A response for each piece of the one row."""
@@ -190,7 +161,7 @@ class LlmModel(Model):
                     job.respond(response)
 
     async def _answer_whole(self, job: Job, asked: Sequence[Asked]) -> None:
-        results = await _side_by_side([self._whole_row(job, one, row) for row, one in enumerate(asked)])
+        results = await side_by_side([self._whole_row(job, one, row) for row, one in enumerate(asked)])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(self._packer(job, asked).response(results))
 
@@ -225,10 +196,6 @@ class LlmModel(Model):
         return Packer(self.spec, job.request.requested_outputs, len(asked), pad_id)
 
 
-def _num_queued(jobs: Collection[Job]) -> int:
-    return sum(not job.compute_started_ns for job in jobs)
-
-
 def _eos_token_ids(text: LlmText) -> tuple[int, ...]:
     """Those that end a text here: the model's, then the one that only its tokenizer knows."""
     known, of_tokenizer = text.info.eos_token_ids, text.tokenizer.eos_token_id
@@ -253,16 +220,3 @@ def _piece(event: TextEvent) -> Result:
     if isinstance(event, TokenPiece):
         return tokens_result(event.token_ids)
     return {"text_output": [event.text.encode()]}
-
-
-async def _side_by_side(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All results in order. The first failure ends the others, and is raised when they have ended."""
-    if len(work) == 1:
-        return [await work[0]]
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import SluiceError, invalid
+from pipelines.backends.llm.asked import MAX_SALT_CHARS
 from pipelines.backends.llm.values import Values
 from pipelines.backends.openai.fields import COMMON, GUIDE, GUIDE_TYPE, VLLM
 from pipelines.backends.openai.options import Dialect, Endpoint, RemoteOptions
@@ -27,7 +28,6 @@ _LEFT_OUT = frozenset(
     {"text_input", "messages", "stream", "cache_salt", "pad_id", "return_num_input_tokens", "return_num_output_tokens"}
 )
 """What is no field of the body, or put there by other means. Counts of tokens always come."""
-_MAX_SALT = 256
 _GRAMMARS = {"regex": "regex", "ebnf_grammar": "grammar"}
 """vLLM's name for what only it has."""
 _REMEDY = "; leave it out, or set the parameter dialect to vllm in the model's configuration where the API is vLLM's"
@@ -109,8 +109,8 @@ def _response_format(kind: str, guide: str) -> Json:
 def _vllm_fields(values: Values) -> Json:
     fields = {name: values[name] for name in VLLM if name in values and values[name] not in _OFF[name]}
     salt = values.get("cache_salt", "")
-    if len(salt) > _MAX_SALT:
-        raise invalid("cache_salt", f"cache_salt must be a string of at most {_MAX_SALT} characters")
+    if len(salt) > MAX_SALT_CHARS:
+        raise invalid("cache_salt", f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters")
     return fields | ({"cache_salt": salt} if salt else {})
 
 

@@ -94,8 +94,8 @@ class Failures:
         return self._shown(body if isinstance(body, str) and body.strip() else error.message)
 
     def _shown(self, text: str) -> str:
-        text = text.strip()[:_LONGEST_MESSAGE]
-        return text.replace(self._key, "***") if self._key else text
+        text = text.replace(self._key, "***") if self._key else text
+        return text.strip()[:_LONGEST_MESSAGE]  # last, or half a key could be left at the end
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:

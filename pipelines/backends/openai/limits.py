@@ -2,16 +2,11 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
-from engine.errors import invalid
 from pipelines.backends.base import RequestLimits
+from pipelines.backends.llm.asked import seconds_of
 from pipelines.backends.openai.options import DEFAULT_TIMEOUT_S, RemoteOptions
 from pipelines.inference.types import InferRequest
-
-_US_PER_S = 1_000_000
-_LONGEST_S = 1e7
-"""About four months: what is longer is no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +25,8 @@ def deadlines_of(
     `waited_s` is how long ago the request came. Raises SluiceError INVALID for what is no duration.
     """
     came = asyncio.get_running_loop().time() - waited_s
-    asked_s = _seconds("timeout", request.timeout_us)
+    asked_s = seconds_of("timeout", request.timeout_us)
     end = came + (asked_s or options.timeout_s or limits.timeout_s or DEFAULT_TIMEOUT_S)
     waits = request.queue_timeout_us or request.parameters.get("queue_timeout", 0)
-    waits_s = _seconds("queue_timeout", waits) or limits.queue_timeout_s
+    waits_s = seconds_of("queue_timeout", waits) or limits.queue_timeout_s
     return Deadlines(end if waits_s is None else min(end, came + waits_s), end)
-
-
-def _seconds(name: str, microseconds: Any) -> float | None:
-    """0 asks for what holds without it, as in Triton."""
-    if type(microseconds) is not int or not 0 <= microseconds <= _LONGEST_S * _US_PER_S:
-        most = round(_LONGEST_S * _US_PER_S)
-        raise invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")
-    return microseconds / _US_PER_S or None

@@ -1,12 +1,10 @@
 """A hosted LLM as a model of the repository: the text face of our own LLMs, answered elsewhere."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -20,12 +18,11 @@ from pipelines.backends.openai.fields import declared_inputs
 from pipelines.backends.openai.generation import RemoteEvent, generate
 from pipelines.backends.openai.limits import Deadlines, deadlines_of
 from pipelines.backends.openai.remote import Json, Remote
+from pipelines.backends.request_tasks import RequestTasks, num_queued, side_by_side
 from pipelines.inference.job import Job
 from pipelines.inference.model import Model
 from pipelines.inference.spec import spec_of
 from pipelines.inference.types import InferRequest
-
-log = logging.getLogger(__name__)
 
 OpenRecord = Callable[[str, str], StreamRecord]
 
@@ -46,8 +43,8 @@ class RemoteLlmModel(Model):
         self._limits = limits
         self._declared = declared_inputs(self.spec, remote.options)
         self._places = asyncio.Semaphore(remote.options.concurrency)
-        self._running: dict[asyncio.Task[None], Job] = {}
-        self.statistics.count_pending = partial(_num_queued, self._running.values())
+        self._tasks = RequestTasks(self.spec)
+        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         if not self.spec.is_decoupled:
@@ -57,12 +54,10 @@ class RemoteLlmModel(Model):
 
     async def close(self) -> None:
         self._is_closing = True
-        tasks = list(self._running)
-        for task, job in list(self._running.items()):
-            job.fail(SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is unloaded"))
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        for job in list(self._tasks.jobs):
+            unloaded = SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is unloaded")
+            self._tasks.end(job, unloaded)
+        await self._tasks.cancel_all()
         await self._remote.close()
 
     # -- a request's begin
@@ -79,13 +74,13 @@ class RemoteLlmModel(Model):
         deadlines = deadlines_of(request, self._remote.options, self._limits)
         self._refuse_if_full()
         if streams:
-            self._launch(job, partial(self._stream, job, bodies[0], deadlines))
+            self._tasks.start(job, partial(self._stream, job, bodies[0], deadlines))
         else:
-            self._launch(job, partial(self._answer_whole, job, bodies, deadlines))
+            self._tasks.start(job, partial(self._answer_whole, job, bodies, deadlines))
 
     def _refuse_if_full(self) -> None:
         options = self._remote.options
-        if len(self._running) >= options.concurrency + options.max_queue_size:
+        if len(self._tasks.jobs) >= options.concurrency + options.max_queue_size:
             message = (
                 f"model '{self.name}' has {options.concurrency} requests at {options.host} and "
                 f"{options.max_queue_size} waiting, the most of both that its configuration allows"
@@ -93,29 +88,6 @@ class RemoteLlmModel(Model):
             raise SluiceError(ErrorCode.OVERLOADED, message)
 
     # -- a request's task
-
-    def _launch(self, job: Job, answer: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = asyncio.create_task(self._run(job, answer), name=f"ask {self.name} {job.request.id}")
-        self._running[task] = job
-        task.add_done_callback(self._ended)
-
-        def cancel() -> None:
-            task.cancel()
-
-        job.on_cancel = cancel
-
-    async def _run(self, job: Job, answer: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await answer()
-        except SluiceError as error:
-            job.fail(error)
-        except Exception:
-            log.exception("model %s failed on request %r", self.spec.label, job.request.id)
-            job.fail(SluiceError(ErrorCode.INTERNAL, f"model '{self.name}' failed; the server's log has the details"))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """However it ended, even cancelled before it began: its job ends with it."""
-        self._running.pop(task).fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
     async def _stream(self, job: Job, body: Json, deadlines: Deadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:
@@ -129,7 +101,7 @@ class RemoteLlmModel(Model):
                     job.respond(response)
 
     async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: Deadlines) -> None:
-        rows = await _side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
+        rows = await side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(response_of(self.spec, job.request, rows, is_final=True))
 
@@ -170,18 +142,3 @@ class RemoteLlmModel(Model):
             yield
         finally:
             self._places.release()
-
-
-def _num_queued(jobs: Collection[Job]) -> int:
-    return sum(not job.compute_started_ns for job in jobs)
-
-
-async def _side_by_side(work: Sequence[Coroutine[Any, Any, Row]]) -> list[Row]:
-    """All results in order. The first failure ends the others, and is raised when they have ended."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from pipelines.backends.llm.asked import MAX_SALT_CHARS
 from pipelines.backends.settings import Settings
 from pipelines.inference.types import InferRequest
 from pipelines.rag import keys
@@ -33,7 +34,6 @@ _CHARS_PER_TOKEN = 3.0
 _MAX_TOKENS = 1 << 24
 _MAX_INSTRUCTIONS = 65_536
 _MAX_HISTORY_CHARS = 1 << 20
-_MAX_SALT_CHARS = 256
 _ANSWER_SIZES = ("max_tokens", "request_output_len")
 """The names that language models take it by."""
 _GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
@@ -84,7 +84,7 @@ def asked_of(request: InferRequest) -> Asked:
     """Raises SluiceError INVALID, naming the parameter. Those that are another step's are left alone."""
     parameters = request.parameters
     given = Settings(parameters)
-    for name, most_chars in ((salt.PARAMETER, _MAX_SALT_CHARS), (keys.PARAMETER, _MAX_SALT_CHARS)):
+    for name, most_chars in ((salt.PARAMETER, MAX_SALT_CHARS), (keys.PARAMETER, keys.MAX_CHARS)):
         given.text(name, "", most_chars)
     size = next((name for name in _ANSWER_SIZES if name in parameters), None)
     return Asked(

@@ -13,9 +13,9 @@ from engine.errors import invalid
 from pipelines.backends.rag_prompt.asked import Asked, PromptSettings, asked_of
 from pipelines.backends.rag_prompt.language_model import LanguageModel
 from pipelines.backends.task_model import TaskModel, Work
+from pipelines.backends.text_rows import text_rows, text_tensor
 from pipelines.inference.types import InferRequest
 from pipelines.rag.prompts.assembly import Prompt, Retrieved, assemble
-from pipelines.rag.rows import text_rows, text_tensor
 from pipelines.rag.sources import Source, decoded, encoded
 from pipelines.tensors.tensor import Tensor
 from pipelines.text.messages import encode_messages
@@ -38,10 +38,6 @@ class RagPromptModel(TaskModel):
         super().__init__(config, version)
         self._settings = settings
         self._llm = llm
-
-    @property
-    def _is_batched(self) -> bool:
-        return self.spec.max_batch_size > 0
 
     def _work(self, request: InferRequest) -> Work:
         return partial(self._answer, self._rows(request), asked_of(request))

@@ -9,7 +9,7 @@ from pipelines.inference.types import Parameters
 from pipelines.rag import keys
 from pipelines.rag.filters import Filter, parse_filter
 from pipelines.rag.library import DEFAULT_COLLECTION
-from pipelines.rag.retrieval.search import MAX_TOP_K, SearchOptions
+from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, SearchOptions
 
 PARAMETERS = (
     "collection",
@@ -26,7 +26,6 @@ PARAMETERS = (
     "reranker_tokenizer",
 )
 """What config.pbtxt may set."""
-_MAX_CANDIDATES = 1000
 _MAX_NAME_CHARS = 256
 _MAX_FILTER_CHARS = 65_536
 
@@ -63,7 +62,7 @@ def settings_of(config: ModelConfig) -> RetrieverSettings:
     options = SearchOptions(
         mode=given.choice("mode", usual.mode),
         top_k=given.integer("top_k", usual.top_k, 1, MAX_TOP_K),
-        num_candidates=given.integer("num_candidates", usual.num_candidates, 1, _MAX_CANDIDATES),
+        num_candidates=given.integer("num_candidates", usual.num_candidates, 1, MAX_CANDIDATES),
         rrf_k=given.integer("rrf_k", usual.rrf_k, 1, 10_000),
         vector_weight=given.number("vector_weight", usual.vector_weight, 0, 100),
         text_weight=given.number("text_weight", usual.text_weight, 0, 100),
@@ -85,12 +84,12 @@ def asked_of(parameters: Parameters, settings: RetrieverSettings) -> Asked:
     return Asked(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,
-        key=given.text(keys.PARAMETER, "", _MAX_NAME_CHARS),
+        key=given.text(keys.PARAMETER, "", keys.MAX_CHARS),
         options=replace(
             usual,
             mode=given.choice("mode", usual.mode),
             top_k=given.integer("top_k", usual.top_k, 1, MAX_TOP_K),
-            num_candidates=given.integer("num_candidates", usual.num_candidates, 1, _MAX_CANDIDATES),
+            num_candidates=given.integer("num_candidates", usual.num_candidates, 1, MAX_CANDIDATES),
             min_similarity=given.number("min_similarity", usual.min_similarity, -1, 1),
             mmr_lambda=given.number("mmr_lambda", 1, 0, 1) if "mmr_lambda" in parameters else usual.mmr_lambda,
         ),

@@ -11,11 +11,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.backends.retriever.asked import Asked, RetrieverSettings, asked_of
 from pipelines.backends.task_model import TaskModel, Work
+from pipelines.backends.text_rows import text_rows, text_tensor
 from pipelines.inference.types import InferRequest
 from pipelines.rag import keys
 from pipelines.rag.library import Library
 from pipelines.rag.retrieval.search import Reranker, SearchQuery
-from pipelines.rag.rows import text_rows, text_tensor
 from pipelines.rag.sources import encoded, source_of
 from pipelines.rag.types import Hit, RetrievalMode, Vector
 from pipelines.tensors.tensor import Tensor
@@ -48,10 +48,6 @@ class RetrieverModel(TaskModel):
         if not all(map(str.strip, questions)):
             raise invalid(QUERY, f"input '{QUERY}' is empty; it must be a question")
         return partial(self._answer, asked, questions, self._vectors(request, asked, len(questions)))
-
-    @property
-    def _is_batched(self) -> bool:
-        return self.spec.max_batch_size > 0
 
     def _vectors(self, request: InferRequest, asked: Asked, num_rows: int) -> Sequence[Vector | None]:
         """Those of the questions, of length 1; None where none came or none is needed."""

@@ -22,6 +22,7 @@ class TextTokenizer:
         tokenizer.no_truncation()
         # A copy, as truncation is a state of the tokenizer.
         self._whole = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+        self._max_tokens = max_tokens
         if max_tokens:
             tokenizer.enable_truncation(max_tokens)
         self._tokenizer = tokenizer
@@ -43,7 +44,16 @@ class TextTokenizer:
 
     def encode_long(self, texts: Sequence[str]) -> list[list[int]]:
         """The same for a thread: others run meanwhile."""
-        return [self._unlocked(self._tokenizer, text, adds_special=self._adds_special).ids for text in texts]
+        return [self._ids(text) for text in texts]
+
+    def _ids(self, text: str) -> list[int]:
+        """Of a text that will be cut its beginning is enough, as far as it has more tokens than are kept."""
+        if self._max_tokens and len(text) > _PIECE_CHARS:
+            _, end = pieces_of(text, _PIECE_CHARS)[0]
+            beginning = self._unlocked(self._tokenizer, text[:end], adds_special=self._adds_special)
+            if beginning.overflowing:
+                return beginning.ids
+        return self._unlocked(self._tokenizer, text, adds_special=self._adds_special).ids
 
     def starts(self, text: str) -> list[int]:
         """Where each token of the whole text begins, in characters, never falling; no special tokens. For a thread."""

@@ -6,8 +6,8 @@ from typing import Any, Self
 import orjson
 
 from engine.errors import SluiceError, invalid
-from pipelines.rag.library import Upload
 from pipelines.rag.types import DocumentFormat, Metadata
+from pipelines.rag.upload import Upload
 
 _MEDIA_TYPES = frozenset(
     [

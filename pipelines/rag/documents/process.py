@@ -24,17 +24,26 @@ _START_S = 10.0
 async def read_in_process(format: str, content: bytes, bounds: Bounds) -> Extract:
     """`readers.read` within bounds. The process has no file but its document and its answer, and ends with this call.
 
-    Raises what the reader raises, TOO_LARGE beyond the bounds, INVALID (param "content") for what breaks its parser.
+    Raises what the reader raises, TOO_LARGE beyond the bounds, INVALID (param "content") for what breaks its parser,
+    UNAVAILABLE where the server has no room for its files.
     """
-    with tempfile.TemporaryFile() as document, tempfile.TemporaryFile() as answer:
-        view = memoryview(content)
-        for start in range(0, len(content), _PART_BYTES):
-            await asyncio.to_thread(document.write, view[start : start + _PART_BYTES])
-        await asyncio.to_thread(document.seek, 0)
-        code = await _run(format, document, answer, bounds)
-        if code != 0:
-            raise _fault(format, code, bounds)
-        return _extract(await asyncio.to_thread(_decoded, answer))
+    try:
+        with tempfile.TemporaryFile() as document, tempfile.TemporaryFile() as answer:
+            await _write(document, content)
+            code = await _run(format, document, answer, bounds)
+            if code != 0:
+                raise _fault(format, code, bounds)
+            return _extract(await asyncio.to_thread(_decoded, answer))
+    except OSError as error:  # no room for temporary files, or no more processes
+        message = f"the server cannot read {format} documents now: {error}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+
+
+async def _write(document: IO[bytes], content: bytes) -> None:
+    view = memoryview(content)
+    for start in range(0, len(content), _PART_BYTES):
+        await asyncio.to_thread(document.write, view[start : start + _PART_BYTES])
+    await asyncio.to_thread(document.seek, 0)
 
 
 async def _run(format: str, document: IO[bytes], answer: IO[bytes], bounds: Bounds) -> int:

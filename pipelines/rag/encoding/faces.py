@@ -51,7 +51,7 @@ class TextFace(Face):
     async def rows(self, texts: Sequence[str]) -> Rows:
         array = np.array([text.encode() for text in texts], np.object_)
         shape = (len(texts), 1) if self._is_batching else (len(texts),)
-        return Rows({self._name: Tensor(self._name, BYTES.name, shape, array=array.reshape(shape))})
+        return Rows({self._name: Tensor.of(self._name, array.reshape(shape))})
 
 
 class TokenFace(Face):

@@ -81,4 +81,4 @@ async def _numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> list[f
 
 def _texts(name: str, texts: Sequence[str], leading: tuple[int, ...]) -> Tensor:
     array = np.array([text.encode() for text in texts], np.object_).reshape(*leading, len(texts))
-    return Tensor(name, "BYTES", array.shape, array=array)
+    return Tensor.of(name, array)

@@ -14,6 +14,9 @@ from pipelines.rag.stores.base import Store
 from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode, Vector
 
 MAX_TOP_K = 100
+MAX_CANDIDATES = 1000
+MAX_QUESTION_CHARS = 262_144
+"""Each million characters more would hold the event loop, and so everybody, for about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,12 @@ class Reranker(Protocol):
     async def scores(self, question: str, passages: Sequence[str]) -> list[float]:
         """One for each passage. Raises SluiceError UNAVAILABLE, which names the model."""
         ...
+
+
+def check_question(question: str) -> None:
+    """Raises SluiceError INVALID for one that is too long."""
+    if len(question) > MAX_QUESTION_CHARS:
+        raise invalid("question", f"question must be at most {MAX_QUESTION_CHARS} characters, got {len(question)}")
 
 
 async def search(

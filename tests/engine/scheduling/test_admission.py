@@ -1,9 +1,11 @@
+import msgspec
 import pytest
 
+from engine.client.totals import NO_STATS
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.forecast.backlog import Backlog
-from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_queue
+from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_places, check_queue
 from engine.types import GenerateRequest, SamplingParams
 
 FULL_HOUSE = Room(places=0, blocks=0)
@@ -96,3 +98,12 @@ def test_a_wait_that_may_prove_shorter_is_not() -> None:
 
 def test_a_full_queue_is_said_before_a_deadline() -> None:
     assert refusal(waiting(4), config(requests=4), request(timeout_s=1.0), wait_s=50.0).code == ErrorCode.OVERLOADED
+
+
+def test_by_the_last_report_the_queue_is_full_where_as_many_wait_as_may() -> None:
+    full = msgspec.structs.replace(NO_STATS, num_running=4, num_waiting=3, predicted_wait_s=7.5)
+    with pytest.raises(SluiceError, match=r"3 requests wait and the limit is 3 .*about 7\.5 s") as refused:
+        check_places(full, 4, config(3))
+    assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.OVERLOADED, 7.5)
+    check_places(full, 4, config(4))
+    check_places(full, 5, config(3))

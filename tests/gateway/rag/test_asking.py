@@ -58,7 +58,7 @@ def test_what_is_asked(rag: RagServer, sluice: Sluice) -> None:
     assert sluice("query", "how?", *options, "--max-tokens", "5", "--temperature", "0") == 0
     [asked] = rag.pipeline.asked
     assert asked.parameters == {
-        "collection": "faq", "top_k": 3, "mode": "bm25", "filter": '{"year": 2025}', "collection_key": "k",
+        "collection": "faq", "top_k": 3, "mode": "bm25", "filter": '{"year":2025}', "collection_key": "k",
     }  # fmt: skip
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (5, 0)
 

@@ -130,6 +130,17 @@ def test_lines(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == "docs: 0 created, 0 updated, 2 unchanged\n"
 
 
+def test_lines_of_one_id(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first is kept, and sent once; the others are told."""
+    lines = [{"id": "one", "text": "first"}, {"id": "one", "text": "second"}]
+    (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert sluice("ingest", tmp_path) == 1
+    assert "failed: one: a document of this id came before it, and is kept" in capsys.readouterr().err
+    assert rag.ask("GET", "/docs/documents/one").json()["text"] == "first"
+    assert sluice("ingest", tmp_path) == 1
+    assert capsys.readouterr().out == "docs: 0 created, 0 updated, 1 unchanged, 1 failed\n"
+
+
 def test_a_bad_line_is_told(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "faq.jsonl").write_text('{"id": "one", "text": "first"}\n{nonsense\n')
     rag.add("docs", {"id": "other", "text": "x"})
@@ -176,6 +187,12 @@ def test_links(rag: RagServer, sluice: Sluice, handbook: Path) -> None:
         (["ingest", ".", "--url", "ftp://x"], "--url must be the URL of a server, such as http://127.0.0.1:8000"),
         (["ingest", ".", "--key", "\n"], "--key must be printable ASCII text"),
         (["nothing"], "invalid choice: 'nothing'"),
+        (["query", "caf\udce9"], "QUESTION: must be UTF-8 text, got 'caf\\udce9'"),
+        (["delete", "caf\udce9"], "ID: must be UTF-8 text"),
+        (["list", "--collection", "\udce9"], "--collection: must be UTF-8 text"),
+        (["search", "x", "--filter", '{"a": NaN}'], "--filter: must be a JSON object: "),
+        (["search", "x", "--filter", '{"a": "\\ud800"}'], "--filter: must be a JSON object: "),
+        (["query", "x", "--temperature", "nan"], "--temperature: must be a number from 0 to 2, got 'nan'"),
     ],
 )
 def test_what_is_no_command(
@@ -183,6 +200,16 @@ def test_what_is_no_command(
 ) -> None:
     assert sluice(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_name_that_no_collection_can_have(
+    rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is told once, not for each file."""
+    assert sluice("ingest", handbook, "--collection", "a b") == 1
+    told = capsys.readouterr().err
+    assert told.count("collection must be 1 to 63 letters") == 1
+    assert "sluice rag ingest: error: collection must be" in told
 
 
 def test_two_files_of_one_id(rag: RagServer, sluice: Sluice, handbook: Path, tmp_path: Path,

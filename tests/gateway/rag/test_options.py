@@ -2,6 +2,8 @@ import pytest
 
 from gateway.config import read_client_options, unknown_variables
 from gateway.options import ConfigError
+from gateway.rag import arguments
+from pipelines.rag import library
 
 
 def test_flags_win_over_variables() -> None:
@@ -19,3 +21,8 @@ def test_flags_win_over_variables() -> None:
 def test_what_is_no_server(url: str) -> None:
     with pytest.raises(ConfigError, match="--url must be the URL of a server, such as"):
         read_client_options({"--url": url}, {})
+
+
+def test_the_usual_collection_is_the_servers() -> None:
+    """Which is said twice, as a command that only helps need not import what a server does."""
+    assert arguments.DEFAULT_COLLECTION == library.DEFAULT_COLLECTION

@@ -1,20 +1,21 @@
-import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.rag import retries
 from gateway.rag.failures import Broken, Refused, Unreachable
 from gateway.rag.retries import Patience, patiently
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was waited, in seconds; nothing really is."""
+    """What was waited there, in seconds; nothing really is."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(retries, "asyncio", SimpleNamespace(sleep=sleep))
     return waited
 
 

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +147,14 @@ def test_any_text_is_an_answer(answer: str) -> None:
     found = cite(answer, SOURCES)
     assert all(answer[each.start : each.end] for each in found)
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    "answer", ["." * 16_000 + "x", "[1†" * 8_000, "a [1]`b` " * 4_000, "One two three four five. " * 4_000]
+)
+def test_any_answer_takes_linear_time(answer: str) -> None:
+    """It is read on the event loop, and a model may say anything."""
+    many = [source(number, " ".join(f"w{number}x{word}" for word in range(150))) for number in range(100)]
+    started_s = time.process_time()
+    cite(answer, many)
+    assert time.process_time() - started_s < 2

@@ -212,7 +212,7 @@ async def test_everything_else_goes_along_as_parameters() -> None:
         top_k=3,
         seed=7,
         stop_token_ids=(4,),
-        ignore_eos=True,
+        ignore_eos=False,
         grammar=Grammar(GrammarKind.REGEX, "a+"),
     )
     model = Told(config(outputs="response sources"), DONE)
@@ -239,7 +239,7 @@ async def test_everything_else_goes_along_as_parameters() -> None:
         "temperature": 0.5,
         "top_p": 0.9,
         "seed": 7,
-        "ignore_eos": True,
+        "ignore_eos": False,
         "guided_decoding_guide_type": "regex",
         "guided_decoding_guide": "a+",
         "cache_salt": "salt",

@@ -15,8 +15,8 @@ _MAX_TERM_CHARS = 200
 """Longer ones are data, not words. Postgres' own limit is 2,046 bytes."""
 _MAX_POSITION = 16_383
 _WORD = re.compile(r"[^\W_]+")
-_NAME = re.compile(r"\w+(?:[-.:/+]+\w+)+|\w*[^\W_]_\w*|\w*_[^\W_]\w*|\w+[+#]+")
-"""`str.partition`, `max_num_seqs`, `http-port`, `/v1/rag`, `C++`."""
+_NAME = re.compile(r"(?<!\w)(?:\w++(?:[-.:/+]++\w++)++|(?=_*+[^\W_]++_|_++[^\W_])\w++|\w++[+#]++)")
+"""`str.partition`, `max_num_seqs`, `http-port`, `/v1/rag`, `C++`. In linear time: a word may be as long as a text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 _PAGE_BYTES = 16384
-"""Vectors are read 40 % faster than from pages of SQLite's 4096 bytes; larger ones only make small changes dearer."""
+"""Vectors are read sooner than from pages of SQLite's 4096 bytes; still larger ones only make small changes dearer."""
 _CACHE_KIB = 16384
 _WAL_KEPT_BYTES = 64 << 20
 _STEPS_BETWEEN_LOOKS = 20_000

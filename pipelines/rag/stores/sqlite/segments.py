@@ -2,8 +2,8 @@
 
 A segment holds up to SLOTS vectors of one collection: `slots` [SLOTS] int64 are the ids of their chunks, 0 where a slot
 is free, and `vectors` [SLOTS, dim] float32, in a table of its own because SQLite writes whole rows anew. Slots that
-deleted documents leave are taken by the next ones. Reading rows of one vector each takes three times as long, and
-sqlite-vec's own blocks twice, which also keep their holes until a whole block is empty.
+deleted documents leave are taken by the next ones. Rows of one vector each would take several times as long to read;
+sqlite-vec's own blocks keep their holes until a whole block is empty.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@ Text, heading and title weigh alike: to weigh headings more found less (benchmar
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import apsw
 
@@ -69,7 +69,7 @@ def ranked(
 
 def _match_expression(connection: apsw.Connection, collection: int, question: str) -> str:
     """Any of the question's words, and the names among them, such as `max_num_seqs`, as a whole besides."""
-    terms = list(dict.fromkeys(_terms(connection, question)))[:_MAX_TERMS]
+    terms = _first_distinct(_terms(connection, question), _MAX_TERMS)
     telling = _telling(connection, collection, terms)
     return " OR ".join(f'"{term}"' for term in telling or terms)
 
@@ -81,6 +81,16 @@ def _terms(connection: apsw.Connection, question: str) -> Iterator[str]:
         yield from words
         if len(words) > 1:
             yield " ".join(words)
+
+
+def _first_distinct(terms: Iterable[str], limit: int) -> list[str]:
+    """Reads no further than it must."""
+    found: dict[str, None] = {}
+    for term in terms:
+        found[term] = None
+        if len(found) == limit:
+            break
+    return list(found)
 
 
 def _telling(connection: apsw.Connection, collection: int, terms: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def conversation(query: str) -> tuple[ChatMessage, ...]:
 
 def _look(query: Array) -> dict[str, Array]:
     asked = query.ravel()[0].decode()
+    if asked == "empty":
+        raise SluiceError(ErrorCode.INVALID, "input 'query' is empty", param="query")
     if asked == "too many":
         raise SluiceError(ErrorCode.INVALID, "parameter 'top_k' must be an integer from 1 to 100", param="top_k")
     if asked == "broken":
@@ -103,8 +106,8 @@ class Pipelines:
         return dict(self.look.requests[-1].parameters)
 
 
-@pytest.fixture(scope="module")
-def it() -> Iterator[Pipelines]:
+@contextmanager
+def serving() -> Iterator[Pipelines]:
     with live_server() as live:
         look = FunctionModel(config_of(LOOK), _look)
         says = FunctionModel(config_of(SAYS), lambda text_input: {"text_output": text_input})
@@ -121,6 +124,12 @@ def it() -> Iterator[Pipelines]:
         pipelines = Pipelines(live, look)
         with pipelines.client:
             yield pipelines
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Pipelines]:
+    with serving() as pipelines:
+        yield pipelines
 
 
 def test_the_list_has_everything_that_can_be_asked(it: Pipelines) -> None:
@@ -205,6 +214,23 @@ def test_a_client_that_leaves_cancels_every_step(it: Pipelines) -> None:
         it.live.runner.release()
     assert it.live.service.num_open == 0
     assert it.live.blocks_used_after_step() <= 1
+
+
+def test_a_stream_that_the_shutdown_ends_says_so() -> None:
+    with serving() as it:
+        it.live.runner.hold_after(4)
+        try:
+            with it.client.chat.completions.create(
+                model="pipeline", messages=CHAT, max_tokens=500, stream=True
+            ) as stream:
+                next(stream)
+                it.live.run(
+                    it.live.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+                )
+                with pytest.raises(openai.APIError, match="model 'rill': the server is shutting down"):
+                    list(stream)
+        finally:
+            it.live.runner.release()
 
 
 def test_several_answers_to_one_question(it: Pipelines) -> None:
@@ -295,11 +321,45 @@ def test_an_error_of_the_step_that_looks_things_up_has_the_client_s_name(it: Pip
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "rag.top_k")
 
 
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"temperature": 5}, "temperature must be between 0 and 2, got 5.0"),
+        ({"top_p": 0}, "top_p must be greater than 0 and at most 1, got 0.0"),
+        ({"seed": -1}, "seed must be between 0 and"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_sampling_is_checked_before_any_step_runs(
+    it: Pipelines, sent: dict[str, Any], message: str, stream: bool
+) -> None:
+    num_asked = len(it.look.requests)
+    refused = it.live.post("/v1/chat/completions", {"model": "pipeline", "messages": CHAT, "stream": stream} | sent)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(message)
+    assert len(it.look.requests) == num_asked
+
+
+def test_an_error_about_the_question_names_what_the_client_sent(it: Pipelines) -> None:
+    asked = {"messages": [{"role": "user", "content": "empty"}]}
+    chat = it.live.post("/v1/chat/completions", {"model": "pipeline"} | asked)
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "messages")
+    completion = it.live.post("/v1/completions", {"model": "pipeline", "prompt": "empty"})
+    assert (completion.status_code, completion.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_several_candidates_for_one_answer_are_refused_by_name(it: Pipelines) -> None:
+    refused = it.live.post("/v1/completions", {"model": "pipeline", "prompt": "one?", "best_of": 2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+
+
 def test_what_the_language_model_refuses_comes_after_the_sources_in_a_stream(it: Pipelines) -> None:
-    body = {"model": "pipeline", "messages": CHAT, "temperature": 5}
+    body = {"model": "pipeline", "messages": CHAT, "max_tokens": 10**6}
     refused = it.live.post("/v1/chat/completions", body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
-    with pytest.raises(openai.APIError, match="in ensemble 'pipeline', temperature must be between 0 and 2"):
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    with pytest.raises(
+        openai.APIError, match=r"in ensemble 'pipeline', the prompt has .* so max_tokens may be at most"
+    ):
         list(it.client.chat.completions.create(**body, stream=True))  # type: ignore[call-overload]
 
 

@@ -4,17 +4,23 @@ import asyncio
 import hashlib
 import json
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine.errors import invalid
 from gateway.config import HttpOptions, ServeConfig
+from gateway.http.rag.json_uploads import Unreadable
+from gateway.http.rag.putting import Batch, put_all
+from gateway.http.rag.schemas import MAX_DOCUMENTS
 from pipelines.rag.keys import HEADER
-from pipelines.rag.library import Upload, hash_of
 from pipelines.rag.types import DocumentFormat
+from pipelines.rag.upload import Upload, content_hash_of
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
 
 TEXT = DocumentFormat.TEXT
@@ -69,7 +75,10 @@ def test_the_same_again_changes_nothing(rag: RagServer) -> None:
 def test_clients_can_work_out_the_hash(rag: RagServer) -> None:
     rag.add("docs", {"id": "plain.txt", "text": "hello"}, {"id": "more.txt", "text": "hello", "metadata": {"a": 1}})
     more = Upload("more.txt", b"hello", TEXT, metadata={"a": 1})
-    assert rag.documents("docs") == {"plain.txt": hashlib.sha256(b"hello").hexdigest(), "more.txt": hash_of(more)}
+    assert rag.documents("docs") == {
+        "plain.txt": hashlib.sha256(b"hello").hexdigest(),
+        "more.txt": content_hash_of(more),
+    }
 
 
 def test_a_bad_document_does_not_hurt_the_others(rag: RagServer) -> None:
@@ -115,11 +124,19 @@ def test_what_is_refused(rag: RagServer, body: Any, param: str | None, message: 
     assert rag.documents("docs") == {}
 
 
+def test_what_is_no_number_in_json_is_no_metadata(rag: RagServer) -> None:
+    """Python's JSON readers take NaN; Postgres has no place for it."""
+    body = b'{"id": "a", "text": "x", "metadata": {"n": NaN}}'
+    refused = rag.ask("POST", "/docs/documents", content=body, headers={"content-type": "application/json"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("metadata.n must be a string, a 64-bit number")
+
+
 def test_no_documents_where_no_path_would_lead(rag: RagServer) -> None:
     for method, path in (("POST", "/collections/documents"), ("PUT", "/collections/documents/a.txt")):
         refused = rag.ask(method, path, content=b"{}", headers={"content-type": "text/plain"})
         assert refused.status_code == 400
-        assert "'collections' cannot be the name of a collection" in refused.json()["error"]["message"]
+        assert "and not 'collections', got 'collections'" in refused.json()["error"]["message"]
 
 
 # --- one document as it is
@@ -252,10 +269,46 @@ def test_lines_in_a_form(rag: RagServer) -> None:
 
 
 def test_a_form_with_one_file(rag: RagServer) -> None:
-    large = b"word" + b" " * (2 << 20) + b"word"  # more than is kept in memory while a form is parsed
+    large = b"word" + b" " * (2 << 20) + b"word"
     answer = rag.ask("POST", "/docs/documents", files={"file": ("b.txt", large)}, data={"id": "x", "title": "T"})
     [taken] = answer.json()["data"]
-    assert (taken["id"], taken["title"], taken["content_hash"]) == ("x", "T", hash_of(Upload("x", large, TEXT, "T")))
+    assert (taken["id"], taken["title"], taken["content_hash"]) == (
+        "x",
+        "T",
+        content_hash_of(Upload("x", large, TEXT, "T")),
+    )
+
+
+def test_more_documents_than_a_request_may_bring(rag: RagServer) -> None:
+    lines, headers = b"x\n" * (MAX_DOCUMENTS + 1), {"content-type": "application/x-ndjson"}
+    halves = [("file", (name, lines[: MAX_DOCUMENTS + 2])) for name in ("a.jsonl", "b.jsonl")]
+    for refused in (
+        rag.ask("POST", "/docs/documents", content=lines, headers=headers),
+        rag.ask("POST", "/docs/documents", json={"documents": [{"id": "a", "text": "x"}] * (MAX_DOCUMENTS + 1)}),
+        rag.ask("POST", "/docs/documents", files=halves),
+    ):
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "documents"
+        assert f"at most {MAX_DOCUMENTS}" in refused.json()["error"]["message"]
+        assert "data" not in refused.json()
+    assert rag.documents("docs") == {}
+
+
+async def test_bad_lines_do_not_hold_the_event_loop(rag: RagServer) -> None:
+    """Other requests have their turn between them."""
+    uploads = iter([Unreadable(f"line {number}", invalid("content", "bad")) for number in range(100)])
+    batch = Batch(rag.library, "docs", "", False, "r")
+    putting = asyncio.create_task(put_all(batch, uploads))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not putting.done()
+    assert len(await putting) == 100
+
+
+def test_a_form_needs_no_temporary_files(rag: RagServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    answer = rag.ask("POST", "/docs/documents", files={"file": ("b.txt", b"word" + b"\n" * (2 << 20))})
+    assert statuses(answer) == {"b.txt": "created"}
 
 
 def test_a_bad_file_does_not_hurt_the_others(rag: RagServer) -> None:
@@ -296,7 +349,9 @@ def test_pages(rag: RagServer) -> None:
     second = rag.ask("GET", "/docs/documents", params={"limit": 3, "after": "2.txt"}).json()
     assert [each["id"] for each in second["data"]] == ["3.txt", "4.txt"]
     assert second["has_more"] is False
-    assert rag.ask("GET", "/docs/documents", params={"limit": 0}).status_code == 400
+    refused = rag.ask("GET", "/docs/documents", params={"limit": 0})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "limit must be greater than or equal to 1, got '0'"
 
 
 def test_a_document_with_and_without_text(rag: RagServer) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.ensemble.model import EnsembleModel
 from pipelines.inference.call import infer_one
 from pipelines.inference.types import InferResponse, SequenceFlag
 from pipelines.tensors.tensor import Tensor
@@ -214,19 +215,60 @@ async def test_an_output_that_there_is_not_is_refused() -> None:
 async def test_steps_are_asked_as_the_ensemble_was() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
     model = await load(ensemble_config(CHAIN), Models(first, second))
-    given = request(
-        id="r", parameters={"p": 1}, priority=2, timeout_us=3, correlation_id=4, sequence=SequenceFlag.START
-    )
+    given = request(id="r", parameters={"p": 1}, priority=2, correlation_id=4, sequence=SequenceFlag.START)
     given.tenant, given.protocol = "t", "v2_grpc"
     caller = Caller(model, given)
     first.answer(0, Y=floats(2))
     for each in (first, second):
         asked = each.jobs[0].request
-        assert (asked.id, asked.parameters, asked.priority, asked.timeout_us) == ("r", {"p": 1}, 2, 3)
+        assert (asked.id, asked.parameters, asked.priority) == ("r", {"p": 1}, 2)
         assert (asked.correlation_id, asked.sequence) == (4, SequenceFlag.START)
         assert (asked.tenant, asked.protocol, asked.requested_outputs) == ("t", "v2_grpc", ("Y",))
     second.answer(0, Y=floats(2))
     assert caller.only.parameters == {"sequence_id": 4, "sequence_start": True, "sequence_end": False}
+
+
+async def chain(*, streams: bool) -> tuple[EnsembleModel, HeldModel, HeldModel]:
+    """Two steps, the second of which may give any number of responses."""
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second", is_decoupled=streams))
+    return await load(ensemble_config(CHAIN), Models(first, second)), first, second
+
+
+async def test_a_time_limit_is_shared_by_the_steps_where_one_streams() -> None:
+    model, first, second = await chain(streams=True)
+    caller = Caller(model, request(timeout_us=3_000_000))
+    caller.job.started_ns -= 2_000_000_000
+    first.answer(0, Y=floats(2))
+    assert 0 < second.jobs[0].request.timeout_us <= 1_000_000
+
+
+async def test_otherwise_each_step_has_all_of_it() -> None:
+    model, first, second = await chain(streams=False)
+    caller = Caller(model, request(timeout_us=3_000_000))
+    caller.job.started_ns -= 2_000_000_000
+    first.answer(0, Y=floats(2))
+    assert second.jobs[0].request.timeout_us == 3_000_000
+
+
+async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
+    model, first, _ = await chain(streams=True)
+    late: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+    model.submit(request(timeout_us=1_000), late.set_result)
+    async with asyncio.timeout(10):
+        error = (await late).error
+    assert error is not None
+    assert error.code is ErrorCode.DEADLINE
+    assert error.message == "in ensemble 'whole', model 'first': the request was not complete within its 0.001 s"
+    assert first.num_cancelled == 1
+    assert model.num_in_flight == 0
+
+
+async def test_a_request_in_time_is_left_alone() -> None:
+    model, first, second = await chain(streams=True)
+    caller = Caller(model, request(timeout_us=60_000_000))
+    first.answer(0, Y=floats(2))
+    second.answer(0, Y=floats(2))
+    assert caller.values() == [2.0]
 
 
 async def test_a_step_s_response_may_move_on_to_another_sequence() -> None:

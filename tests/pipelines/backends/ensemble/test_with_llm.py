@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
+from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.ensemble.model import EnsembleModel
 from pipelines.backends.llm.configuration import bundled_config
 from pipelines.backends.llm.model import LlmModel
@@ -38,6 +40,22 @@ LOUD = """
       step {
         model_name: "shout" model_version: -1
         input_map { key: "X" value: "said" } output_map { key: "Y" value: "answer" }
+      }
+    }
+"""
+
+AFTER = """
+    name: "after" platform: "ensemble"
+    input { name: "question" data_type: TYPE_STRING dims: [1] }
+    output { name: "answer" data_type: TYPE_STRING dims: [1] }
+    ensemble_scheduling {
+      step {
+        model_name: "first" model_version: -1
+        input_map { key: "X" value: "question" } output_map { key: "Y" value: "prompt" }
+      }
+      step {
+        model_name: "llm" model_version: -1
+        input_map { key: "text_input" value: "prompt" } output_map { key: "text_output" value: "answer" }
       }
     }
 """
@@ -109,3 +127,20 @@ async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: 
     whole = b"".join(tensor.array.ravel()[0] for part in parts for tensor in part.outputs)
     assert response.outputs[0].array.tolist() == [whole]
     assert llm.statistics.infer.success.count == 2
+
+
+async def test_a_full_queue_refuses_before_any_step_runs(llm: LlmModel) -> None:
+    first = FunctionModel(simple_config("first", data_type="TYPE_STRING"), lambda X: {"Y": X})
+    model = await load(config_of(AFTER), Models(first, llm))
+    idle = llm.engine.stats
+    waiting = llm.engine.info.max_num_seqs + llm.engine.config.max_queued_requests
+    llm.engine.stats = msgspec.structs.replace(idle, num_waiting=waiting, predicted_wait_s=3.0)
+    given = {"question": np.array([b"hello"], object)}
+    with pytest.raises(SluiceError, match="in ensemble 'after', model 'llm': the queue is full") as refused:
+        model.submit(request(given), lambda _: None)
+    assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.OVERLOADED, 3.0)
+    assert first.requests == []
+    assert model.num_in_flight == llm.num_in_flight == 0
+    llm.engine.stats = idle
+    model.submit(request(given), lambda _: None).cancel()
+    assert len(first.requests) == 1

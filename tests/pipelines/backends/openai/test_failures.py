@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.openai.failures import Failures
 from pipelines.inference.call import infer_stream
 from tests.pipelines.backends.llm.asking import Record
 from tests.pipelines.backends.openai.models import USER, Load, ask, plain, refusal, request
@@ -137,6 +138,14 @@ async def test_an_answer_that_is_none(api: RemoteApi, load: Load, payload: Any) 
     error = await refusal(await load(), ASKED)
     assert error.code is ErrorCode.UNAVAILABLE
     assert "127.0.0.1" in error.message
+
+
+def test_no_part_of_the_key_is_shown() -> None:
+    """Not even of one that stands where a long message is cut."""
+    key = "sk-0123456789"
+    for num_before in range(480, 500):
+        message = Failures("m", "host", key).unreadable(ValueError("x" * num_before + key)).message
+        assert "sk-" not in message
 
 
 async def test_leaving_closes_the_connection(api: RemoteApi, load: Load) -> None:

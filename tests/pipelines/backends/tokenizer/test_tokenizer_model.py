@@ -163,3 +163,25 @@ def test_pieces_make_up_the_text_and_end_behind_white_space() -> None:
     pieces = [text[start:end] for start, end in pieces_of(text, 8)]
     assert "".join(pieces) == text
     assert pieces == ["aaa bbb ", "ccc ", "dddddddd", "ddddddd ", "e"]
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 40_000, " " * 60_000 + "hello world", "x" * 60_000 + " hello world", "日本語" * 30_000]
+)
+def test_what_is_kept_of_a_very_long_text_is_the_same(text: str) -> None:
+    found = TextTokenizer.load(TOKENIZER, max_tokens=16).encode_long([text])
+    assert found == TextTokenizer.load(TOKENIZER, max_tokens=16).encode([text])
+
+
+def test_of_a_very_long_text_the_beginning_is_tokenized_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of all of it take seconds and gigabytes, to be thrown away."""
+    taken = []
+    tokenize = TextTokenizer._unlocked
+
+    def watched(tokenizer: tokenizers.Tokenizer, text: str, *, adds_special: bool) -> tokenizers.Encoding:
+        taken.append(len(text))
+        return tokenize(tokenizer, text, adds_special=adds_special)
+
+    monkeypatch.setattr(TextTokenizer, "_unlocked", staticmethod(watched))
+    TextTokenizer.load(TOKENIZER, max_tokens=256).encode_long(["word " * 2_000_000])
+    assert taken == [50_000]

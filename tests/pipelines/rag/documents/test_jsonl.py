@@ -8,8 +8,8 @@ import pytest
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.library import Upload
 from pipelines.rag.types import DocumentFormat
+from pipelines.rag.upload import Upload
 
 
 def one(given: Any) -> Upload:

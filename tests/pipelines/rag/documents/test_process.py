@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -65,6 +67,13 @@ async def test_a_pdf_is_read() -> None:
 async def test_what_the_reader_refuses_is_refused_with_its_words() -> None:
     error = await fault_of(Pdf([[]]).to_bytes(), DocumentFormat.PDF)
     assert (error.code, "no text layer" in error.message) == (ErrorCode.INVALID, True)
+
+
+async def test_no_room_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(SluiceError, match=r"the server cannot read pdf documents now: .* No such file") as caught:
+        await parse(Pdf([["Hello."]]).to_bytes(), DocumentFormat.PDF, LIMITS)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
 async def test_cancelling_ends_the_process() -> None:

@@ -1,4 +1,4 @@
-"""A real Postgres with pgvector, from the pgserver wheel: one for the whole test session, a database for each test."""
+"""A real Postgres with pgvector, from the pgserver wheel: one for the whole test session, a schema for each test."""
 
 import atexit
 import os
@@ -28,7 +28,7 @@ PASSWORD = "s3cret/pass word"
 _UNPRIVILEGED = "nobody"
 """Whom the server runs as where the tests run as root, which Postgres refuses to."""
 _SETTINGS = {"fsync": "off", "full_page_writes": "off", "unix_socket_directories": ""}
-_database_numbers = count()
+_numbers = count()
 
 
 class PostgresServer:
@@ -81,7 +81,7 @@ class PostgresServer:
 
     def create_database(self, template: str = "template1") -> str:
         """The name of a new one: empty, or a copy of one that nobody is connected to."""
-        name = f"test_{os.getpid()}_{next(_database_numbers)}"
+        name = f"test_{os.getpid()}_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
@@ -107,18 +107,23 @@ def shared_server() -> PostgresServer:
     return server
 
 
+@cache
+def shared_database() -> str:
+    """Of stores with a schema each, which is made much sooner than a database."""
+    return shared_server().create_database()
+
+
 @asynccontextmanager
 async def postgres_store() -> AsyncIterator[PostgresStore]:
-    """An open store in an empty database of its own."""
-    server = shared_server()
-    database = server.create_database()
-    store = PostgresStore(server.url(database))
+    """An open store in an empty schema of its own."""
+    server, database, schema = shared_server(), shared_database(), f"test_{next(_numbers)}"
+    store = PostgresStore(f"{server.url(database)}?schema={schema}")
     await store.open()
     try:
         yield store
     finally:
         await store.close()
-        server.execute(f"DROP DATABASE {database} WITH (FORCE)")
+        server.execute(f"DROP SCHEMA {schema} CASCADE", database)
 
 
 def _free_port() -> int:

@@ -1,5 +1,7 @@
 """What text is found by."""
 
+import time
+
 import pytest
 
 from pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, query_terms, terms_of
@@ -36,3 +38,11 @@ def test_a_question_asks_for_each_term_once_and_for_few() -> None:
     assert terms.words[:3] == ["fox", "a", "b"]
     assert list(terms.names) == ["'a_b'"]
     assert len(terms.words) == MAX_QUERY_TERMS
+
+
+@pytest.mark.parametrize("piece", ["a", "_", "a-", "a_", "+"])
+def test_words_of_any_length_take_linear_time(piece: str) -> None:
+    """Questions come from anyone, and are taken apart on the event loop."""
+    started_s = time.process_time()
+    terms_of(piece * 10_000)
+    assert time.process_time() - started_s < 1

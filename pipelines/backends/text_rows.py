@@ -25,5 +25,4 @@ def text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched: bool)
     array = np.full((len(rows), width), b"", np.object_)
     for filled, row in zip(array, rows, strict=True):
         filled[: len(row)] = row
-    shape = array.shape if is_batched else (width,)
-    return Tensor(name, "BYTES", shape, array=array.reshape(shape))
+    return Tensor.of(name, array if is_batched else array.reshape(width))
