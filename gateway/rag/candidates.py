@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from engine.errors import SluiceError
 from gateway.rag.client import JsonObject, RagClient
@@ -42,8 +43,9 @@ class WholeFile:
         return await asyncio.to_thread(_file_hash, self.path)
 
     async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
-        size_bytes = self.path.stat().st_size
-        return await client.put_document(collection, self.id, _pieces(self.path, size_bytes), size_bytes, force)
+        with _opened(self.path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            return await client.put_document(collection, self.id, _pieces(file, size_bytes), size_bytes, force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,14 @@ def _file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def _pieces(path: Path, size_bytes: int) -> AsyncGenerator[bytes, None]:
+def _opened(path: Path) -> BinaryIO:
+    """At once, not in a thread: one that is cancelled would leave the file open."""
+    return path.open("rb")
+
+
+async def _pieces(file: BinaryIO, size_bytes: int) -> AsyncGenerator[bytes, None]:
     """No more than was announced: a file that grows meanwhile is sent again the next time."""
-    with await asyncio.to_thread(path.open, "rb") as file:
-        left = size_bytes
-        while left and (piece := await asyncio.to_thread(file.read, min(left, _PIECE_BYTES))):
-            left -= len(piece)
-            yield piece
+    left = size_bytes
+    while left and (piece := await asyncio.to_thread(file.read, min(left, _PIECE_BYTES))):
+        left -= len(piece)
+        yield piece

@@ -81,3 +81,4 @@ async def test_a_question_that_is_too_long_is_refused_before_any_work() -> None:
     with pytest.raises(SluiceError, match=f"question must be at most {MAX_QUESTION_CHARS} characters") as caught:
         await library.search("docs", SearchQuery(question, None), SearchOptions())
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "question")
+    await library.close()
