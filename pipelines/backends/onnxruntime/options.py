@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
+from pipelines.backends.onnxruntime.processor import overflows_int8
 
 if TYPE_CHECKING:
     from onnxruntime import RunOptions, SessionOptions
@@ -13,6 +14,7 @@ _FATAL_ONLY = 4
 """Of onnxruntime's log: what else goes wrong is the error of a load or of a request."""
 _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _SPINNING = "session.intra_op.allow_spinning"
+_INT8_PRECISION = "session.x64quantprecision"
 
 
 def session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
@@ -35,10 +37,17 @@ def session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOption
     options.add_session_config_entry(_SPINNING, "0")
     for key, parameter in config.parameters.items():
         if key.startswith("session."):
-            options.add_session_config_entry(key, parameter.string_value)
+            options.add_session_config_entry(key, _session_entry(key, parameter.string_value))
     for library in config.model_operations.op_library_filename:
         options.register_custom_ops_library(library)
     return options
+
+
+def _session_entry(key: str, value: str) -> str:
+    """`auto` for 8-bit precision is what this processor needs; everything else is onnxruntime's to read."""
+    if key == _INT8_PRECISION and value == "auto":
+        return "1" if overflows_int8() else "0"
+    return value
 
 
 def run_entries(config: ModelConfig) -> dict[str, str]:
