@@ -94,6 +94,9 @@ class Connections:
 
     def _connect(self) -> "_Link":
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Documents are their owner's; SQLite gives the files beside it the same rights.
+        with suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
             _configure(connection, self._limits.busy_timeout_s)

@@ -1,6 +1,7 @@
 """The SQLite store's file: other processes, kill -9, what makes it unusable and how it comes back."""
 
 import asyncio
+import os
 import sys
 import threading
 from asyncio.subprocess import PIPE
@@ -58,6 +59,13 @@ async def test_what_was_put_is_there_after_another_open(tmp_path: Path) -> None:
     async with opened(tmp_path / "new" / "folders" / "rag.sqlite") as store:
         assert ids(await matching(store, "old")) == ["a", "a", "a"]
         assert len(await nearest(store, unit_vectors(1, 0)[0])) == 3
+
+
+async def test_documents_are_their_owners(tmp_path: Path) -> None:
+    async with opened(tmp_path / "rag.sqlite") as store:
+        await store.create_collection(SPEC)
+        rights = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
+        assert rights == dict.fromkeys(("rag.sqlite", "rag.sqlite-shm", "rag.sqlite-wal"), 0o600)
 
 
 async def test_a_store_in_memory_is_gone_when_it_closes() -> None:
