@@ -22,6 +22,10 @@ class ErrorCode(StrEnum):
     UNKNOWN = "unknown"
 
 
+CANNOT_SERVE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE})
+"""Nothing is wrong with the request: who asks again later may be answered."""
+
+
 class SluiceError(Exception):
     """A failure that the client may read: `message` is written for them.
 

@@ -27,6 +27,11 @@ def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
     )
 
 
+def served_name(given: str | None, checkpoint: Path) -> str:
+    """What clients ask for: `--served-model-name`, where it is given."""
+    return given or model_name(checkpoint)
+
+
 def model_name(checkpoint: Path) -> str:
     """What a checkpoint is called: its folder's name, or its model's where the folder is a version or a download."""
     folder = checkpoint.resolve()

@@ -19,7 +19,7 @@ import uvloop
 
 from engine.client.process import ProcessEngineClient
 from engine.errors import ErrorCode, SluiceError
-from gateway.checkpoint import model_name
+from gateway.checkpoint import served_name
 from gateway.config import ServeConfig
 from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
 from pipelines.repository.types import ControlMode, ModelState
@@ -226,7 +226,7 @@ class Server:
         """Of MODEL; "" where there is none."""
         if self._checkpoint is None:
             return ""
-        return self._config.model.served_model_name or model_name(self._checkpoint)
+        return served_name(self._config.model.served_model_name, self._checkpoint)
 
     async def _open(self) -> "InferenceService":
         """Answer on the ports; the probes say that nothing is ready."""

@@ -12,7 +12,7 @@ from engine.errors import SluiceError
 from gateway.accepted_flags import advice_on
 from gateway.arguments import USAGE_ERROR
 from gateway.bundled import pipeline_repository
-from gateway.checkpoint import find_checkpoint, model_name
+from gateway.checkpoint import find_checkpoint, served_name
 from gateway.command_line import parse_flags
 from gateway.config import ServeConfig, read_config, unknown_variables
 from gateway.listeners import ListenError
@@ -80,7 +80,7 @@ def _pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeCon
         return
     if checkpoint is None:
         raise ConfigError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
-    name = config.model.served_model_name or model_name(checkpoint)
+    name = served_name(config.model.served_model_name, checkpoint)
     with pipeline_repository(name, is_bundled=config.model.path is None) as path:
         repository = replace(config.repository, paths=(*config.repository.paths, path))
         model = replace(config.model, path=str(checkpoint))

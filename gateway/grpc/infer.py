@@ -16,13 +16,11 @@ from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from gateway.v2.version import parse_version
 from pipelines.inference.call import infer_one
-from pipelines.inference.types import LATEST, InferRequest, InferResponse
+from pipelines.inference.types import LATEST, InferResponse
 
 _TENANT = "x-sluice-tenant"
 _STICKY = "x-sluice-sticky"
 _MAX_TENANT_LENGTH = 128
-
-_EMPTY = InferRequest(inputs={})
 
 Metadata = Iterable[tuple[str, Any]]
 
@@ -52,7 +50,7 @@ class InferReader:
             model = self._service.route(message.model_name, version, _routing_key(message, context))
         # An LLM's requests, and those of its pipelines, say themselves whether they are for streams; other models are,
         # whatever the message is.
-        if is_unary and model.spec.is_decoupled and model.is_decoupled_for(_EMPTY):
+        if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
         if self._forwarded is None and model.chat is None:
             return read_request(message, model, self._service.shared_memory)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.backends.llm.text import LlmText
     from pipelines.text.model import TextModel
 
+_NOTHING_ASKED = InferRequest(inputs={})
+
 
 class Model(ABC):
     """One version of one model, loaded. Everything happens on the event loop's thread."""
@@ -70,6 +72,11 @@ class Model(ABC):
     def is_decoupled_for(self, request: InferRequest) -> bool:
         """Whether `request` may get other than one response. An LLM gives one unless it is asked to stream."""
         return self.spec.is_decoupled
+
+    @property
+    def streams_unasked(self) -> bool:
+        """Whether even a request that does not ask for a stream may get other than one response."""
+        return self.is_decoupled_for(_NOTHING_ASKED)
 
     def submit(self, request: InferRequest, receive: Receive) -> Job:
         """Begin `request`; `receive` gets its responses, possibly before this returns.

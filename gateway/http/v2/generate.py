@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from engine.errors import ErrorCode, SluiceError, invalid
+from engine.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 from gateway.http.disconnect import run_while_connected
 from gateway.http.errors import as_sluice_error
 from gateway.http.v2.body import BodyReader
@@ -23,9 +23,6 @@ from pipelines.inference.types import InferRequest, InferResponse
 
 _MODEL_FAILED = 400
 """Whatever a model's error says: Triton forgets the code before it looks at it."""
-_CANNOT_SERVE = {ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE}
-"""Codes that clients act on."""
-_EMPTY = InferRequest(inputs={})
 _MOST_SINGLE = 8
 _MOST_TOGETHER = 64
 """Events that a stream is behind before they share chunks, and how many do: long turns of the loop delay the others."""
@@ -79,7 +76,7 @@ def _refuse_stream(model: Model, request: InferRequest) -> None:
 
     Models that never give one are asked all the same, as Triton asks them.
     """
-    if model.is_decoupled_for(request) and not model.is_decoupled_for(_EMPTY):
+    if model.is_decoupled_for(request) and not model.streams_unasked:
         raise invalid("stream", WRONG_COUNT)
 
 
@@ -137,7 +134,7 @@ async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, t
 
 def _keeps_code(model: Model, error: SluiceError) -> bool:
     """Whether the code is told: an LLM's always is, and a pipeline's where a step of it cannot serve."""
-    return model.text is not None or (model.spec.platform == "ensemble" and error.code in _CANNOT_SERVE)
+    return model.text is not None or (model.spec.platform == "ensemble" and error.code in CANNOT_SERVE)
 
 
 def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:

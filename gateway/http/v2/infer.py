@@ -15,10 +15,9 @@ from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.inference.types import InferResponse
 
 _HEADER_LENGTH = b"inference-header-content-length"
-_EMPTY = InferRequest(inputs={})
 
 
 class InferRoute:
@@ -35,8 +34,8 @@ class InferRoute:
 
         Raises SluiceError, and ClientDisconnect where nobody waits any more.
         """
-        if model.spec.is_decoupled:
-            _refuse_decoupled(model, _EMPTY)
+        if model.spec.is_decoupled and model.streams_unasked:
+            raise _only_for_streams()
         received_ns = perf_counter_ns()
         body = await self._body.read_decoded(exchange)
         length = exchange.headers.get(_HEADER_LENGTH)
@@ -46,8 +45,8 @@ class InferRoute:
             model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
         self._headers.schedule(exchange, read.request)
         self._headers.forward(exchange, read.request)
-        if model.spec.is_decoupled:
-            _refuse_decoupled(model, read.request)
+        if model.spec.is_decoupled and model.is_decoupled_for(read.request):
+            raise _only_for_streams()
         if model.spec.has_sequences:
             model = self._service.route_sequence(model, read.request, target.version_number, exchange.header(STICKY))
         trace = self._service.trace.begin(model, read.request)
@@ -101,10 +100,9 @@ class InferRoute:
         return response
 
 
-def _refuse_decoupled(model: Model, request: InferRequest) -> None:
-    if model.is_decoupled_for(request):
-        text = "HTTP end point doesn't support models with decoupled transaction policy"
-        raise SluiceError(ErrorCode.UNIMPLEMENTED, text)
+def _only_for_streams() -> SluiceError:
+    text = "HTTP end point doesn't support models with decoupled transaction policy"
+    return SluiceError(ErrorCode.UNIMPLEMENTED, text)
 
 
 async def _send(exchange: Exchange, answer: InferAnswer) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.errors import ErrorCode, SluiceError, invalid
+from engine.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 from pipelines.backends.ensemble.graph import Step
 from pipelines.backends.ensemble.rows import RowJobs, split_inputs
 from pipelines.backends.ensemble.sequences import Sequence, sequence_after, sequence_of
@@ -16,8 +16,6 @@ from pipelines.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from pipelines.backends.ensemble.run import EnsembleRun
-
-_CANNOT_SERVE = {ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE}
 
 
 class StepRun:
@@ -145,7 +143,7 @@ class StepRun:
     def _named(self, error: SluiceError) -> SluiceError:
         """The error with the step's model, where that cannot serve now. What a model says itself is told as it is."""
         name = self._step.model_name
-        if error.code not in _CANNOT_SERVE or f"'{name}'" in error.message:
+        if error.code not in CANNOT_SERVE or f"'{name}'" in error.message:
             return error
         message = f"model '{name}': {error.message}"
         return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)

@@ -1,6 +1,5 @@
 """A collection as a model: a question in, the chunks that may answer it out."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError, invalid
+from pipelines.backends.request_tasks import side_by_side
 from pipelines.backends.retriever.asked import Asked, RetrieverSettings, asked_of
 from pipelines.backends.task_model import TaskModel, Work
 from pipelines.backends.text_rows import text_rows, text_tensor
@@ -62,15 +62,8 @@ class RetrieverModel(TaskModel):
         return list(rows / lengths)
 
     async def _answer(self, asked: Asked, questions: Sequence[str], vectors: Sequence[Vector | None]) -> list[Tensor]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                searches = [
-                    group.create_task(self._search(asked, question, vector))
-                    for question, vector in zip(questions, vectors, strict=True)
-                ]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return self._tensors([search.result() for search in searches])
+        rows = zip(questions, vectors, strict=True)
+        return self._tensors(await side_by_side([self._search(asked, question, vector) for question, vector in rows]))
 
     async def _search(self, asked: Asked, question: str, vector: Vector | None) -> list[Hit]:
         query = SearchQuery(question, vector, asked.filter)
