@@ -1,6 +1,7 @@
 """How an engine is set up: one frozen value, read once and passed in."""
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,14 @@ class Speculation(StrEnum):
     OFF = "off"
     NGRAM = "ngram"
     DRAFT_MODEL = "draft_model"
+
+
+class Runtime(StrEnum):
+    """What runs the model. `engine.runtimes` chooses where nobody says."""
+
+    AUTO = "auto"
+    OPENVINO = "openvino"
+    TENSORRT_LLM = "tensorrt_llm"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +72,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoint of the draft model; it must have the same vocabulary."""
     num_threads: int | None = None
     """Threads of the runtime. Default: one a core."""
+    runtime: Runtime = Runtime.AUTO
+    tensor_parallel_size: int = 1
+    """GPUs that share each layer."""
+    pipeline_parallel_size: int = 1
+    """Groups of GPUs that have the layers in turn."""
+    lora_modules: dict[str, str] = {}
+    """Folders of LoRA adapters, by the name that requests ask for."""
+    tokenizer_path: str | None = None
+    """Where the tokenizer is, for a runtime that needs one (guided decoding). Default: in `model_path`."""
+    launcher: list[str] = []
+    """Command that the engine's process is started by, as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
+    runtime_settings: dict[str, str] = {}
+    """Settings of TensorRT-LLM that have no field here, by the names of `engine.tensorrt_llm.settings`."""
+    llm_arguments: dict[str, Any] = {}
+    """Arguments of TensorRT-LLM's LLM class as they are, over all else."""
 
     def __post_init__(self) -> None:
         """Raises SluiceError INVALID where decode alone could not fit into a step."""

@@ -69,6 +69,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    beam_width: int = 1
+    """Beams of a beam search, of which the best is the answer; it comes whole. From here on: fields that not every
+    runtime has (`EngineInfo.sampling_fields`). None is the runtime's own default."""
+    length_penalty: float | None = None
+    early_stopping: int | None = None
+    beam_search_diversity_rate: float | None = None
+    no_repeat_ngram_size: int | None = None
+    top_p_min: float | None = None
+    top_p_decay: float | None = None
+    top_p_reset_ids: int | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,6 +102,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     queue_timeout_s: float | None = None
     """From submit to the start; one that waits longer ends in a DEADLINE error."""
     resume_token_ids: list[int] = []
+    adapter: str = ""
+    """Name of the LoRA adapter to answer with; one of `EngineInfo.adapters`."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +115,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventDetail(msgspec.Struct, frozen=True, array_like=True):
-    """What few events carry. `num_cached_tokens` and `prompt_logprobs` come with a request's first event.
+    """What few events carry. `prompt_logprobs` come with a request's first event, `num_cached_tokens` with one of them.
 
     `logprobs` has an entry for each of the event's tokens. `prompt_logprobs` has one for each prompt
     token; the first is None, since nothing precedes it.
@@ -135,6 +147,37 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+
+
+class IterationStats(msgspec.Struct, frozen=True, array_like=True):
+    """TensorRT-LLM's own statistics of its last iteration, under our names; those it does not tell are None."""
+
+    iteration: int
+    latency_ms: float
+    timestamp_us: int | None = None
+    """Since 1970."""
+    num_active: int | None = None
+    max_active: int | None = None
+    num_scheduled: int | None = None
+    num_context: int | None = None
+    num_generation: int | None = None
+    num_paused: int | None = None
+    num_queued: int | None = None
+    context_tokens: int | None = None
+    micro_batch_id: int | None = None
+    gpu_memory_bytes: int | None = None
+    cpu_memory_bytes: int | None = None
+    pinned_memory_bytes: int | None = None
+    max_blocks: int | None = None
+    free_blocks: int | None = None
+    used_blocks: int | None = None
+    tokens_per_block: int | None = None
+    reused_blocks: int | None = None
+    missed_blocks: int | None = None
+    cache_hit_rate: float | None = None
+    """0 to 1."""
+    acceptance_length: float | None = None
+    """Tokens a step that speculation brought."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +212,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     wait_seconds_total: float = 0.0
     wait_error_seconds_total: float = 0.0
     """Requests that were admitted, the time they waited, and by how much the prediction at submit was off."""
+    iteration: IterationStats | None = None
+    """What TensorRT-LLM says of itself; None of other runtimes, and before it said anything."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,3 +233,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = ""
     quantization: str = "none"
     scheduler_policy: str = "guaranteed_no_evict"
+    runtime_version: str = ""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that requests may name."""
+    max_beam_width: int = 1
+    sampling_fields: tuple[str, ...] = ()
+    """Those of the sampling parameters that not every runtime has and this one does."""
+    grammar_kinds: tuple[GrammarKind, ...] = tuple(GrammarKind)
+    """Languages of constraints that it keeps to."""
+    num_gpus: int = 0

@@ -15,6 +15,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 FOREIGN_TO_ENGINE = {"fastapi", "starlette", "pydantic", "uvicorn", "grpc", "transformers", "tokenizers"}
 RUNTIMES = {
+    "tensorrt_llm": ("engine/tensorrt_llm",),
     "openvino": ("engine/runners/openvino", "pipelines/backends/openvino", "pipelines/backends/tensorflow"),
     "torch": ("engine/runners/torch_", "pipelines/backends/pytorch"),
     "tensorrt": ("pipelines/backends/tensorrt",),

@@ -7,7 +7,7 @@ from engine.types import EngineStats
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
 
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
-_GAUGES = tuple(name for name in EngineStats.__struct_fields__ if not name.endswith("_total"))
+_GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n != "iteration")
 
 
 def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
@@ -18,4 +18,4 @@ def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
 
 def without_gauges(stats: EngineStats) -> EngineStats:
     """The counters of an engine that is gone; it holds nothing any more."""
-    return msgspec.structs.replace(stats, **dict.fromkeys(_GAUGES, 0))
+    return msgspec.structs.replace(stats, **dict.fromkeys(_GAUGES, 0), iteration=None)

@@ -1,0 +1,135 @@
+"""Which runtime serves a model folder, and why."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig, Runtime
+from engine.errors import ErrorCode, SluiceError
+
+_IR_FILE = "openvino_model.xml"
+_CONFIG_FILE = "config.json"
+_ENGINE_FILES = ("*.engine",)
+_RANK_WEIGHTS = ("rank*.safetensors",)
+_GPU = re.compile(r"nvidia\d+")
+_DEVICES = Path("/dev")
+
+PROCESSES = {Runtime.OPENVINO: "engine.process", Runtime.TENSORRT_LLM: "engine.tensorrt_llm.process"}
+"""The module that is the engine's process, by runtime."""
+
+
+class ModelFormat(StrEnum):
+    """What a model folder holds."""
+
+    HUGGINGFACE = "huggingface"
+    OPENVINO_IR = "openvino_ir"
+    TENSORRT_LLM_CHECKPOINT = "tensorrt_llm_checkpoint"
+    TENSORRT_LLM_ENGINE = "tensorrt_llm_engine"
+
+
+_RUN_BY_TENSORRT_LLM = frozenset({ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE})
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeChoice:
+    """A runtime, and why it is this one: for the log."""
+
+    runtime: Runtime
+    reason: str
+
+
+def model_format(folder: Path) -> ModelFormat | None:
+    """Found from the folder's files; None for one that holds no model.
+
+    A compiled engine's config.json has `pretrained_config` and `build_config` beside rank0.engine; a converted
+    checkpoint's is the former alone, beside rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`).
+    """
+    if (folder / _IR_FILE).is_file():
+        return ModelFormat.OPENVINO_IR
+    if not (folder / _CONFIG_FILE).is_file():
+        return None
+    if _has(folder, _ENGINE_FILES):
+        return ModelFormat.TENSORRT_LLM_ENGINE
+    config = _read_config(folder)
+    if "architecture" in config and "architectures" not in config and _has(folder, _RANK_WEIGHTS):
+        return ModelFormat.TENSORRT_LLM_CHECKPOINT
+    return ModelFormat.HUGGINGFACE
+
+
+def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(True for pattern in patterns for _ in folder.glob(pattern))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((folder / _CONFIG_FILE).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}  # who loads it says what is wrong with it
+
+
+def num_gpus(devices: Path = _DEVICES) -> int:
+    """How many NVIDIA GPUs the driver shows; which libraries can use them is theirs to say."""
+    return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
+
+
+def has_tensorrt_llm() -> bool:
+    """Whether the library is installed. It is not imported: that takes many seconds."""
+    return find_spec("tensorrt_llm") is not None
+
+
+def choose_runtime(
+    config: EngineConfig,
+    *,
+    count_gpus: Callable[[], int] = num_gpus,
+    is_installed: Callable[[], bool] = has_tensorrt_llm,
+) -> RuntimeChoice:
+    """The runtime that `config` asks for, else the one made for its model on this machine.
+
+    Raises SluiceError UNAVAILABLE for a model or a runtime that needs TensorRT-LLM where that is not installed.
+    """
+    found = model_format(Path(config.model_path))
+    wanted = config.runtime
+    if wanted is Runtime.AUTO:
+        wanted, reason = _made_for(found, config, count_gpus, is_installed)
+    else:
+        reason = "it was asked for"
+    if wanted is Runtime.TENSORRT_LLM and not is_installed():
+        what = "it was asked for" if config.runtime is wanted else reason
+        raise SluiceError(
+            ErrorCode.UNAVAILABLE,
+            f"TensorRT-LLM would run {config.model_path} ({what}), but it is not installed; install the extra "
+            "sluice[tensorrt-llm] on a machine with an NVIDIA GPU, or serve the HuggingFace checkpoint with "
+            "--runtime openvino. `sluice doctor` says what this machine has",
+        )
+    if wanted is Runtime.OPENVINO and found in _RUN_BY_TENSORRT_LLM:
+        raise SluiceError(
+            ErrorCode.INVALID,
+            f"{config.model_path} is a {found.value.replace('_', ' ')}, which OpenVINO cannot run; serve the "
+            "HuggingFace checkpoint that it was made of, or use --runtime tensorrt_llm",
+        )
+    return RuntimeChoice(wanted, reason)
+
+
+def _made_for(
+    found: ModelFormat | None, config: EngineConfig, count_gpus: Callable[[], int], is_installed: Callable[[], bool]
+) -> tuple[Runtime, str]:
+    if found in _RUN_BY_TENSORRT_LLM:
+        return Runtime.TENSORRT_LLM, f"the folder holds a {found.value.replace('_', ' ')}"
+    if found is ModelFormat.OPENVINO_IR:
+        return Runtime.OPENVINO, "the folder holds an OpenVINO IR"
+    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
+        return Runtime.TENSORRT_LLM, "the model is to be spread over several GPUs"
+    if config.lora_modules:
+        return Runtime.TENSORRT_LLM, "LoRA adapters are given"
+    gpus = count_gpus()
+    if gpus and is_installed():
+        return Runtime.TENSORRT_LLM, f"TensorRT-LLM is installed and there are {gpus} GPUs"
+    if gpus:
+        return Runtime.OPENVINO, f"there are {gpus} GPUs, but TensorRT-LLM is not installed"
+    return Runtime.OPENVINO, "there is no NVIDIA GPU"
