@@ -41,6 +41,19 @@ def download(hub_id: str) -> Path:
     return Path(folder)
 
 
+def cached(hub_id: str) -> Path | None:
+    """The folder of the model's files where an earlier `download` kept them; None where it is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, IncompleteSnapshotError, LocalEntryNotFoundError
+
+    match = _ID.fullmatch(hub_id)
+    assert match is not None, hub_id
+    try:
+        return Path(snapshot_download(match["repo"], revision=match["revision"], local_files_only=True))
+    except (HfHubHTTPError, IncompleteSnapshotError, LocalEntryNotFoundError):
+        return None
+
+
 def name_of_snapshot(folder: Path) -> str | None:
     """NAME of the ORG/NAME whose files the library keeps in `folder`; None for a folder that is not the cache's."""
     if folder.parent.name != _SNAPSHOTS or not folder.parent.parent.name.startswith("models--"):

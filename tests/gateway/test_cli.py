@@ -31,7 +31,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sevre"]) == 2
-    assert capsys.readouterr().err == "sluice: error: unknown command 'sevre'; commands: load, rag, repository, serve\n"
+    assert (
+        capsys.readouterr().err
+        == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, serve\n"
+    )
 
 
 @pytest.mark.parametrize(

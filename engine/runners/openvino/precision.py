@@ -12,6 +12,11 @@ _COMPUTE_TYPES = {"bf16": ov.Type.bf16, "f32": ov.Type.f32}
 _CACHE_TYPES = {**_COMPUTE_TYPES, "u8": ov.Type.u8}
 
 
+def cpu_capabilities() -> tuple[str, ...]:
+    """What the CPU computes in natively, in the plugin's words: FP32, BF16, INT8, ..."""
+    return tuple(ov.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+
+
 def choose_dtype(dtype: str, core: ov.Core) -> str:
     """The type of the computation. Raises SluiceError(INVALID) for one that is unknown or that the CPU lacks."""
     has_bf16 = "BF16" in core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
