@@ -12,7 +12,7 @@ from benchmarks.figures import BenchmarkError, Figure, Target
 from engine.config import EngineConfig
 from engine.executor import InflightExecutor
 from engine.frames import Submit
-from engine.process import Transport
+from engine.transport import Transport
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
 from engine.types import GenerateRequest, SamplingParams
 

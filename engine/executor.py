@@ -19,9 +19,10 @@ from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
 from engine.kv.blocks import blocks_for
 from engine.kv.held import KvBlocks
 from engine.runners.base import FloatArray, Runner
-from engine.scheduling.intake import Intake, too_late
+from engine.scheduling.intake import Intake
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import Limits, Policy, policy_of
+from engine.scheduling.reception import too_late
 from engine.sequence import NO_SLOT, Sequence
 from engine.speculation import TokenPrices, make_drafter
 from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent

@@ -16,6 +16,7 @@ from engine.errors import ErrorCode, SluiceError
 _IR_FILE = "openvino_model.xml"
 _CONFIG_FILE = "config.json"
 _ENGINE_FILES = ("*.engine",)
+_ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
 _RANK_WEIGHTS = ("rank*.safetensors",)
 _GPU = re.compile(r"nvidia\d+")
 _DEVICES = Path("/dev")
@@ -54,9 +55,9 @@ def model_format(folder: Path) -> ModelFormat | None:
         return ModelFormat.OPENVINO_IR
     if not (folder / _CONFIG_FILE).is_file():
         return None
-    if _has(folder, _ENGINE_FILES):
-        return ModelFormat.TENSORRT_LLM_ENGINE
     config = _read_config(folder)
+    if _has(folder, _ENGINE_FILES) or config.keys() >= _ENGINE_KEYS:
+        return ModelFormat.TENSORRT_LLM_ENGINE
     if "architecture" in config and "architectures" not in config and _has(folder, _RANK_WEIGHTS):
         return ModelFormat.TENSORRT_LLM_CHECKPOINT
     return ModelFormat.HUGGINGFACE

@@ -20,6 +20,18 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
 }
 _SHARES = ("top_p", "typical_p")
+RUNTIME_FIELDS = (
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "beam_search_diversity_rate",
+    "no_repeat_ngram_size",
+    "top_p_min",
+    "top_p_decay",
+    "top_p_reset_ids",
+)
+"""Sampling parameters that only those runtimes have that say so (`EngineInfo.sampling_fields`)."""
+_UNSET = {name: getattr(SamplingParams(), name) for name in RUNTIME_FIELDS}
 _MAX_BIAS = 100.0
 
 
@@ -78,6 +90,7 @@ def _out_of_range(name: str, value: float, allowed: str) -> SluiceError:
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     """Raise INVALID for a request that the engine could never finish, with the numbers that say why."""
     check_sampling(request.sampling)
+    _check_runtime(request, info)
     _check_envelope(request)
     num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
     if num_prompt == 0:
@@ -97,6 +110,26 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
         )
     _check_fits_cache(num_prompt, max_tokens, info)
     _check_token_ids(request, info.vocab_size)
+
+
+def _check_runtime(request: GenerateRequest, info: EngineInfo) -> None:
+    """What only some runtimes have."""
+    params = request.sampling
+    for name in RUNTIME_FIELDS:
+        if getattr(params, name) != _UNSET[name] and name not in info.sampling_fields:
+            raise invalid(name, f"{name} needs the TensorRT-LLM runtime; this model is served by {info.runtime}")
+    if not 1 <= params.beam_width <= info.max_beam_width:
+        allowed = f"between 1 and {info.max_beam_width} (max_beam_width)"
+        raise _out_of_range("beam_width", params.beam_width, allowed)
+    if params.grammar is not None and params.grammar.kind not in info.grammar_kinds:
+        kinds = ", ".join(info.grammar_kinds) or "none"
+        raise invalid(
+            "grammar",
+            f"this model's runtime keeps to no grammar of the kind {params.grammar.kind.value}; it has: {kinds}",
+        )
+    if request.adapter and request.adapter not in info.adapters:
+        known = ", ".join(info.adapters) or "none"
+        raise invalid("adapter", f"there is no adapter {request.adapter!r}; this model has: {known}")
 
 
 def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:

@@ -151,6 +151,7 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
             response_cache=lent.response_cache,
             host_policies=lent.host_policies,
             latencies=lent.latencies,
+            native_text_stages=options.has_native_text_stages,
             library=lent.library,
         )
 

@@ -2,29 +2,54 @@
 
 from pathlib import Path
 
+from engine.runtimes import ModelFormat, has_tensorrt_llm, model_format
 from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.hub import download, is_hub_id, name_of_snapshot
 from gateway.options import ConfigError
 
+_ONLY_TENSORRT_LLM = {
+    ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",
+    ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
+}
+"""Formats that no other runtime reads, in words."""
+
 
 def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
-    """The folder with `config.json` that `path`, given as `option`, means; None means the bundled model.
+    """The folder that `path`, given as `option`, means, of a model that can be loaded; None means the bundled model.
 
     A model folder laid out as Triton's (one numbered folder a version) stands for its highest version. What is
     no folder and reads like a name on the Hugging Face hub is downloaded from there, unless it was before.
-    Raises ConfigError where there is no checkpoint.
+    Raises ConfigError where there is no checkpoint, or one that only TensorRT-LLM runs where that is not installed.
     """
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
         folder = download(path)
     for candidate in (folder, *_versions(folder)):
         if (candidate / "config.json").is_file():
-            return candidate
-    what = "has no config.json, so it is no HuggingFace checkpoint" if folder.is_dir() else "is no folder"
+            return _loadable(candidate, option)
     raise ConfigError(
         f"{option} must be the folder of a HuggingFace checkpoint or OpenVINO IR, or ORG/NAME on the Hugging Face hub, "
-        f"got {str(folder)!r}, which {what}"
+        f"got {str(folder)!r}, which {_what_is_missing(folder)}"
     )
+
+
+def _loadable(folder: Path, option: str) -> Path:
+    found = model_format(folder)
+    if found is not None and found in _ONLY_TENSORRT_LLM and not has_tensorrt_llm():
+        raise ConfigError(
+            f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, "
+            f"{_ONLY_TENSORRT_LLM[found]}: install that (the extra sluice[tensorrt-llm], on a machine with "
+            "an NVIDIA GPU), or give the HuggingFace checkpoint that it was made of"
+        )
+    return folder
+
+
+def _what_is_missing(folder: Path) -> str:
+    if not folder.is_dir():
+        return "is no folder"
+    if any(folder.glob("*.engine")):
+        return "has compiled engines, but not the config.json that they were built with"
+    return "has no config.json, so it is no HuggingFace checkpoint"
 
 
 def served_name(given: str | None, checkpoint: Path) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.config import EngineConfig, Speculation
 from gateway.access.restricted import Restriction, repeated_api, restriction
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
@@ -32,6 +34,8 @@ from gateway.rag.options import ClientOptions
 from gateway.rag_options import RagOptions
 from gateway.repository_options import RepositoryOptions
 from gateway.response_cache_options import ResponseCacheOptions
+from gateway.step_sizes import CPU_SEQS, STEP_SIZES, step_sizes
+from gateway.tensorrt_llm_options import TensorRtLlmOptions
 from gateway.trace_options import TraceOptions
 from pipelines.repository.types import ControlMode
 
@@ -179,6 +183,7 @@ class ServeConfig:
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    tensorrt_llm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
     requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
@@ -190,8 +195,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Check what options say together. Raises ConfigError."""
-        tokens, seqs = self.scheduling.max_num_batched_tokens, self.scheduling.max_num_seqs
-        if tokens < seqs:
+        tokens, seqs = self.scheduling.max_num_batched_tokens, self.scheduling.max_num_seqs or CPU_SEQS
+        if tokens is not None and tokens < seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens must be at least --max-num-seqs ({seqs}), so that every running request "
                 f"gets its token in each step, got {tokens}"
@@ -213,6 +218,10 @@ class ServeConfig:
             raise ConfigError(f"--model-control-mode {repository.control_mode} needs --model-repository")
         if self.model.served_model_name and repository.paths and self.model.path is None:
             raise ConfigError("--served-model-name names MODEL; a repository's models have the names of their folders")
+        of_model = {"--tokenizer": self.model.tokenizer_path, "--lora-modules": self.tensorrt_llm.lora_modules}
+        given = [flag for flag, value in of_model.items() if value]
+        if given and repository.paths and self.model.path is None:
+            raise ConfigError(f"{given[0]} belongs to MODEL; a repository's models have theirs in their config.pbtxt")
 
     def _check_cache(self) -> None:
         sizes = ("kv_cache_memory_bytes", "kv_cache_memory_fraction", "num_blocks")
@@ -247,15 +256,21 @@ class ServeConfig:
         """The engine's part of the configuration."""
         parts = (self.scheduling, self.cache, self.speculation)
         given = {name: getattr(part, name) for part in parts for name, _, _ in options_of(type(part))}
-        fields = {name: value for name, value in given.items() if value is not None}
+        sizes = {name: given.pop(name) for name in STEP_SIZES}
         model = self.model
-        return EngineConfig(
+        engine = EngineConfig(
             model_path=model_path,
             dtype=model.dtype,
             quantization=model.quantization,
             cache_path=model.cache_path,
-            **fields,
+            runtime=model.runtime,
+            tokenizer_path=model.tokenizer_path,
+            **{name: value for name, value in given.items() if value is not None},
+            **self.tensorrt_llm.engine_fields(),
         )
+        found = step_sizes(engine, sizes)
+        wanted = {name: size for name, size in found.items() if sizes[name] or not self.tensorrt_llm.sets(name)}
+        return msgspec.structs.replace(engine, **wanted)
 
 
 Group = type[
@@ -267,6 +282,7 @@ Group = type[
     | SchedulingOptions
     | CacheOptions
     | SpeculationOptions
+    | TensorRtLlmOptions
     | RequestOptions
     | HttpOptions
     | GrpcOptions
@@ -286,6 +302,7 @@ GROUPS: dict[str, Group] = {
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,
     "speculation": SpeculationOptions,
+    "tensorrt_llm": TensorRtLlmOptions,
     "requests": RequestOptions,
     "http": HttpOptions,
     "grpc": GrpcOptions,

@@ -2,10 +2,26 @@
 
 from dataclasses import dataclass
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
 from gateway.options import choice, fraction, integer, member, option, size, text_of, truth, weights
+from gateway.step_sizes import CPU_SEQS, CPU_TOKENS, GPU_SEQS, GPU_TOKENS
 
 _DEFAULTS = EngineConfig(model_path="")
+_QUANTIZATIONS = (
+    "none",
+    "int8",
+    "int4",
+    "fp8",
+    "fp8_block_scales",
+    "nvfp4",
+    "w8a16",
+    "w4a16",
+    "w4a16_awq",
+    "w4a8_awq",
+    "w4a16_gptq",
+    "w8a8_sq_per_channel",
+)
+"""OpenVINO's, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +33,9 @@ class ModelOptions:
         None,
         text_of("the folder of a HuggingFace checkpoint or its name on the hub"),
         "MODEL",
-        "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json) or of an OpenVINO IR, or "
-        "ORG/NAME[@REVISION] on the Hugging Face hub, which is downloaded once (HF_HOME, HF_TOKEN, HF_ENDPOINT). "
+        "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json), of an OpenVINO IR, or of "
+        "compiled engines or a converted checkpoint of TensorRT-LLM; or ORG/NAME[@REVISION] on the Hugging Face hub, "
+        "which is downloaded once (HF_HOME, HF_TOKEN, HF_ENDPOINT). "
         "Default: rill, the small chat model that comes with Sluice",
     )
     served_model_name: str | None = option(
@@ -28,21 +45,37 @@ class ModelOptions:
         "NAME",
         "the name clients ask for. Default: the folder's name",
     )
+    runtime: Runtime = option(
+        "--runtime",
+        _DEFAULTS.runtime,
+        member(Runtime),
+        "RUNTIME",
+        "what runs the model: openvino, on the CPU; tensorrt_llm, on NVIDIA GPUs; auto, by the folder's files, the "
+        "GPUs and what is installed. The log says which it is, and why",
+    )
+    tokenizer_path: str | None = option(
+        "--tokenizer",
+        None,
+        text_of("the folder of a tokenizer"),
+        "FOLDER",
+        "folder of MODEL's tokenizer, where MODEL's own has none, as with compiled engines",
+    )
     dtype: str = option(
         "--dtype",
         _DEFAULTS.dtype,
-        choice("auto", "bf16", "f32"),
+        choice("auto", "bf16", "f32", "float16"),
         "TYPE",
-        "precision of the computation: auto, bf16 or f32. auto takes bf16 where the CPU has it; f32 is exact and "
-        "about half as fast",
+        "precision of the computation: auto, bf16, f32, or float16 on TensorRT-LLM. On the CPU auto takes bf16 where "
+        "that has it, f32 is exact and about half as fast; on TensorRT-LLM auto is the checkpoint's own",
     )
     quantization: str = option(
         "--quantization",
         _DEFAULTS.quantization,
-        choice("none", "int8", "int4"),
+        choice(*_QUANTIZATIONS),
         "TYPE",
-        "compression of the weights at load: none, int8 or int4. Fewer bits take less memory and are read faster, "
-        "and answers differ more from the uncompressed model's; int4 is for models of some billion weights",
+        "compression of the weights at load: none; int8 or int4; on TensorRT-LLM also "
+        f"{', '.join(_QUANTIZATIONS[3:])}. Fewer bits take less memory and are read faster, and answers differ more "
+        "from the uncompressed model's; int4 is for models of some billion weights",
     )
     cache_path: str | None = option(
         "--cache-path",
@@ -76,21 +109,22 @@ class SchedulingOptions:
         "longest prompt and answer together. Longer ones may hold more KV blocks, so fewer requests run at once. "
         "Default: what the model was trained for",
     )
-    max_num_seqs: int = option(
+    max_num_seqs: int | None = option(
         "--max-num-seqs",
-        _DEFAULTS.max_num_seqs,
+        None,
         integer(1, 4096),
         "N",
         "most requests in one step. More raises the total tokens per second, and lengthens every step, so each "
-        "stream gets slower",
+        f"stream gets slower. Default: {CPU_SEQS}; {GPU_SEQS} on TensorRT-LLM",
     )
-    max_num_batched_tokens: int = option(
+    max_num_batched_tokens: int | None = option(
         "--max-num-batched-tokens",
-        _DEFAULTS.max_num_batched_tokens,
+        None,
         integer(1),
         "TOKENS",
         "most tokens in one step: one for each running request, the rest for prompts, which come in chunks. More "
-        "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least --max-num-seqs",
+        "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least "
+        f"--max-num-seqs. Default: {CPU_TOKENS}; {GPU_TOKENS} on TensorRT-LLM",
     )
     max_queued_requests: int = option(
         "--max-queue-size",
@@ -150,15 +184,15 @@ class CacheOptions:
         None,
         integer(1),
         "N",
-        "size of the KV cache instead of --kv-cache-memory: in blocks (of 32 tokens on the CPU)",
+        "size of the KV cache instead of --kv-cache-memory: in blocks (of 32 tokens; TensorRT-LLM can be told others)",
     )
     kv_cache_dtype: str = option(
         "--kv-cache-dtype",
         _DEFAULTS.kv_cache_dtype,
-        choice("auto", "bf16", "f32", "u8"),
+        choice("auto", "bf16", "f32", "u8", "fp8", "nvfp4"),
         "TYPE",
-        "type of the cached keys and values: auto (as --dtype), bf16, f32 or u8. u8 holds twice the tokens of bf16, "
-        "and answers differ a little more from those in f32",
+        "type of the cached keys and values: auto (as --dtype), bf16, f32 or u8; on TensorRT-LLM auto, fp8 or nvfp4. "
+        "u8 and fp8 hold twice the tokens of bf16, and answers differ a little more from those in f32",
     )
     enable_prefix_caching: bool = option(
         "--enable-prefix-caching",

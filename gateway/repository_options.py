@@ -81,6 +81,14 @@ class RepositoryOptions:
         is_many=True,
         separator=";",
     )
+    has_native_text_stages: bool = option(
+        "--native-text-stages",
+        False,
+        truth,
+        None,
+        "serve the Python models preprocessing, postprocessing and tensorrt_llm_bls of NVIDIA's tensorrtllm_backend by "
+        "Sluice's own stages of the same tensors, in the server's process",
+    )
     has_namespaces: bool = option(
         "--model-namespacing",
         False,

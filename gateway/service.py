@@ -10,6 +10,7 @@ from msgspec import structs
 from engine.errors import ErrorCode, SluiceError
 from gateway.health import Health, Phase, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.text_models import chosen, split_name, with_adapters
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
@@ -91,25 +92,21 @@ class InferenceService:
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
     def llm(self, name: str, key: str = "") -> "TextModel":
-        """The language model `name`, or the pipeline with one at its end.
+        """The language model `name`, or the pipeline with one at its end; `base:adapter` with a LoRA adapter.
 
         Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve. Where its versions have weights, it is
         the one that `key` falls to.
         """
         self._health.refuse_unless_serving()
-        names = [model.name for model in self.repository.models() if model.chat is not None]
-        found = self.repository.route(name, LATEST, key).chat if name in names else None
-        if found is None:
-            available = ", ".join(dict.fromkeys(names)) or "none"
-            raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} not found; available: {available}", param="model")
+        base, adapter = split_name(name, [model.name for model in self.repository.models() if model.chat is not None])
+        found = chosen(self.repository.route(base, LATEST, key), adapter)
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
 
     def text_models(self) -> list["TextModel"]:
         """Everything that `llm` finds, its highest version; none while loading."""
-        found = (model.chat for model in self.repository.models())
-        return list({each.name: each for each in found if each is not None}.values())
+        return list(with_adapters(self.repository.models()))
 
     def llms(self) -> list["LlmText"]:
         """Every loaded language model of our own, its highest version; none while loading."""
@@ -161,7 +158,7 @@ class InferenceService:
         asked = structs.replace(request, protocol=protocol)
         events = model.generate(asked)
         if not model.is_measured:
-            events = recorded(events, self.metrics.open_request(model.name, protocol))
+            events = recorded(events, self.metrics.open_request(model.parent or model.name, protocol))
         self._opened()
         try:
             async with aclosing(events):

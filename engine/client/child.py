@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
+from engine.family import kill_session
 from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
 from engine.types import EngineInfo
 
@@ -51,13 +52,21 @@ class EngineChild:
         return self._exit
 
     async def load(self, module: str, config: EngineConfig) -> EngineInfo:
-        """Start `python -m module` and wait until its model is loaded. Raises SluiceError where it cannot."""
+        """Start `python -m module` and wait until its model is loaded. Raises SluiceError where it cannot.
+
+        It has a session of its own, so that what it starts (a launcher's ranks, a library's workers) ends with it.
+        """
         endpoint = f"ipc://{self.folder / 'engine'}"
         level = logging.getLevelName(logging.root.level)
         arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(config).decode())
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.DEVNULL
-        )
+        command = (*config.launcher, sys.executable, "-m", module, *arguments)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
         self._exit = asyncio.ensure_future(self._process.wait())
         self._socket.connect(endpoint)
         await self._socket.send(b"")
@@ -92,9 +101,10 @@ class EngineChild:
         self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     def kill(self) -> None:
-        """End the process now; `close` is still to be called, unless this process is about to end itself."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """End the process and all of its session now; `close` is still to be called, unless this process is about to
+        end itself."""
+        if self._process is not None:
+            kill_session(self._process.pid)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def last_reports(self) -> list[Report]:
@@ -111,18 +121,17 @@ class EngineChild:
             if self._is_loaded:
                 self.send(Shutdown())
             else:  # it reads no commands yet
-                self._process.kill()
+                self.kill()
             await self._wait_exit()
+        self.kill()
         self._socket.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _wait_exit(self) -> None:
         """Wait for the end, and enforce it where it does not come."""
         await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
         if self.exited.done():
             return
-        assert self._process is not None
         log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
-        self._process.kill()
+        self.kill()
         # Even a kill waits for a process that the kernel holds; it is not waited for without end.
         await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)

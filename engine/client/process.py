@@ -15,6 +15,7 @@ from engine.client.supervision import STABLE_S, Patience
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Command, Report, StepFrame
+from engine.runtimes import PROCESSES, choose_runtime
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ LOAD_TIMEOUT_FACTOR = 5.0
 
 
 class ProcessEngineClient(EngineClient):
-    """The executor in a process of its own: `python -m module`, `engine.process` or one that speaks like it.
+    """The executor in a process of its own: `python -m module`, by default the one of the runtime that
+    `engine.runtimes` chooses.
 
     An engine that crashes, or says nothing for `heartbeat_timeout_s`, is killed and replaced, and its requests go on in
     the next one. After several in a row that did nothing for anybody it is given up, and `failure` says why.
@@ -35,9 +37,7 @@ class ProcessEngineClient(EngineClient):
 
     can_restart = True
 
-    def __init__(
-        self, config: EngineConfig, *, heartbeat_timeout_s: float = 10.0, module: str = "engine.process"
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, heartbeat_timeout_s: float = 10.0, module: str | None = None) -> None:
         super().__init__(config)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._module = module
@@ -55,7 +55,7 @@ class ProcessEngineClient(EngineClient):
     async def start(self) -> None:
         started = perf_counter()
         try:
-            self._info = await self._child.load(self._module, self.config)
+            self._info = await self._child.load(await self._chosen_module(), self.config)
         except SluiceError:
             await self.stop()
             raise
@@ -77,6 +77,14 @@ class ProcessEngineClient(EngineClient):
 
     def _send(self, command: Command) -> None:
         self._child.send(command)
+
+    async def _chosen_module(self) -> str:
+        """Chosen once. Raises SluiceError where no runtime can serve the model."""
+        if self._module is None:
+            choice = await asyncio.to_thread(choose_runtime, self.config)
+            log.info("%s is served by %s: %s", self.config.model_path, choice.runtime.value, choice.reason)
+            self._module = PROCESSES[choice.runtime]
+        return self._module
 
     # -- supervision
 
@@ -170,7 +178,7 @@ class ProcessEngineClient(EngineClient):
         self._child = EngineChild(self._context)
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                return await self._child.load(self._module, self.config)
+                return await self._child.load(await self._chosen_module(), self.config)
         except TimeoutError:
             message = f"it did not load within {self._load_timeout_s:g} s"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from None

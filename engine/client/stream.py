@@ -21,7 +21,9 @@ class GenerationStream:
         "_cancel",
         "_error",
         "_finish_reason",
+        "_is_cache_told",
         "_is_over",
+        "_is_prompt_told",
         "_logprobs",
         "_num_cached_tokens",
         "_num_fetched",
@@ -50,6 +52,8 @@ class GenerationStream:
         """Whether an engine is known to have begun it, so that it cannot wait for too long any more."""
         self._cancel = cancel
         self._num_fetched = 0
+        self._is_cache_told = self._is_prompt_told = False
+        """What an engine says once, an engine that takes over does not say again."""
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._logprobs: list[TokenLogprob] | None = None
@@ -108,9 +112,10 @@ class GenerationStream:
         self._wake()
 
     def _keep(self, detail: EventDetail) -> None:
-        if not self.output_token_ids:  # told once, so not again by an engine that took over
-            self._num_cached_tokens = detail.num_cached_tokens
-            self._prompt_logprobs = detail.prompt_logprobs
+        if detail.num_cached_tokens is not None and not self._is_cache_told:
+            self._num_cached_tokens, self._is_cache_told = detail.num_cached_tokens, True
+        if detail.prompt_logprobs is not None and not self._is_prompt_told:
+            self._prompt_logprobs, self._is_prompt_told = detail.prompt_logprobs, True
         if detail.logprobs is not None:
             if self._logprobs is None:
                 self._logprobs = []

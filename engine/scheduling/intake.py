@@ -3,13 +3,11 @@
 from collections.abc import Collection, Iterator
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
-from engine.forecast.forecast import Forecast
+from engine.errors import SluiceError
 from engine.frames import Submit
 from engine.kv.blocks import worst_case_blocks
-from engine.scheduling.admission import Prediction, Room, check_queue
 from engine.scheduling.compiling import CompilingGrammars
-from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.reception import Reception
 from engine.sequence import Sequence
 from engine.types import EngineInfo
 from engine.validation import check_request
@@ -17,15 +15,12 @@ from engine.validation import check_request
 Refusal = tuple[Sequence, SluiceError]
 
 
-class Intake:
+class Intake(Reception[Sequence]):
     """The queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
 
     def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
-        self._info = info
-        self._config = config
+        super().__init__(info, config)
         self._grammars = CompilingGrammars(config.model_path, info)
-        self.queue: WaitingQueue[Sequence] = WaitingQueue(config.tenant_weights)
-        self.forecast = Forecast(info)
 
     def __len__(self) -> int:
         return len(self.queue) + len(self._grammars)
@@ -53,12 +48,7 @@ class Intake:
         num_blocks = worst_case_blocks(
             len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
         )
-        ahead = self.queue.ahead_of(request.priority, request.tenant)
-        wait_s = self.forecast.wait_s(running, ahead, num_blocks, free_blocks)
-        if not command.was_accepted:
-            room = Room(self._info.max_num_seqs - len(running), free_blocks)
-            prediction = Prediction(wait_s, self.forecast.is_warm)
-            check_queue(request, num_blocks, self.queue.backlog, room, self._config, prediction)
+        wait_s = self.check_in(command, num_blocks, running, free_blocks)
         sequence = Sequence(command.stream_id, request, self._info, now)
         sequence.predicted_wait_s = wait_s
         if request.sampling.grammar is not None:
@@ -84,10 +74,6 @@ class Intake:
         compiling = [s for s in self._grammars if now >= min(s.deadline, s.start_deadline)]
         return [*self.queue.expired(now), *compiling]
 
-    def predict_wait(self, running: Collection[Sequence], free_blocks: int) -> float:
-        """What a small request of the default kind would wait now, in seconds."""
-        return self.forecast.wait_s(running, self.queue.ahead_of(0, ""), 1, free_blocks)
-
     def remove(self, stream_id: int) -> None:
         """Forget the sequence, whether it waits or runs; unknown ones are no error."""
         self.queue.remove(stream_id)
@@ -96,13 +82,3 @@ class Intake:
     def close(self) -> None:
         """End the threads that compile."""
         self._grammars.close()
-
-
-def too_late(sequence: Sequence, now: float) -> SluiceError:
-    """Which of its two times the sequence is past."""
-    request = sequence.request
-    if now >= sequence.deadline:
-        message = f"the request was not complete within its {request.timeout_s:g} s"
-    else:
-        message = f"the request waited for longer than its {request.queue_timeout_s:g} s"
-    return SluiceError(ErrorCode.DEADLINE, f"{message}; the server is busy")

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 import orjson
 
 from pipelines.repository.findings import Finding
-from pipelines.repository.inspection.report import ModelReport, Verdict
+from pipelines.repository.inspection.report import ModelReport, RuntimeReport, Verdict
 
 _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
 _DIM = "2"
@@ -30,6 +30,8 @@ def lines(reports: Sequence[ModelReport], style: Style) -> Iterator[str]:
     for report in reports:
         verdict = style(f"{report.verdict.value:<5}", _COLOURS[report.verdict])
         yield f"{verdict}  {report.name:<{width}}  {_what(report)}".rstrip()
+        if report.runtime is not None:
+            yield from _runtime(report.runtime)
         for each in report.errors:
             yield from _finding(each, report, style("error", _COLOURS[Verdict.ERROR]), style)
         for each in report.notes:
@@ -64,6 +66,13 @@ def _what(report: ModelReport) -> str:
     return f"{report.backend}, version{'' if len(report.versions) == 1 else 's'} {versions or 'none'}"
 
 
+def _runtime(runtime: RuntimeReport) -> Iterator[str]:
+    yield f"       runtime: {runtime.runtime}, as {runtime.reason}"
+    if runtime.obeyed:
+        yield f"       obeyed: {', '.join(runtime.obeyed)}"
+    yield from (f"       without effect: {note}" for note in runtime.unused)
+
+
 def _finding(finding: Finding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
     said = replace(finding, message=finding.message.strip(), remedy="").text(_file(finding, report))
     first, *others = [line for line in said.splitlines() if line]
@@ -86,6 +95,7 @@ def _model(report: ModelReport) -> dict[str, Any]:
         "versions": report.versions,
         "errors": [_finding_json(each, report) for each in report.errors],
         "notes": [_finding_json(each, report) for each in report.notes],
+        **({"runtime": asdict(report.runtime)} if report.runtime is not None else {}),
     }
 
 

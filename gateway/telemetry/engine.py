@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.types import EngineStats
+from engine.types import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
     from engine.client.base import EngineClient
     from gateway.service import InferenceService
+    from pipelines.backends.llm.text import LlmText
 
 _LABELS = ("model",)
+_INFO = (
+    *("runtime", "runtime_version", "model_type", "dtype", "quantization", "kv_cache_dtype", "scheduler_policy"),
+    "num_gpus",
+)
+"""Fields of `EngineInfo` that are labels."""
 
 Stat = Callable[[EngineStats], float]
 
@@ -66,6 +72,14 @@ _SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_poisoned_requests", "Requests failed as engines crashed on them.", lambda e: e.num_poisoned),
 )
 
+_LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
+    ("sluice_engine_load_seconds", "Time that the engine took to load its model.", lambda i: i.load_seconds),
+    ("sluice_engine_max_num_seqs", "Most sequences in one step.", lambda i: i.max_num_seqs),
+    ("sluice_engine_max_num_batched_tokens", "Most tokens in one step.", lambda i: i.max_num_batched_tokens),
+    ("sluice_engine_max_model_len", "Longest prompt and output of one request together.", lambda i: i.max_model_len),
+    ("sluice_kv_blocks", "KV blocks that the engine has.", lambda i: i.num_blocks),
+)
+
 _PULSE: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", lambda e: e.heartbeat_age_s()),
     ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.last_recovery_s),
@@ -91,6 +105,9 @@ class EngineCollector(Collector):
             yield _counter(name, text, {model: of_engine(engine) for model, engine in engines.items()})
         for name, text, of_engine in _PULSE:
             yield _gauge(name, text, {model: of_engine(engine) for model, engine in engines.items()})
+        for name, text, of_info in _LIMITS:
+            yield _gauge(name, text, {model: of_info(engine.info) for model, engine in engines.items()})
+        yield _info(self._service.llms())
         yield _seconds({model: engine.stats for model, engine in engines.items()})
         yield _counter(
             "sluice_model_load_failures",
@@ -99,6 +116,15 @@ class EngineCollector(Collector):
         )
         yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
+
+
+def _info(llms: "Iterable[LlmText]") -> Metric:
+    family = GaugeMetricFamily(
+        "sluice_engine_info", "1 for each model: what its engine is.", labels=(*_LABELS, "version", *_INFO)
+    )
+    for llm in llms:
+        family.add_metric((llm.name, llm.version, *(str(getattr(llm.info, name)) for name in _INFO)), 1)
+    return family
 
 
 def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from gateway.telemetry.families import COUNTER, GAUGE, Labels, family
+from gateway.telemetry.gpu_processes import GpuProcess, lineage
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ class GpuSample:
     power_limit_watts: float | None = None
     energy_joules: float | None = None
     """Since the server started."""
+    index: int = 0
+    name: str | None = None
+    driver_version: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
 
 
 Read = Callable[[GpuSample], float | None]
@@ -47,6 +52,7 @@ _FAMILIES: tuple[tuple[str, str, str, Read], ...] = (
         lambda g: g.energy_joules,
     ),
 )
+_INFO = "sluice_gpu_info"
 NAMES = frozenset(name for name, _, _, _ in _FAMILIES)
 
 
@@ -55,6 +61,13 @@ def gpu_families(samples: Sequence[GpuSample]) -> Iterator[Metric]:
     if samples:
         for name, text, kind, read in _FAMILIES:
             yield family(name, text, kind, gpu_values(samples, read))
+        yield family(_INFO, "1 for each GPU: what it is, and its driver.", GAUGE, map(_info, samples))
+
+
+def _info(sample: GpuSample) -> tuple[Labels, float]:
+    told = {"name": sample.name, "driver_version": sample.driver_version}
+    known = {label: value for label, value in told.items() if value is not None}
+    return {"gpu_uuid": sample.uuid, "index": str(sample.index), **known}, 1
 
 
 def gpu_values(samples: Sequence[GpuSample], read: Read) -> Iterator[tuple[Labels, float]]:
@@ -107,7 +120,8 @@ class GpuSampler:
             nvml.nvmlShutdown()
 
     def _sample_on(self, nvml: ModuleType) -> None:
-        devices = [_Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        driver = _asked(nvml, nvml.nvmlSystemGetDriverVersion)
+        devices = [_Device(nvml, index, _text(driver)) for index in range(nvml.nvmlDeviceGetCount())]
         while devices:
             self._samples = tuple(device.sample() for device in devices)
             if self._is_closing.wait(self._interval_s):
@@ -117,18 +131,17 @@ class GpuSampler:
 class _Device:
     """One GPU. What it does not tell (laptops hide their power, for one) is left out."""
 
-    def __init__(self, nvml: ModuleType, index: int) -> None:
+    def __init__(self, nvml: ModuleType, index: int, driver_version: str | None) -> None:
         self._nvml = nvml
+        self._index = index
+        self._driver_version = driver_version
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = nvml.nvmlDeviceGetUUID(self._handle)
-        self._uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+        self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle)) or ""
+        self._name = _text(self._ask(nvml.nvmlDeviceGetName))
         self._energy_at_start = self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        try:
-            return question(self._handle)
-        except self._nvml.NVMLError:
-            return None
+        return _asked(self._nvml, partial(question, self._handle))
 
     def sample(self) -> GpuSample:
         nvml, scaled = self._nvml, partial(_scaled, factor=_MILLI)
@@ -144,7 +157,29 @@ class _Device:
             power_usage_watts=scaled(self._ask(nvml.nvmlDeviceGetPowerUsage)),
             power_limit_watts=scaled(self._ask(nvml.nvmlDeviceGetPowerManagementLimit)),
             energy_joules=scaled(energy - self._energy_at_start) if has_energy else None,
+            index=self._index,
+            name=self._name,
+            driver_version=self._driver_version,
+            processes=tuple(self._processes()),
         )
+
+    def _processes(self) -> Iterator[GpuProcess]:
+        """In a container the driver may hide whose memory is whose."""
+        for process in self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses) or ():
+            if process.usedGpuMemory is not None:
+                yield GpuProcess(lineage(process.pid), process.usedGpuMemory)
+
+
+def _asked(nvml: ModuleType, question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    """Older bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -10,6 +10,7 @@ from gateway.telemetry.aliases import alias_families
 from gateway.telemetry.cache import cache_counters, cache_gauges
 from gateway.telemetry.families import COUNTER, GAUGE, ModelFamily, Source, family, model_family, source_of
 from gateway.telemetry.gpu import GpuSample, gpu_families
+from gateway.telemetry.gpu_processes import engine_pids, process_memory
 from gateway.telemetry.host import HostMetrics
 from gateway.telemetry.settings import MetricsSettings
 from pipelines.inference.model import Model
@@ -64,11 +65,13 @@ class InferenceCollector(Collector):
         self._host = HostMetrics(self._settings.interval_s) if self._settings.allows_cpu else None
 
     def collect(self) -> Iterator[Metric]:
-        sources = [source_of(model) for model in self._models()]
+        models = list(self._models())
+        sources = [source_of(model) for model in models]
         gpus = self._gpus()
         yield from self._of_models(sources)
         yield from _pinned_memory()
         yield from gpu_families(gpus)
+        yield from process_memory([(gpu.uuid, gpu.processes) for gpu in gpus], engine_pids(models))
         if self._host is not None:
             yield from self._host.families()
         own = [source.statistics.cache for source in sources]

@@ -10,30 +10,41 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from operator import add
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.errors import ErrorCode, SluiceError
 from pipelines.text.types import TextEvent
 
 TTFT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 ITL_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class TokenTally:
-    """One model's tokens and gaps between events, counted without a lock."""
+    """One model's open requests, tokens and gaps between events in one protocol, counted without a lock."""
 
-    __slots__ = ("bucket_counts", "gap_seconds", "generation_tokens", "prompt_tokens")
+    __slots__ = ("bucket_counts", "gap_seconds", "generation_tokens", "num_open", "prompt_tokens")
 
     def __init__(self) -> None:
+        self.num_open = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.gap_seconds = 0.0
         self.bucket_counts = [0] * (len(ITL_BUCKETS_S) + 1)
+
+    def add(self, other: "TokenTally") -> None:
+        """What another one has counted as well."""
+        self.num_open += other.num_open
+        self.prompt_tokens += other.prompt_tokens
+        self.generation_tokens += other.generation_tokens
+        self.gap_seconds += other.gap_seconds
+        self.bucket_counts = list(map(add, self.bucket_counts, other.bucket_counts))
 
     def add_gap(self, seconds: float) -> None:
         self.bucket_counts[bisect_left(ITL_BUCKETS_S, seconds)] += 1
@@ -50,6 +61,7 @@ class RequestRecord:
 
     __slots__ = (
         "_clock",
+        "_first_at",
         "_last",
         "_metrics",
         "_model",
@@ -67,9 +79,11 @@ class RequestRecord:
         self._protocol = protocol
         self._clock = metrics.clock
         self._started = self._clock()
+        self._first_at = 0.0
         self._last = 0.0
         self._prompt_tokens = 0
         self._outcome = "cancelled"
+        tally.num_open += 1
 
     def observe(self, event: TextEvent) -> None:
         """An event is about to go to the client."""
@@ -84,8 +98,12 @@ class RequestRecord:
         if event.finish_reason is not None:
             self._outcome = "ok"
             self._count_prompt(event)
+            if event.completion_tokens > 1 and now > self._first_at:
+                per_token_s = (now - self._first_at) / (event.completion_tokens - 1)
+                self._metrics.time_per_output_token.labels(self._model).observe(per_token_s)
 
     def _first(self, now: float, event: TextEvent) -> None:
+        self._first_at = now
         self._count_prompt(event)
         self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
 
@@ -101,6 +119,7 @@ class RequestRecord:
 
     def close(self) -> None:
         """The request is over; without a finish reason or a failure, because its client left."""
+        self._tally.num_open -= 1
         self._metrics.request_duration.labels(self._model).observe(self._clock() - self._started)
         self._metrics.requests.labels(self._model, self._protocol, self._outcome).inc()
 
@@ -111,7 +130,8 @@ class GatewayMetrics(Collector):
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.registry = CollectorRegistry(auto_describe=False)
-        self._tallies: dict[str, TokenTally] = {}
+        self._tallies: dict[tuple[str, str], TokenTally] = {}
+        """By model and protocol."""
         self._responses: dict[tuple[str, int], int] = defaultdict(int)
         self.requests = Counter(
             "sluice_requests",
@@ -125,6 +145,13 @@ class GatewayMetrics(Collector):
             ("model",),
             registry=self.registry,
             buckets=TTFT_BUCKETS_S,
+        )
+        self.time_per_output_token = Histogram(
+            "sluice_time_per_output_token_seconds",
+            "Mean time of each token after the first, of answered requests.",
+            ("model",),
+            registry=self.registry,
+            buckets=TPOT_BUCKETS_S,
         )
         self.request_duration = Histogram(
             "sluice_request_duration_seconds",
@@ -142,22 +169,13 @@ class GatewayMetrics(Collector):
 
     def open_request(self, model: str, protocol: str) -> RequestRecord:
         """Begin to measure a request. `close` the record when it is over."""
-        tally = self._tallies.get(model)
+        tally = self._tallies.get((model, protocol))
         if tally is None:
-            tally = self._tallies[model] = TokenTally()
+            tally = self._tallies[model, protocol] = TokenTally()
         return RequestRecord(self, tally, model, protocol)
 
     def collect(self) -> Iterable[Metric]:
         """The families of the plain numbers."""
-        prompt = CounterMetricFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", labels=("model",))
-        generated = CounterMetricFamily("sluice_generation_tokens", "Tokens sent to clients.", labels=("model",))
-        gaps = HistogramMetricFamily(
-            "sluice_inter_token_latency_seconds", "Gap between successive events of a request.", labels=("model",)
-        )
-        for model, tally in self._tallies.items():
-            prompt.add_metric((model,), tally.prompt_tokens)
-            generated.add_metric((model,), tally.generation_tokens)
-            gaps.add_metric((model,), tally.buckets(), tally.gap_seconds)
         responses = CounterMetricFamily(
             "sluice_http_responses",
             "HTTP answers by protocol and status, refused ones included.",
@@ -165,4 +183,36 @@ class GatewayMetrics(Collector):
         )
         for (protocol, status), count in self._responses.items():
             responses.add_metric((protocol, str(status)), count)
-        return prompt, generated, gaps, responses
+        return *self._of_models(), *self._of_protocols(), responses
+
+    def _of_models(self) -> Iterable[Metric]:
+        prompt = CounterMetricFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", labels=("model",))
+        generated = CounterMetricFamily("sluice_generation_tokens", "Tokens sent to clients.", labels=("model",))
+        gaps = HistogramMetricFamily(
+            "sluice_inter_token_latency_seconds", "Gap between successive events of a request.", labels=("model",)
+        )
+        for model, tally in self._by_model().items():
+            prompt.add_metric((model,), tally.prompt_tokens)
+            generated.add_metric((model,), tally.generation_tokens)
+            gaps.add_metric((model,), tally.buckets(), tally.gap_seconds)
+        return prompt, generated, gaps
+
+    def _by_model(self) -> dict[str, TokenTally]:
+        tallies: dict[str, TokenTally] = {}
+        for (model, _), tally in self._tallies.items():
+            tallies.setdefault(model, TokenTally()).add(tally)
+        return tallies
+
+    def _of_protocols(self) -> Iterable[Metric]:
+        labels = ("model", "protocol")
+        tokens = CounterMetricFamily(
+            "sluice_tokens", "Tokens of answered prompts, and tokens sent to clients.", labels=(*labels, "kind")
+        )
+        open_requests = GaugeMetricFamily(
+            "sluice_open_requests", "Requests that have reached a model and not ended.", labels=labels
+        )
+        for key, tally in self._tallies.items():
+            tokens.add_metric((*key, "prompt"), tally.prompt_tokens)
+            tokens.add_metric((*key, "generation"), tally.generation_tokens)
+            open_requests.add_metric(key, tally.num_open)
+        return tokens, open_requests

@@ -9,6 +9,7 @@ from gateway.telemetry.custom import CustomMetricRegistry
 from gateway.telemetry.gpu import GpuSampler
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.settings import MetricsSettings
+from gateway.telemetry.trt_llm import TrtLlmCollector
 from pipelines.inference.latencies import LatencyOptions
 from pipelines.inference.model import Model
 from pipelines.inference.statistics import CacheUsage
@@ -29,6 +30,7 @@ class MetricsPage:
         self._gpus = GpuSampler(settings.interval_s)
         if settings.is_allowed:
             registry.register(InferenceCollector(models, settings, cache, lambda: self._gpus.samples))
+            registry.register(TrtLlmCollector(models))
             registry.register(self.custom)
         if settings.allows_gpu:
             self._gpus.start()

@@ -1,9 +1,10 @@
 """The names on the metrics page that are the server's own, whether or not they are shown now."""
 
-from gateway.telemetry import aliases, cache, gpu, host, inference, latencies
+from gateway.telemetry import aliases, cache, gpu, host, inference, latencies, trt_llm
 
+_SOURCES = (aliases, cache, gpu, host, inference, latencies, trt_llm)
 _NAMES = frozenset(
-    {*aliases.NAMES, *cache.NAMES, *gpu.NAMES, *host.NAMES, *inference.NAMES, *latencies.NAMES, *latencies.SAMPLE_NAMES}
+    {*latencies.SAMPLE_NAMES, *trt_llm.SAMPLE_NAMES, *(name for source in _SOURCES for name in source.NAMES)}
 )
 _PREFIXES = ("sluice_", "process_")
 

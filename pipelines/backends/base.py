@@ -112,6 +112,8 @@ class BackendContext:
     """`--host-policy`, by name."""
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
     """What is measured of every model (`--metrics-config`)."""
+    native_text_stages: bool = False
+    """Whether NVIDIA's Python stages around a token model are served by our own (`--native-text-stages`)."""
     library: "Library | None" = None
     """The server's collections of documents (`--rag-store`); None where it has none."""
 

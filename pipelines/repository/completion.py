@@ -43,6 +43,8 @@ _GPU_DEVICE = Path("/dev/nvidiactl")
 LLM_BACKENDS = frozenset({"llm", "tensorrtllm", "vllm"})
 _CHECKPOINT_PATTERNS = ("*.engine", "*.safetensors", "pytorch_model*.bin", "openvino_model.xml")
 _CHECKPOINT_CONFIG = "config.json"
+_LLM_ARGUMENTS = "model.yaml"
+"""Of NVIDIA's models for TensorRT-LLM's LLM class."""
 
 
 def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path]) -> None:
@@ -73,6 +75,7 @@ def normalize(config: ModelConfig) -> None:
     """Fill in what has a default, as Triton does, in place."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
+    _drop_repeated(config)
     _fill_preferred(config)
     if config.HasField("sequence_batching") and not config.sequence_batching.max_sequence_idle_microseconds:
         config.sequence_batching.max_sequence_idle_microseconds = DEFAULT_IDLE_US
@@ -82,6 +85,14 @@ def normalize(config: ModelConfig) -> None:
         if not config.optimization.HasField(pinned):
             getattr(config.optimization, pinned).enable = True
     _fill_instance_groups(config)
+
+
+def _drop_repeated(config: ModelConfig) -> None:
+    """Tensors that are declared a second time in the same words, as in NVIDIA's ensemble for TensorRT-LLM."""
+    for tensors in (config.input, config.output):
+        for index in reversed(range(len(tensors))):
+            if any(each == tensors[index] for each in tensors[:index]):
+                del tensors[index]
 
 
 def _fill_preferred(config: ModelConfig) -> None:
@@ -145,8 +156,8 @@ def _backend_of_files(name: str, version_folders: Sequence[Path]) -> str:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether it holds a language model: a HuggingFace checkpoint, an OpenVINO export or compiled engines."""
-    if any(folder.glob("*.engine")):
+    """Whether it holds a language model, or says where: checkpoint, OpenVINO export, compiled engines, arguments."""
+    if any(folder.glob("*.engine")) or (folder / _LLM_ARGUMENTS).is_file():
         return True
     return (folder / _CHECKPOINT_CONFIG).is_file() and any(any(folder.glob(each)) for each in _CHECKPOINT_PATTERNS)
 

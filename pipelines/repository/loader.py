@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.errors import ErrorCode, SluiceError
 from pipelines.backends.base import Backend, BackendContext, ModelSource
 from pipelines.backends.registry import BackendRegistry
+from pipelines.backends.text_stages.replacement import with_native_stage
 from pipelines.batching.sequences.initial_states import check_initial_states
 from pipelines.inference.latencies import measure_latencies
 from pipelines.inference.model import Model
@@ -67,9 +68,12 @@ class VersionLoader:
                 raise unexpected(error) from error
 
     async def _load(self, candidate: Candidate, version: int) -> Model:
-        backend = await self._backend(candidate.config.backend or ENSEMBLE)
+        written = candidate.config
+        if self._context.native_text_stages:
+            written = with_native_stage(written)
+        backend = await self._backend(written.backend or ENSEMBLE)
         config = ModelConfig()
-        config.CopyFrom(candidate.config)
+        config.CopyFrom(written)
         config.default_model_filename = config.default_model_filename or backend.default_model_filename
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_model_file, source)

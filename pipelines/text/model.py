@@ -27,6 +27,16 @@ class TextModel(Protocol):
         ...
 
     @property
+    def max_beam_width(self) -> int:
+        """Most beams of a beam search; 1 where there is none."""
+        ...
+
+    @property
+    def parent(self) -> str | None:
+        """The model that this is an adapter of; None for what is no adapter."""
+        ...
+
+    @property
     def failure(self) -> str | None:
         """Why its engine is dead; None while it is not, or where others have to tell."""
         ...

@@ -4,6 +4,7 @@ import msgspec
 
 from engine.errors import SluiceError, invalid
 from engine.types import Grammar, GrammarKind
+from pipelines.text.runtime_fields import RUNTIME_FIELDS, wanted_of_runtime
 from pipelines.text.types import TextRequest
 
 Scalars = dict[str, str | int | float | bool]
@@ -18,8 +19,8 @@ _GUIDES = {
     GrammarKind.REGEX: "regex",
     GrammarKind.EBNF: "ebnf_grammar",
 }
-_WITHOUT_INPUT = ("logit_bias", "logprobs", "prompt_logprobs")
-"""Fields that no tensor or parameter of a language model stands for."""
+_NOT_PASSED_ON = ("logit_bias", "logprobs", "prompt_logprobs", *RUNTIME_FIELDS)
+"""Fields that no input of a language model stands for, or which another one would leave unread without a word."""
 
 
 def as_parameters(request: TextRequest, model: str) -> Scalars:
@@ -27,8 +28,8 @@ def as_parameters(request: TextRequest, model: str) -> Scalars:
 
     Raises SluiceError INVALID, which names the field, for what would be lost on the way to the steps of `model`.
     """
-    sampling = request.sampling
-    for name in _WITHOUT_INPUT:
+    sampling = wanted_of_runtime(request.sampling, ())
+    for name in _NOT_PASSED_ON:
         if getattr(sampling, name) is not None:
             raise _lost(name, model)
     if request.echo:

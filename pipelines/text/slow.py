@@ -24,10 +24,12 @@ class SlowBackend:
     def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
         return _Encoding(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens, and without the ids that the vocabulary lacks."""
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Without the ids that the vocabulary lacks."""
         known = [token_id for token_id in token_ids if token_id < len(self._tokenizer)]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
 
     def id_to_token(self, token_id: int) -> str | None:

@@ -43,6 +43,8 @@ class TensorText:
 
     is_measured = True
     max_model_len = None
+    max_beam_width = 1
+    parent = None
     failure = None
 
     def __init__(self, model: "Model", face: TensorFace) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import jinja2
@@ -39,6 +40,9 @@ INLINE_CHARS = 4000
 
 _NUM_WORKERS = 2
 
+_LOADING = Lock()
+"""transformers imports its classes when they are first asked for, which fails where two threads do so at a time."""
+
 T = TypeVar("T")
 
 
@@ -70,7 +74,8 @@ class Tokenizer:
             files = ", ".join(TOKENIZER_FILES)
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
-            return cls(_transformers_loader(path)(path, local_files_only=True, trust_remote_code=False))
+            with _LOADING:
+                return cls(_transformers_loader(path)(path, local_files_only=True, trust_remote_code=False))
         except Exception as error:  # a damaged file can raise anything in the libraries that read it
             reason = f"{type(error).__name__}: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
@@ -80,6 +85,17 @@ class Tokenizer:
         """The tokenizer's own end of sequence, which for chat models ends a turn."""
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """What fills shorter sequences up."""
+        token_id: int | None = self._tokenizer.pad_token_id
+        return token_id
+
+    @property
+    def num_tokens(self) -> int:
+        """The size of the vocabulary, added tokens too."""
+        return len(self._tokenizer)
 
     @property
     def added_tokens(self) -> list[Any]:
@@ -100,13 +116,26 @@ class Tokenizer:
         """What single tokens stand for."""
         return TokenTexts(self._backend)
 
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, however long, at once. `param` is the field that errors name."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:  # what the library makes of lone surrogates
+            raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
+        return ids
+
     def encode_words(self, text: str, param: str) -> list[int]:
         """Token ids of a piece of text, without special tokens. `param` is the field that errors name."""
-        return self._encode(text, param, add_special_tokens=False)
+        return self.encode(text, param, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence; ids that the vocabulary lacks have none."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     async def encode_text(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer adds to it."""
-        return await self._run(len(text), lambda: self._encode(text, "prompt", add_special_tokens=True))
+        return await self._run(len(text), lambda: self.encode(text, "prompt", add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
@@ -125,14 +154,7 @@ class Tokenizer:
 
     def _encode_turns(self, turns: list[dict[str, str]]) -> list[int]:
         # The template writes the special tokens itself.
-        return self._encode(self._render(turns), "messages", add_special_tokens=False)
-
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError:  # what the library makes of lone surrogates
-            raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
-        return ids
+        return self.encode(self._render(turns), "messages", add_special_tokens=False)
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._tokenizer.chat_template is None:

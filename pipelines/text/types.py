@@ -35,7 +35,7 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling fields that the client sent. None: not sent, so the model's default holds.
 
     Names and ranges are those of `engine.types.SamplingParams`. `max_tokens` None means all that the
-    context and the KV cache leave after the prompt.
+    context and the KV cache leave after the prompt. From `beam_width` on they are `runtime_fields.RUNTIME_FIELDS`.
     """
 
     max_tokens: int | None = None
@@ -55,13 +55,21 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: int | None = None
+    beam_search_diversity_rate: float | None = None
+    no_repeat_ngram_size: int | None = None
+    top_p_min: float | None = None
+    top_p_decay: float | None = None
+    top_p_reset_ids: int | None = None
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to generate. Generation ends before the first of the `stop` strings, and none of `bad_words` comes.
 
     With `echo` the text begins with the prompt's, and the log probabilities (where asked for) with those
-    of the prompt's tokens. Priority, tenant, salt and timeouts are those of `engine.types.GenerateRequest`.
+    of the prompt's tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
     `parameters` are further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language
     model alone refuses them.
     """
@@ -77,6 +85,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    adapter: str = ""
     parameters: dict[str, str | int | float | bool] = {}
     protocol: str = ""
     """Its label in the metrics, where what runs behind the model keeps them."""

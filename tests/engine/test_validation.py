@@ -1,10 +1,11 @@
 import math
 
+import msgspec
 import pytest
 
 from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from engine.validation import check_request, check_sampling
+from engine.validation import RUNTIME_FIELDS, check_request, check_sampling
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,52 @@ def test_the_edges_of_a_request_are_allowed() -> None:
         ),
         INFO,
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "message"),
+    [
+        (
+            request({"beam_width": 2}),
+            "beam_width",
+            "beam_width needs the TensorRT-LLM runtime; this model is served by null",
+        ),
+        (
+            request({"top_p_decay": 0.5}),
+            "top_p_decay",
+            "top_p_decay needs the TensorRT-LLM runtime; this model is served by null",
+        ),
+        (
+            request({"grammar": Grammar(GrammarKind.EBNF, "x")}),
+            "grammar",
+            "this model's runtime keeps to no grammar of the kind ebnf; it has: regex, choice",
+        ),
+        (request(adapter="poet"), "adapter", "there is no adapter 'poet'; this model has: clerk, judge"),
+    ],
+)
+def test_what_this_runtime_lacks_is_refused(wrong: GenerateRequest, param: str, message: str) -> None:
+    info = msgspec.structs.replace(
+        INFO, adapters=("clerk", "judge"), grammar_kinds=(GrammarKind.REGEX, GrammarKind.CHOICE)
+    )
+    with pytest.raises(SluiceError) as caught:
+        check_request(wrong, info)
+    assert (caught.value.code, caught.value.param, caught.value.message) == (ErrorCode.INVALID, param, message)
+
+
+def test_what_this_runtime_has_is_allowed() -> None:
+    names = ("beam_width", "top_p_decay", "length_penalty")
+    info = msgspec.structs.replace(INFO, sampling_fields=names, max_beam_width=4, adapters=("clerk",))
+    check_request(request({"beam_width": 4, "top_p_decay": 0.5, "length_penalty": 1.0}, adapter="clerk"), info)
+    for beam_width in (0, 5):
+        with pytest.raises(
+            SluiceError, match=rf"beam_width must be between 1 and 4 \(max_beam_width\), got {beam_width}"
+        ):
+            check_request(request({"beam_width": beam_width}), info)
+    with pytest.raises(SluiceError, match="this model has: none"):
+        check_request(request(adapter="clerk"), INFO)
+
+
+def test_every_field_of_some_runtimes_is_known_here() -> None:
+    """Those that stand behind `beam_width` in SamplingParams."""
+    fields = SamplingParams.__struct_fields__
+    assert fields[fields.index("beam_width") :] == RUNTIME_FIELDS

@@ -1,9 +1,13 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway.checkpoint import find_checkpoint, model_name
 from gateway.options import ConfigError
+from tests.stand_ins.model_folders import make_compiled_engine, make_converted_checkpoint
+
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
 
 
 def make(folder: Path) -> Path:
@@ -35,3 +39,26 @@ def test_says_why_there_is_no_checkpoint(tmp_path: Path, path: str, said: str) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=said):
         find_checkpoint(str(tmp_path / path))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (make_compiled_engine, "a compiled engine of"),
+        (make_converted_checkpoint, "a checkpoint converted for"),
+    ],
+)
+def test_what_only_tensorrt_llm_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], Path], what: str
+) -> None:
+    folder = make(tmp_path / "made")
+    with pytest.raises(ConfigError, match=f"installed here, got '{folder}', {what} TensorRT-LLM: install that"):
+        find_checkpoint(str(folder))
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    assert find_checkpoint(str(folder)) == folder
+
+
+def test_an_engine_without_its_config(tmp_path: Path) -> None:
+    (tmp_path / "rank0.engine").touch()
+    with pytest.raises(ConfigError, match=r"has compiled engines, but not the config\.json"):
+        find_checkpoint(str(tmp_path))

@@ -34,7 +34,7 @@ def test_switches() -> None:
     [
         ({"--http-port": "70000"}, {}, "--http-port must be a whole number from 0 to 65535, got '70000'"),
         ({}, {"SLUICE_HTTP_PORT": "tcp://10.0.0.1"}, "SLUICE_HTTP_PORT must be a whole number from 0 to 65535"),
-        ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, got 'fp8'"),
+        ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, float16, got 'fp8'"),
         ({"--max-num-batched-tokens": "32"}, {}, r"--max-num-batched-tokens must be at least --max-num-seqs \(64\)"),
         (
             {"--scheduler-policy": "fifo"},

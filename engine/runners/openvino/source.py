@@ -16,12 +16,10 @@ from engine.runners.openvino.graph.capped_attention import check_cache_dtype
 from engine.runners.openvino.graph.model import build_model
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
 from engine.runners.openvino.weights.checkpoint import Checkpoint, weight_files
-from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
 from engine.runners.openvino.weights.compression import compress
 
 logger = logging.getLogger(__name__)
-
-NONE = "none"
 
 
 class Kind(Enum):
@@ -86,7 +84,7 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         max_model_len=max_model_len,
-        quantization=config.quantization,
+        quantization=weights.quantization,
     )
 
 
@@ -109,12 +107,22 @@ def check_quantization(quantization: str) -> None:
 
 
 def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
-    """A directory's weights, compressed where asked."""
+    """A directory's weights, compressed where asked; as they are stored where `sluice build` compressed them.
+
+    Raises SluiceError INVALID where that was otherwise than asked.
+    """
     weights = Checkpoint.open(directory)
-    if quantization == NONE:
+    if quantization in (NONE, weights.quantization):
         return weights
+    if weights.quantization != NONE:
+        raise invalid(
+            "quantization",
+            f"quantization is {quantization}, but the weights of {directory} are stored in {weights.quantization}; "
+            "build it again from the checkpoint that it was made of",
+        )
     folder = cache / "compressed"
-    return Checkpoint(weights.tensors, compress(weights.tensors, weight_files(directory), quantization, folder))
+    compressed = compress(weights.tensors, weight_files(directory), quantization, folder)
+    return Checkpoint(weights.tensors, compressed, quantization)
 
 
 def cache_folder(config: EngineConfig) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from engine.errors import invalid
 from gateway.http.frames import event_frame
+from gateway.http.openai.beams import wants_beams
 from gateway.http.openai.job import Job, job_of
 from gateway.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
@@ -13,6 +14,7 @@ from pipelines.text.types import ChatMessage, TextEvent, TextLogprob
 
 def chat_job(request: ChatCompletionRequest) -> Job:
     """Answers to the conversation. Raises INVALID for fields that contradict each other."""
+    _check_best_of(request)
     conversation = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
     is_newer = request.max_completion_tokens is not None
     return job_of(
@@ -23,6 +25,11 @@ def chat_job(request: ChatCompletionRequest) -> Job:
         logprobs=_logprobs(request),
         param_names={"query": "messages", **({"max_tokens": "max_completion_tokens"} if is_newer else {})},
     )
+
+
+def _check_best_of(request: ChatCompletionRequest) -> None:
+    if request.best_of not in (None, 1) and not wants_beams(request):
+        raise invalid("best_of", f"best_of is not supported, got {request.best_of}; leave it out or send 1")
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

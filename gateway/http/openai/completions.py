@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from engine.errors import invalid
+from gateway.http.openai.beams import wants_beams
 from gateway.http.openai.job import Job, job_of
 from gateway.http.openai.logprobs import completion_logprobs, prompt_logprobs
 from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
@@ -29,8 +30,9 @@ def completion_job(request: CompletionRequest) -> Job:
 
 
 def _best_of(request: CompletionRequest) -> int:
+    """How many sequences are generated for each prompt; of a beam search one, whatever its beams."""
     n, best_of = request.n or 1, request.best_of
-    if best_of is None:
+    if best_of is None or wants_beams(request):
         return n
     if best_of < n:
         raise invalid("best_of", f"best_of must be at least n ({n}), got {best_of}")

@@ -12,10 +12,12 @@ from gateway.http.disconnect import run_while_connected
 from gateway.http.openai.job import Job
 from gateway.http.openai.merge import IndexedEvents, merged
 from gateway.http.openai.reply import Choice, Reply, error_frame
+from gateway.http.openai.schemas import GenerationRequest
 from gateway.http.request_id import request_id_of
 from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
+from pipelines.backends.llm.adapter import SEPARATOR
 from pipelines.rag import keys
 from pipelines.text.types import Prompt, TextEvent
 
@@ -30,7 +32,8 @@ async def answer(
 
     Raises SluiceError for what is refused or fails before the first byte of the answer.
     """
-    model = service.llm(job.fields.model, scheduling.sticky_key)
+    model = service.llm(_model_name(job.fields), scheduling.sticky_key)
+    job.check_model(model)
     request_id = request_id_of(request)
     reply = _reply(job, model.name, request_id)
     # A language model alone has no collection to open.
@@ -41,6 +44,14 @@ async def answer(
         return EventStreamResponse(stream_frames(events, reply, job), error_frame, headers)
     choices = await run_while_connected(request.receive, whole_choices(events, len(text_requests), job))
     return Response(reply.whole(choices), headers=headers, media_type="application/json")
+
+
+def _model_name(fields: GenerationRequest) -> str:
+    """With the LoRA adapter, whichever of the two fields names it."""
+    name = fields.model
+    if fields.lora_request is None or name.endswith(SEPARATOR + fields.lora_request.lora_name):
+        return name
+    return name + SEPARATOR + fields.lora_request.lora_name
 
 
 async def _prompts(model: "TextModel", job: Job) -> Sequence[Prompt]:

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.errors import SluiceError, invalid
 from engine.types import Grammar
+from gateway.http.openai.beams import beam_width_of, check_beams
 from gateway.http.openai.constraints import constraint_of
 from gateway.http.openai.reply import Reply, ReplyOptions
 from gateway.http.openai.retrieval import retrieval_param_names, retrieval_parameters
@@ -15,8 +17,10 @@ from gateway.http.openai.schemas import MAX_SEQUENCES, GenerationRequest
 from gateway.http.scheduling import Scheduling
 from pipelines.text.types import PlainPrompt, Prompt, SamplingOverrides, TextRequest
 
+if TYPE_CHECKING:  # heavy to import, and the server listens before it is
+    from pipelines.text.model import TextModel
+
 MAX_SEED = 2**64 - 1
-_BEAM_LIMIT = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,10 @@ class Job:
             for prompt in prompts
             for sampling in samplings
         ]
+
+    def check_model(self, model: "TextModel") -> None:
+        """Raises INVALID for what `model` cannot do."""
+        check_beams(self.fields, model.max_beam_width)
 
     def name_in_client_s_words(self, error: SluiceError) -> None:
         """Make `error` name the field that the client sent."""
@@ -116,10 +124,6 @@ def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
         name = "best_of" if best_of > (fields.n or 1) else "n"
         most = f"at most {MAX_SEQUENCES} sequences may be generated for one request"
         raise invalid(name, f"{name} is {best_of} and there are {num_prompts} prompts; {most}")
-    if fields.use_beam_search:
-        raise invalid("use_beam_search", f"use_beam_search must be false: {_BEAM_LIMIT}")
-    if fields.beam_width not in (None, 1):
-        raise invalid("beam_width", f"beam_width must be 1, got {fields.beam_width}: {_BEAM_LIMIT}")
     if fields.stream and fields.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed; leave it out or send stream false")
 
@@ -151,6 +155,14 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
+        beam_width=beam_width_of(fields),
+        length_penalty=fields.length_penalty,
+        early_stopping=None if fields.early_stopping is None else int(fields.early_stopping),
+        beam_search_diversity_rate=fields.beam_search_diversity_rate,
+        no_repeat_ngram_size=fields.no_repeat_ngram_size,
+        top_p_min=fields.top_p_min,
+        top_p_decay=fields.top_p_decay,
+        top_p_reset_ids=fields.top_p_reset_ids,
     )
 
 

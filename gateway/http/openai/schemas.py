@@ -147,10 +147,18 @@ class RagOptions(_Object):
     mode: Literal["vector", "bm25", "hybrid"] | None = None
 
 
+class LoraRequest(_Object):
+    """trtllm-serve's and vLLM's way to name a LoRA adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_int_id: int | None = Field(None, description="Accepted and not used.")
+    lora_path: str | None = Field(None, description="Accepted and not used: adapters are given at the start.")
+
+
 class GenerationRequest(_Object):
     """The fields that chat and plain completions share."""
 
-    model: str
+    model: str = Field(description="The model; base:adapter for one of its LoRA adapters.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
@@ -178,8 +186,25 @@ class GenerationRequest(_Object):
     guided_choice: Choices | None = Field(None, description="vLLM's; the possible outputs.")
     guided_grammar: str | None = Field(None, description="vLLM's; a grammar in EBNF.")
     structured_outputs: StructuredOutputs | None = None
-    use_beam_search: bool | None = Field(None, description="vLLM's; false.")
-    beam_width: int | None = Field(None, description="1: there is no beam search.")
+    use_beam_search: bool | None = Field(
+        None, description="vLLM's; the best beam is the answer. With TensorRT-LLM alone."
+    )
+    beam_width: int | None = Field(None, ge=1, description="Beams of a beam search; above 1 with TensorRT-LLM alone.")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_CHOICES,
+        description="Of plain completions: generate so many and answer with the n likeliest; not with stream. "
+        "With use_beam_search the beams.",
+    )
+    length_penalty: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
+    early_stopping: bool | int | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
+    beam_search_diversity_rate: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
+    no_repeat_ngram_size: int | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")
+    top_p_min: float | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")
+    top_p_decay: float | None = Field(None, description="With TensorRT-LLM alone; 1 is off.")
+    top_p_reset_ids: int | None = Field(None, description="With top_p_decay.")
+    lora_request: LoraRequest | None = Field(None, description="A LoRA adapter of the model, by its name.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
     cache_salt: str | None = Field(
         None, max_length=256, description="vLLM's; prompts are reused only between requests of one salt."
@@ -212,9 +237,6 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Prompt
-    best_of: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="Generate so many and answer with the n likeliest. Not with stream."
-    )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Of each token and this many of the likeliest."
     )

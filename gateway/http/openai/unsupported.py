@@ -8,10 +8,8 @@ from typing import Any
 
 NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     # of the other route, or of several answers
-    "best_of": (1,),
     "echo": (False,),
     "top_logprobs": (0,),
-    "length_penalty": (1, 1.0),
     # what the answer shows
     "suffix": ("",),
     "include_stop_str_in_output": (False,),

@@ -13,6 +13,7 @@ from pipelines.backends.llm.tokens import TokenSequences
 from pipelines.backends.llm.values import Values
 from pipelines.inference.types import InferRequest
 from pipelines.text.messages import decode_messages
+from pipelines.text.runtime_fields import RUNTIME_FIELDS
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 
 _MAX_TOKENS = 16
@@ -69,7 +70,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """What holds at one model for requests that do not say.
+    """What holds at one model for requests that do not say, and the LoRA adapters that they may name.
 
     `excludes_input` is for the token face; the text face leaves the prompt out unless told.
     """
@@ -78,6 +79,7 @@ class ModelDefaults:
     excludes_input: bool
     queue: QueueRules
     limits: RequestLimits
+    adapters: Sequence[str] = ()
 
 
 def asked_of(values: Values, request: InferRequest, model: ModelDefaults) -> Asked:
@@ -109,6 +111,7 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         cache_salt=_cache_salt(values.get("cache_salt", "")),
         timeout_s=seconds_of("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
+        adapter=_adapter(values, model.adapters),
     )
 
 
@@ -152,7 +155,15 @@ def _sampling(values: Values, eos_token_ids: Sequence[int]) -> SamplingOverrides
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
         **{name: values.get(name, default) for name, default in _DEFAULTS.items()},
+        **_runtime_fields(values),
     )
+
+
+def _runtime_fields(values: Values) -> dict[str, Any]:
+    fields = {name: values.get(name) for name in RUNTIME_FIELDS}
+    if fields["early_stopping"] is not None:
+        fields["early_stopping"] = int(fields["early_stopping"])
+    return fields
 
 
 def _top(values: Values) -> tuple[int, float]:
@@ -215,6 +226,29 @@ def _grammar(kind: str, guide: str) -> Grammar | None:
     if not guide and kind != "json":
         raise invalid(GUIDE, f"input '{GUIDE}' is needed where '{GUIDE_TYPE}' is {kind}")
     return Grammar(_GUIDES[kind], "" if kind == "json" else guide)
+
+
+def _adapter(values: Values, adapters: Sequence[str]) -> str:
+    """The LoRA adapter that is named, by its name or by its place from 1; "" for none."""
+    name: str = values.get("lora_name", "")
+    place: int = values.get("lora_task_id", 0)
+    if not name and not place:
+        return ""
+    _check_adapter(name, place, adapters)
+    return name or adapters[place - 1]
+
+
+def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
+    listed = ", ".join(f"{number} {each}" for number, each in enumerate(adapters, 1))
+    if name and name not in adapters:
+        raise invalid("lora_name", f"input 'lora_name' must be an adapter of this model ({listed}), got '{name[:40]}'")
+    if not 0 <= place <= len(adapters):
+        allowed = f"at most {len(adapters)}, the place of an adapter of this model ({listed})"
+        raise invalid("lora_task_id", f"input 'lora_task_id' must be {allowed}, got {place}")
+    if name and place and adapters[place - 1] != name:
+        other = adapters[place - 1]
+        message = f"inputs 'lora_name' ('{name}') and 'lora_task_id' ({place}, '{other}') name two adapters"
+        raise invalid("lora_task_id", message)
 
 
 def _cache_salt(value: str) -> str:

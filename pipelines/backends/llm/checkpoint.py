@@ -1,5 +1,6 @@
 """Finds the checkpoint of a model folder: in its version, or where its parameters point."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ErrorCode, SluiceError, invalid
+from engine.runtimes import ModelFormat, has_tensorrt_llm, model_format
 from pipelines.backends.base import ModelSource
 from pipelines.text.tokenizer import TOKENIZER_FILES
 
@@ -17,14 +19,14 @@ VLLM_FILE = "model.json"
 _POINTERS = ("gpt_model_path", "engine_dir", "model", "tokenizer_dir")
 """Parameters that name a folder, in the order in which they are tried."""
 _TOKENIZER_POINTERS = ("tokenizer_dir", "tokenizer")
-_IR_FILE = "openvino_model.xml"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _WEIGHTS = ("*.safetensors", "*.bin")
 _ENGINE_FILES = ("*.engine", "*.plan")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A HuggingFace checkpoint or OpenVINO IR, and where its tokenizer is."""
+    """A model that some runtime here can load, and where its tokenizer is."""
 
     path: Path
     tokenizer: Path
@@ -44,10 +46,18 @@ def find_checkpoint(source: ModelSource, texts: Mapping[str, str]) -> Checkpoint
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether it holds what the engine can load. TensorRT-LLM's engines have a config.json too, without weights."""
+    """Whether it holds what a runtime that is installed here can load.
+
+    TensorRT-LLM's engines have a config.json too, without weights, and its converted checkpoints weights of their own.
+    """
     if not (folder / "config.json").is_file():
         return False
-    return (folder / _IR_FILE).is_file() or any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    match model_format(folder):
+        case ModelFormat.TENSORRT_LLM_ENGINE | ModelFormat.TENSORRT_LLM_CHECKPOINT:
+            return has_tensorrt_llm()
+        case ModelFormat.OPENVINO_IR:
+            return True
+    return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def vllm_arguments(version_folder: Path) -> dict[str, str]:
@@ -62,10 +72,11 @@ def vllm_arguments(version_folder: Path) -> dict[str, str]:
         arguments = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise invalid(VLLM_FILE, f"cannot read {path}: {error}") from None
-    return {key: _text(value) for key, value in arguments.items() if value is not None and value != ""}
+    return {key: text_of(value) for key, value in arguments.items() if value is not None and value != ""}
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value of a file as config.pbtxt would have it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -81,21 +92,42 @@ def _resolved(source: ModelSource, text: str) -> Path:
     return source.folder / Path(text).expanduser()
 
 
+def resolved(source: ModelSource, text: str) -> str:
+    """A path as a process elsewhere can open it; what is none stays as it is."""
+    path = _resolved(source, text)
+    return str(path) if path.exists() else text
+
+
 def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _not_found(source: ModelSource, texts: Mapping[str, str]) -> SluiceError:
-    tried = [str(folder) for folder in _candidates(source, texts)]
-    engine = next((file for folder in _candidates(source, texts) for file in _engine_files(folder)), None)
-    found = f"model '{source.name}' has no checkpoint in {' or '.join(tried)}"
-    if engine is not None:
-        found = f"'{engine}' is a compiled TensorRT-LLM engine, which runs only on the GPU that it was compiled for"
     remedy = (
         f"put the HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json) or OpenVINO IR of the model into "
         f"{source.version_folder}, or name its folder in parameter gpt_model_path of config.pbtxt"
     )
-    return SluiceError(ErrorCode.NOT_FOUND, f"{found}; {remedy}")
+    return SluiceError(ErrorCode.NOT_FOUND, f"{_found_instead(source, texts)}; {remedy}")
+
+
+def _found_instead(source: ModelSource, texts: Mapping[str, str]) -> str:
+    folders = list(_candidates(source, texts))
+    for folder in folders:
+        for engine in _engine_files(folder):
+            return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(engine)}"
+        if model_format(folder) is ModelFormat.TENSORRT_LLM_CHECKPOINT:
+            return f"'{folder}' is a checkpoint converted for TensorRT-LLM, which is not installed here"
+    found = f"model '{source.name}' has no checkpoint in {' or '.join(map(str, folders))}"
+    names = [texts[key] for key in _POINTERS if _HUB_NAME.fullmatch(texts.get(key, ""))]
+    if names:
+        found += f"; '{names[0]}' reads like a name on the Hugging Face hub: `hf download {names[0]}` says its folder"
+    return found
+
+
+def _why_no_engine(engine: Path) -> str:
+    if not has_tensorrt_llm():
+        return "which runs only on the GPU that it was compiled for, by TensorRT-LLM, which is not installed here"
+    return "which needs the config.json that it was built with beside it"
 
 
 def _engine_files(folder: Path) -> Iterator[Path]:

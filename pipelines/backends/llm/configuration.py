@@ -4,22 +4,30 @@ from collections.abc import Iterable
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
+from engine.config import EngineConfig
 from engine.errors import SluiceError, invalid
 from engine.types import EngineInfo
 from pipelines.backends.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, Input
+from pipelines.backends.llm.llm_arguments import ModelYaml
 from pipelines.inference.spec import ModelSpec
 from pipelines.tensors.datatypes import DATA_TYPES
 
 BACKEND = "llm"
 
+_ONE_DEVICE = EngineConfig(model_path="")
+_NO_FILE = ModelYaml()
 
-def completed(config: ModelConfig) -> ModelConfig:
+
+def completed(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
     """`config` with the text face and the token face, on the sides where it declares nothing.
 
-    It is decoupled then, unless it says otherwise: a request that streams has many responses.
+    It is decoupled then, unless it or its `model.yaml` says otherwise: a request that streams has many responses.
     """
     whole = ModelConfig()
     whole.CopyFrom(config)
+    if yaml.decoupled is not None and not whole.HasField("model_transaction_policy"):
+        whole.model_transaction_policy.decoupled = yaml.decoupled
+    whole.max_batch_size = whole.max_batch_size or yaml.max_batch_size
     if not whole.input and not whole.output and not whole.HasField("model_transaction_policy"):
         whole.model_transaction_policy.decoupled = True
     if not whole.input:
@@ -37,11 +45,17 @@ def bundled_config(name: str) -> ModelConfig:
     return completed(config)
 
 
-def with_engine_parameters(config: ModelConfig, info: EngineInfo) -> ModelConfig:
+def with_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineConfig = _ONE_DEVICE) -> ModelConfig:
     """`config` with what the engine decided at load: TensorRT-LLM's names where it has one, else vLLM's."""
     told = ModelConfig()
     told.CopyFrom(config)
-    for key, value in {
+    for key, value in {**_device_parameters(info, engine), **_engine_parameters(info)}.items():
+        told.parameters[key].string_value = str(value)
+    return told
+
+
+def _engine_parameters(info: EngineInfo) -> dict[str, object]:
+    return {
         "batching_strategy": "V1" if info.scheduler_policy == "static_batch" else "inflight_fused_batching",
         "batch_scheduler_policy": info.scheduler_policy,
         "max_tokens_in_paged_kv_cache": info.num_blocks * info.block_size,
@@ -52,8 +66,15 @@ def with_engine_parameters(config: ModelConfig, info: EngineInfo) -> ModelConfig
         "dtype": info.dtype,
         "quantization": info.quantization,
         "kv_cache_dtype": info.kv_cache_dtype,
-    }.items():
-        told.parameters[key].string_value = str(value)
+    }
+
+
+def _device_parameters(info: EngineInfo, engine: EngineConfig) -> dict[str, object]:
+    """What is only said where there is something to say."""
+    sizes = {name: getattr(engine, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    told: dict[str, object] = {name: size for name, size in sizes.items() if size > 1}
+    if info.runtime_version:
+        told["runtime_version"] = info.runtime_version
     return told
 
 

@@ -4,9 +4,12 @@ Names and types are those of TensorRT-LLM's models: `tensorrt_llm` (tokens), `en
 and of Triton's vLLM backend.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+from engine.types import EngineInfo
+from pipelines.text.runtime_fields import RUNTIME_FIELDS
 
 
 class Meaning(Enum):
@@ -25,7 +28,8 @@ class Input:
 
     `alias_of` names the input that this one is another name of. `neutral` are values that ask for nothing: with an
     absent one the only ones taken, with one that is obeyed as if it had not been sent. Those that are `is_completed`
-    are declared for a model that declares no inputs itself.
+    are declared for a model that declares no inputs itself. `needs` is what an engine must have for it to be obeyed
+    (one of `EngineInfo.sampling_fields`, or ADAPTERS); `meaning` is what holds at the others.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Input:
     meaning: Meaning = Meaning.OBEYED
     neutral: tuple[Any, ...] = ()
     is_completed: bool = True
+    needs: str = ""
 
     @property
     def field(self) -> str:
@@ -64,9 +69,16 @@ class Output:
 
 
 def _other(
-    name: str, datatype: str, alias_of: str, dims: tuple[int, ...] = (1,), *, is_completed: bool = True
+    name: str,
+    datatype: str,
+    alias_of: str,
+    dims: tuple[int, ...] = (1,),
+    *,
+    neutral: tuple[Any, ...] = (),
+    is_completed: bool = True,
 ) -> Input:
-    return Input(name, datatype, f"Another name of {alias_of}.", dims, alias_of, is_completed=is_completed)
+    text = f"Another name of {alias_of}."
+    return Input(name, datatype, text, dims, alias_of, neutral=neutral, is_completed=is_completed)
 
 
 def _absent(name: str, datatype: str, *neutral: Any, dims: tuple[int, ...] = (1,), is_completed: bool = False) -> Input:
@@ -76,6 +88,21 @@ def _absent(name: str, datatype: str, *neutral: Any, dims: tuple[int, ...] = (1,
 def _hint(name: str, datatype: str, dims: tuple[int, ...] = (1,), *, is_completed: bool = False) -> Input:
     return Input(name, datatype, "Without effect.", dims, "", Meaning.HINT, (), is_completed)
 
+
+def _of_runtime(name: str, datatype: str, description: str, field: str = "", *, is_completed: bool = False) -> Input:
+    """A sampling field that TensorRT-LLM has and other runtimes have not; `field` where `name` is an alias."""
+    known = RUNTIME_FIELDS[field or name]
+    meaning = Meaning.HINT if known.is_detail else Meaning.ABSENT
+    neutral = (*known.off, *known.unnoticed)
+    return Input(name, datatype, description, (1,), field, meaning, neutral, is_completed, needs=field or name)
+
+
+def _of_adapter(name: str, datatype: str, description: str, neutral: Any, *, is_completed: bool = False) -> Input:
+    return Input(name, datatype, description, (1,), "", Meaning.ABSENT, (neutral,), is_completed, needs=ADAPTERS)
+
+
+ADAPTERS = "adapters"
+"""What an engine has that was given LoRA adapters."""
 
 PROMPTS = ("text_input", "input_ids", "messages")
 """The inputs that say what to go on from: a request has one of them."""
@@ -102,7 +129,7 @@ _BOTH = (
     Input("stream", "BOOL", "Whether tokens come as they are made (generate_stream: they do where absent)."),
     _other("streaming", "BOOL", "stream"),
     Input("sampling_config", "BYTES", 'More of these inputs by name, as a JSON object; "" is none.', neutral=("",)),
-    _other("sampling_parameters", "BYTES", "sampling_config"),
+    _other("sampling_parameters", "BYTES", "sampling_config", neutral=("",)),
     Input("cache_salt", "BYTES", "Cached prefixes are shared by requests of one salt alone.", neutral=("",)),
     Input("end_id", "INT32", "The token that ends the output, in place of the model's own; -1 for none."),
     Input("exclude_input_in_output", "BOOL", "Whether the prompt is left out of the output that does not stream."),
@@ -131,17 +158,18 @@ _BOTH = (
     Input("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
 )
 _ABSENT = (
-    _absent("beam_width", "INT32", 1, is_completed=True),
+    _of_runtime("beam_width", "INT32", "Beams of a search, whose best is the answer.", is_completed=True),
     _absent("num_return_sequences", "INT32", 1, is_completed=True),
-    _absent("length_penalty", "FP32", 0.0, 1.0, is_completed=True),
-    _absent("len_penalty", "FP32", 0.0, 1.0, is_completed=True),
+    _of_runtime("length_penalty", "FP32", "How much a beam search prefers long texts.", is_completed=True),
+    _of_runtime("len_penalty", "FP32", "Another name of length_penalty.", "length_penalty", is_completed=True),
     _absent("return_context_logits", "BOOL", False, is_completed=True),
     _absent("return_generation_logits", "BOOL", False, is_completed=True),
     _absent("return_perf_metrics", "BOOL", False, is_completed=True),
+    _absent("return_kv_cache_reuse_stats", "BOOL", False),
     _absent("embedding_bias_words", "BYTES", "", dims=(-1,), is_completed=True),
     _absent("embedding_bias_weights", "FP32", 0.0, dims=(-1,), is_completed=True),
     _absent("decoder_text_input", "BYTES", "", is_completed=True),
-    _absent("lora_task_id", "UINT64", 0, is_completed=True),
+    _of_adapter("lora_task_id", "UINT64", "The LoRA adapter by its place, from 1; 0 for none.", 0, is_completed=True),
     _absent("best_of", "INT32", 1),
     _absent("n", "INT32", 1),
     _absent("use_beam_search", "BOOL", False),
@@ -150,19 +178,17 @@ _ABSENT = (
     _absent("return_logprobs", "BOOL", False),
     _absent("include_stop_str_in_output", "BOOL", False),
     _absent("skip_special_tokens", "BOOL", True),
-    _absent("beam_search_diversity_rate", "FP32", 0.0),
-    _absent("no_repeat_ngram_size", "INT32", 0),
-    _absent("runtime_top_p_min", "FP32", 0.0),
-    _absent("runtime_top_p_decay", "FP32", 0.0, 1.0),
-    _absent("top_p_min", "FP32", 0.0),
-    _absent("top_p_decay", "FP32", 0.0, 1.0),
+    _of_runtime("beam_search_diversity_rate", "FP32", "How different the beams of a search shall be."),
+    _of_runtime("no_repeat_ngram_size", "INT32", "So many tokens in a row come once; 0 is off."),
+    _of_runtime("runtime_top_p_min", "FP32", "Another name of top_p_min.", "top_p_min"),
+    _of_runtime("runtime_top_p_decay", "FP32", "Another name of top_p_decay.", "top_p_decay"),
+    _of_runtime("top_p_min", "FP32", "What a decaying top_p does not fall below."),
+    _of_runtime("top_p_decay", "FP32", "What top_p is multiplied by at each token."),
     _absent("embedding_bias", "FP32", 0.0, dims=(-1,)),
     _absent("draft_input_ids", "INT32", dims=(-1,)),
     _absent("draft_logits", "FP32", dims=(-1, -1)),
     _absent("num_draft_tokens", "INT32", 0),
     _absent("use_draft_logits", "BOOL", False),
-    _absent("decoder_input_ids", "INT32", dims=(-1,)),
-    _absent("decoder_input_lengths", "INT32", 0),
     _absent("encoder_input_features", "FP16", dims=(-1, -1)),
     _absent("encoder_output_lengths", "INT32", 0),
     _absent("cross_attention_mask", "BOOL", dims=(-1, -1)),
@@ -175,7 +201,7 @@ _ABSENT = (
     _absent("mrope_position_deltas", "INT64", dims=(1,)),
     _absent("lora_weights", "FP16", dims=(-1, -1)),
     _absent("lora_config", "INT32", dims=(-1, 3)),
-    _absent("lora_name", "BYTES", ""),
+    _of_adapter("lora_name", "BYTES", "The LoRA adapter by its name.", ""),
     _absent("context_phase_params", "UINT8", dims=(-1,)),
     _absent("image", "BYTES", "", dims=(-1,)),
     _absent("image_input", "FP16", dims=(-1, 3, -1, -1)),
@@ -185,9 +211,12 @@ _ABSENT = (
     _absent("image_sizes_input", "INT64", dims=(-1, 2)),
 )
 _HINTS = (
-    _hint("early_stopping", "BOOL"),
-    _hint("runtime_top_p_reset_ids", "INT32"),
-    _hint("top_p_reset_ids", "INT32"),
+    # Of encoder-decoder models, which are not served; NVIDIA's preprocessing sends its padding to any.
+    _hint("decoder_input_ids", "INT32", (-1,)),
+    _hint("decoder_input_lengths", "INT32"),
+    _of_runtime("early_stopping", "BOOL", "Whether a beam search ends once it has enough complete beams."),
+    _of_runtime("runtime_top_p_reset_ids", "INT32", "Another name of top_p_reset_ids.", "top_p_reset_ids"),
+    _of_runtime("top_p_reset_ids", "INT32", "The token after which a decaying top_p begins anew."),
     _hint("draft_acceptance_threshold", "FP32"),
     _hint("lookahead_window_size", "INT32"),
     _hint("lookahead_ngram_size", "INT32"),
@@ -203,7 +232,20 @@ STOP_REQUEST = Input("stop", "BOOL", "Whether to end the earlier requests of thi
 """What TensorRT-LLM's token model calls `stop`. The text face's are strings: the declared type tells them apart."""
 
 INPUTS: dict[str, Input] = {each.name: each for each in (*_TEXT, *_BOTH, *_TOKENS, *_ABSENT, *_HINTS)}
-"""By name."""
+"""By name; what they mean at an engine that has nothing but what every runtime has."""
+
+
+def inputs_of(info: EngineInfo) -> dict[str, Input]:
+    """What each input means at this engine."""
+    has = {*info.sampling_fields, *((ADAPTERS,) if info.adapters else ())}
+    return {name: _obeyed(each) if each.needs in has else each for name, each in INPUTS.items()}
+
+
+def _obeyed(known: Input) -> Input:
+    """Of a sampling field every value counts: the length penalty that changes nothing elsewhere is no default here."""
+    neutral = known.neutral if known.needs == ADAPTERS else ()
+    return replace(known, meaning=Meaning.OBEYED, neutral=neutral)
+
 
 _NEVER = (
     *(("context_logits", "FP32", (-1, -1)), ("generation_logits", "FP32", (-1, -1, -1))),

@@ -13,7 +13,7 @@ from pipelines.backends.base import RequestLimits, StreamRecord
 from pipelines.backends.llm.answer import Packer, Result, RowSummary, tokens_result
 from pipelines.backends.llm.asked import Asked, ModelDefaults, asked_of
 from pipelines.backends.llm.configuration import declared_inputs
-from pipelines.backends.llm.fields import PROMPTS
+from pipelines.backends.llm.fields import PROMPTS, Input, inputs_of
 from pipelines.backends.llm.parameters import excludes_input
 from pipelines.backends.llm.queueing import queue_rules
 from pipelines.backends.llm.recording import recorded
@@ -53,8 +53,11 @@ class LlmModel(Model):
         self._text = text
         self._open_record = open_record
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._declared = declared_inputs(self.spec)
-        self._defaults = ModelDefaults(_eos_token_ids(text), excludes_input(config), queue_rules(config), limits)
+        self._inputs = inputs_of(text.info)
+        self._declared = _as_known(declared_inputs(self.spec), self._inputs)
+        self._defaults = ModelDefaults(
+            _eos_token_ids(text), excludes_input(config), queue_rules(config), limits, text.info.adapters
+        )
         self._tasks = RequestTasks(self.spec)
         # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.
         self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
@@ -96,7 +99,7 @@ class LlmModel(Model):
 
     def _start(self, job: Job) -> None:
         request = job.request
-        rows = read_rows(request, self._declared, self._num_rows(request))
+        rows = read_rows(request, self._declared, self._num_rows(request), self._inputs)
         if rows[0].get("stop_request"):
             self._stop_earlier(job)
             return
@@ -194,6 +197,11 @@ class LlmModel(Model):
         pads = (one.pad_id for one in asked if one.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
         return Packer(self.spec, job.request.requested_outputs, len(asked), pad_id)
+
+
+def _as_known(declared: dict[str, Input], known: dict[str, Input]) -> dict[str, Input]:
+    """What each declared input means at this model's engine. `stop` may be declared as another input of that name."""
+    return {name: known[name] if each.field == known[name].field else each for name, each in declared.items()}
 
 
 def _eos_token_ids(text: LlmText) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """An LLM engine as a model: text or token ids in, text out."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from threading import Lock
 
@@ -12,11 +11,13 @@ from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from pipelines.backends.llm.activity import TextActivity
 from pipelines.text.bad_words import bad_word_ids
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
 from pipelines.text.echo import PromptEcho
 from pipelines.text.logprobs import LogprobTrack
 from pipelines.text.model import refuse_parameters
+from pipelines.text.runtime_fields import wanted_of_runtime
 from pipelines.text.stream import TextStream
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
@@ -30,6 +31,7 @@ class LlmText:
 
     takes_parameters = False
     is_measured = False
+    parent = None
 
     def __init__(
         self,
@@ -48,9 +50,7 @@ class LlmText:
         self.engine = engine
         self.defaults = defaults
         self.tokenizer = tokenizer
-        self._num_open = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.activity = TextActivity()
 
     @classmethod
     def load(
@@ -76,6 +76,10 @@ class LlmText:
         return self.info.max_model_len
 
     @property
+    def max_beam_width(self) -> int:
+        return self.info.max_beam_width
+
+    @property
     def failure(self) -> str | None:
         """Why the engine is dead; None while it is not."""
         return self.engine.failure
@@ -95,7 +99,7 @@ class LlmText:
     async def warm_up(self) -> None:
         """Generate one token as for a client, outside the metrics. Raises what a client would see."""
         request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
-        async with aclosing(self.generate(request)) as events:
+        async with aclosing(self._generate(request, is_counted=False)) as events:
             num_tokens = sum([event.num_tokens async for event in events])
         if num_tokens == 0:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
@@ -103,26 +107,28 @@ class LlmText:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being generated."""
-        return self._num_open == 0
+        return self.activity.is_idle
 
     async def wait_idle(self) -> None:
         """Until nothing is being generated."""
-        await self._idle.wait()
+        await self.activity.wait_idle()
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Generate; the last event has the finish reason. Closing the generator cancels.
 
         Raises SluiceError at the first event where the request is refused, at a later one where it failed.
         """
+        return self._generate(request, is_counted=True)
+
+    async def _generate(self, request: TextRequest, *, is_counted: bool) -> AsyncGenerator[TextEvent, None]:
         refuse_parameters(self.name, request)
-        with self._open():
+        with self.activity.open():
             token_ids = await self.prepare(request.prompt)
             sampling = self.sampling(request, len(token_ids))
             echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
             track = self._track(sampling, token_ids, echo)
             stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
-            generation = self.submit(request, token_ids, sampling)
-            try:
+            with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
                 async for token_event in generation:
                     event = stream.feed(token_event)
                     if event is None:
@@ -131,23 +137,12 @@ class LlmText:
                         event, echo = echo.before(event), None
                     if event.finish_reason is not None:
                         generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
+                        if is_counted:
+                            self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
                         yield event
                         return
                     yield event
                 raise AssertionError("the engine's events ended without a finish reason")
-            finally:
-                generation.cancel()
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        self._num_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            if self._num_open == 0:
-                self._idle.set()
 
     def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
         """The tokens of `request` as the engine makes them; its stop strings are not looked for."""
@@ -162,6 +157,7 @@ class LlmText:
                     cache_salt=request.cache_salt,
                     timeout_s=request.timeout_s,
                     queue_timeout_s=request.queue_timeout_s,
+                    adapter=request.adapter,
                 )
             )
         except SluiceError as error:
@@ -174,7 +170,7 @@ class LlmText:
         max_tokens = request.sampling.max_tokens
         if max_tokens is None:
             max_tokens = self._most_tokens_after(prompt_tokens)
-        sampling = self.defaults.resolve(request.sampling, max_tokens)
+        sampling = self.defaults.resolve(wanted_of_runtime(request.sampling, self.info.sampling_fields), max_tokens)
         if not request.bad_words:
             return sampling
         return msgspec.structs.replace(sampling, bad_words=bad_word_ids(self.tokenizer, request.bad_words))

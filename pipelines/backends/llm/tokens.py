@@ -61,18 +61,16 @@ async def generate_tokens(
     if bad:
         sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
     pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
-    generation = text.submit(request, prompt, sampling)
-    try:
+    with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
         async for event in generation:
             piece = pieces.piece(event)
             if piece.finish_reason is not None:
                 generation.cancel()
+                text.activity.count_answer(piece.prompt_tokens, piece.completion_tokens)
                 yield piece
                 return
             yield piece
         raise AssertionError("the engine's events ended without a finish reason")
-    finally:
-        generation.cancel()
 
 
 class _Pieces:

@@ -22,11 +22,14 @@ _NO_SAMPLING = ("text_input", "messages", "input_ids", "input_lengths", "stream"
 _CONFIG = "sampling_config"
 
 
-def read_rows(request: InferRequest, declared: Mapping[str, Input], num_rows: int) -> list[Values]:
+def read_rows(
+    request: InferRequest, declared: Mapping[str, Input], num_rows: int, known_inputs: Mapping[str, Input] = INPUTS
+) -> list[Values]:
     """The values of each row. Parameters and scalars in tensors of one element are every row's.
 
-    Parameters of names that no LLM knows are left alone. Raises SluiceError INVALID for what asks for something that
-    is not here, for what has the wrong type or size, and for values that contradict each other.
+    `known_inputs` are those that may come as parameters and in `sampling_config`; parameters of other names are left
+    alone. Raises SluiceError INVALID for what asks for something that is not here, for what has the wrong type or size,
+    and for values that contradict each other.
     """
     rows: list[Values] = [{} for _ in range(num_rows)]
     for name, tensor in request.inputs.items():
@@ -34,13 +37,13 @@ def read_rows(request: InferRequest, declared: Mapping[str, Input], num_rows: in
         for values, elements in zip(rows, _split(tensor, num_rows), strict=True):
             _put(values, known, _of_elements(known, elements))
     for name, parameter in request.parameters.items():
-        found = INPUTS.get(name)
+        found = known_inputs.get(name)
         if found is not None:
             value = _of_parameter(found, parameter, f"parameter '{name}'")
             for values in rows:
                 _put(values, found, value)
     for values in rows:
-        _add_config(values)
+        _add_config(values, known_inputs)
     return rows
 
 
@@ -123,7 +126,7 @@ def _put(values: Values, known: Input, value: Any) -> None:
     """Keep it, or find that it is no request for anything."""
     if known.meaning is Meaning.ABSENT:
         _refuse_unless_neutral(known, value)
-    elif known.meaning is Meaning.OBEYED and value not in INPUTS.get(known.field, known).neutral:
+    elif known.meaning is Meaning.OBEYED and value not in known.neutral:
         if known.field == _CONFIG:  # a pipeline's step and the client may each give one
             values.setdefault(_CONFIG, []).append(value)
             return
@@ -151,11 +154,11 @@ def _remedy(neutral: tuple[Any, ...]) -> str:
     return f"; leave it out or send {values}" if values else "; leave it out"
 
 
-def _add_config(values: Values) -> None:
+def _add_config(values: Values, known_inputs: Mapping[str, Input]) -> None:
     """Take what `sampling_config` holds apart. Its lists of one element are TensorRT-LLM's way to write a value."""
     for text in values.pop(_CONFIG, ()):
         for name, value in _members(text).items():
-            known = INPUTS.get(name)
+            known = known_inputs.get(name)
             if known is None or known.field in _NO_SAMPLING:
                 raise invalid(_CONFIG, f"sampling_config has '{name[:40]}', which is no sampling parameter")
             if value is not None:

@@ -15,6 +15,7 @@ from pipelines.repository.candidate import Candidate
 from pipelines.repository.completion import ENSEMBLE, LLM_BACKENDS, has_gpu
 from pipelines.repository.findings import Finding, findings_of
 from pipelines.repository.folders import inner_path, versions_in
+from pipelines.repository.inspection.language_models import check_language_model
 from pipelines.repository.routing import PARAMETER, configured_weights
 from pipelines.repository.tensor_rules import TENSORRT
 from pipelines.repository.validation import check_tensors
@@ -67,18 +68,10 @@ def _no_version(candidate: Candidate, place: str) -> Finding:
 def _version_errors(source: ModelSource) -> Iterator[Finding]:
     config = source.config
     if config.backend in LLM_BACKENDS:
-        yield from _failure(lambda: _find_checkpoint(source))
+        yield from _failure(lambda: check_language_model(source))
         return
     if config.default_model_filename and not _has_plans(config):
         yield from _missing_file(source, config.default_model_filename, "default_model_filename")
-
-
-def _find_checkpoint(source: ModelSource) -> None:
-    # The text side of LLMs takes its time to import.
-    from pipelines.backends.llm.checkpoint import find_checkpoint, vllm_arguments
-    from pipelines.backends.llm.parameters import texts_of
-
-    find_checkpoint(source, texts_of(source.config) | vllm_arguments(source.version_folder))
 
 
 def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Finding]:

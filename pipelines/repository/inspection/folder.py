@@ -19,6 +19,7 @@ from pipelines.repository.config_text import CONFIG_FILENAME, WrittenConfig, rea
 from pipelines.repository.findings import Finding, findings_of
 from pipelines.repository.folders import ModelFolder, versions_in
 from pipelines.repository.inspection.files import device_notes, load_errors
+from pipelines.repository.inspection.language_models import runtime_report
 from pipelines.repository.inspection.report import ModelReport
 from pipelines.repository.obeyed import unobeyed_findings
 
@@ -61,6 +62,7 @@ def inspect_folder(
         versions=candidate.versions,
         notes=tuple(sorted(written.locations.locate_all(notes), key=lambda each: each.line or 0)),
         errors=written.locations.locate_all(load_errors(candidate, place, registry)),
+        runtime=runtime_report(candidate),
     )
     return Inspected(report, written, candidate)
 

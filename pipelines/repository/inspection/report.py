@@ -17,6 +17,18 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeReport:
+    """What would run a language model on this machine, without options of the command line."""
+
+    runtime: str
+    reason: str
+    obeyed: tuple[str, ...]
+    """Its parameters that do something, or that what happens anyway agrees with."""
+    unused: tuple[str, ...]
+    """Notes on what has no effect as it is written."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """`folders`: where it lies, more than one where several repositories have it. `versions`: what would be served.
 
@@ -30,6 +42,8 @@ class ModelReport:
     versions: tuple[int, ...] = ()
     notes: tuple[Finding, ...] = ()
     errors: tuple[Finding, ...] = ()
+    runtime: RuntimeReport | None = None
+    """Of language models that would load."""
 
     @property
     def verdict(self) -> Verdict:

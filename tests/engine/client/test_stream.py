@@ -84,3 +84,15 @@ async def test_a_fetched_event_is_not_changed_by_what_follows() -> None:
     event = await anext(one)
     one.push(TokenEvent(1, [2], None, EventDetail(logprobs=[TokenLogprob(2, -0.2)])))
     assert event == TokenEvent(1, [1], None, EventDetail(logprobs=[TokenLogprob(1, -0.1)]))
+
+
+async def test_cached_tokens_may_come_with_a_later_event_but_once() -> None:
+    one = stream()
+    one.push(TokenEvent(1, [1]))
+    assert (await anext(one)).detail is None
+    one.push(TokenEvent(1, [2], FinishReason.LENGTH, EventDetail(7)))
+    assert (await anext(one)).detail == EventDetail(7)
+    two = stream()
+    two.push(TokenEvent(1, [1], None, EventDetail(0)))
+    two.push(TokenEvent(1, [2], FinishReason.LENGTH, EventDetail(7)))
+    assert (await anext(two)).detail == EventDetail(0)

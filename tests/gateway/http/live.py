@@ -142,10 +142,14 @@ class LiveServer:
 
 @asynccontextmanager
 async def _application(
-    config: ServeConfig, engine_config: EngineConfig, num_blocks: int, is_loaded: bool
+    config: ServeConfig,
+    engine_config: EngineConfig,
+    num_blocks: int,
+    is_loaded: bool,
+    engine_class: type[InProcessEngineClient],
 ) -> AsyncIterator[LiveServer]:
     runner = SteppedRunner(num_blocks)
-    engine = InProcessEngineClient(engine_config, runner)
+    engine = engine_class(engine_config, runner)
     await engine.start()
     metrics = GatewayMetrics()
     repository = empty_repository(metrics)
@@ -175,6 +179,7 @@ def live_server(
     engine_config: EngineConfig | None = None,
     num_blocks: int = 256,
     is_loaded: bool = True,
+    engine_class: type[InProcessEngineClient] = InProcessEngineClient,
 ) -> Iterator[LiveServer]:
     """A server on a thread of its own, so that blocking clients can ask it."""
     ready, over = threading.Event(), threading.Event()
@@ -182,7 +187,7 @@ def live_server(
 
     async def serve() -> None:
         engine = engine_config or EngineConfig(model_path="none")
-        async with _application(config or ServeConfig(), engine, num_blocks, is_loaded) as live:
+        async with _application(config or ServeConfig(), engine, num_blocks, is_loaded, engine_class) as live:
             started.append(live)
             ready.set()
             await asyncio.to_thread(over.wait)

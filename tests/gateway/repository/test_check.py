@@ -104,6 +104,33 @@ def test_loading_finds_what_no_look_can(tmp_path: Path, capsys: pytest.CaptureFi
     assert [each["line"] for each in told["remedied"]["errors"]] == [2]
 
 
+def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "config.json").write_text("{}")
+    (version / "model.safetensors").touch()
+    given = 'parameters { key: "%s" value { string_value: "%s" } }\n'
+    said = given % ("runtime", "openvino") + given % ("max_num_seqs", "8") + given % ("gpu_device_ids", "0")
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "tensorrtllm"\n{said}')
+    assert check(tmp_path) == 0
+    assert capsys.readouterr().out == (
+        "ok     m  tensorrtllm, version 1\n"
+        "       runtime: openvino, as it was asked for\n"
+        "       obeyed: max_num_seqs, runtime\n"
+        "       without effect: gpu_device_ids: there is no GPU to set up\n"
+        "\n"
+        "1 model: 1 ok, 0 with notes, 0 would not load\n"
+    )
+    assert check("--json", tmp_path) == 0
+    (told,) = json.loads(capsys.readouterr().out)["models"]
+    assert told["runtime"] == {
+        "runtime": "openvino",
+        "reason": "it was asked for",
+        "obeyed": ["max_num_seqs", "runtime"],
+        "unused": ["gpu_device_ids: there is no GPU to set up"],
+    }
+
+
 def test_ensembles_over_two_repositories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "one", "a", PYTHON)
     ensemble = tmp_path / "other" / "e"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,6 +58,12 @@ EXPECTED = {
     "sluice_engine_resumed_requests_total": 34,
     "sluice_engine_poisoned_requests_total": 35,
     "sluice_model_load_failures_total": 36,
+    "sluice_engine_load_seconds": 37.5,
+    "sluice_engine_max_num_seqs": 38,
+    "sluice_engine_max_num_batched_tokens": 39,
+    "sluice_engine_max_model_len": 40,
+    "sluice_kv_blocks": 41,
+    "sluice_engine_info": 1,
 }
 
 
@@ -78,8 +85,30 @@ def test_each_number_goes_by_its_own_name(live: LiveServer, monkeypatch: pytest.
     monkeypatch.setattr(ModelRepository, "num_failed_loads", {"broken": 36})
     monkeypatch.setattr(engine, "num_resumed", 34)
     monkeypatch.setattr(engine, "num_poisoned", 35)
+    limits = {"max_num_seqs": 38, "max_num_batched_tokens": 39, "max_model_len": 40, "num_blocks": 41}
+    monkeypatch.setattr(engine, "_info", structs.replace(engine.info, load_seconds=37.5, **limits))
     found = scraped(live)
     assert {name: found.get(name) for name in EXPECTED} == EXPECTED
+
+
+def test_what_the_engine_is(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = structs.replace(live.engine.info, runtime="tensorrt_llm", runtime_version="1.2.1", quantization="fp8")
+    monkeypatch.setattr(live.engine, "_info", said)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(live.service))
+    labels = {
+        "model": "rill",
+        "version": "1",
+        "runtime": "tensorrt_llm",
+        "runtime_version": "1.2.1",
+        "model_type": "echo",
+        "dtype": "f32",
+        "quantization": "fp8",
+        "kv_cache_dtype": "",
+        "num_gpus": "0",
+        "scheduler_policy": "guaranteed_no_evict",
+    }
+    assert registry.get_sample_value("sluice_engine_info", labels) == 1
 
 
 def test_every_family_is_documented(live: LiveServer) -> None:

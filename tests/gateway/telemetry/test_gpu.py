@@ -26,6 +26,8 @@ class Gpu:
     utilization: int = 40
     energy: int = 5_000_000
     hides_power: bool = False
+    processes: tuple[tuple[int, int | None], ...] = ()
+    """Id and used bytes."""
 
 
 class Driver:
@@ -43,6 +45,11 @@ class Driver:
             NVMLError=NVMLError,
             nvmlInit=self._init,
             nvmlShutdown=self._shut_down,
+            nvmlSystemGetDriverVersion=lambda: "580.1",
+            nvmlDeviceGetName=lambda gpu: b"NVIDIA H100",
+            nvmlDeviceGetComputeRunningProcesses=lambda gpu: [
+                SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes
+            ],
             nvmlDeviceGetCount=lambda: len(self.gpus),
             nvmlDeviceGetHandleByIndex=lambda index: self.gpus[index],
             nvmlDeviceGetUUID=lambda gpu: gpu.uuid,
@@ -94,7 +101,8 @@ def page(*samples: GpuSample, aliases: bool = False) -> str:
 def test_a_gpu_is_asked_again_and_again(driver: Driver) -> None:
     sampler = started(driver)
     driver.wait_rounds(2)
-    assert sampler.samples == (GpuSample("GPU-1", 0.4, 1 << 30, 1 << 20, 120.5, 300.0, 0.0),)
+    numbers = (0.4, 1 << 30, 1 << 20, 120.5, 300.0, 0.0)
+    assert sampler.samples == (GpuSample("GPU-1", *numbers, name="NVIDIA H100", driver_version="580.1"),)
     driver.gpus[0].energy += 2500
     driver.wait_rounds(driver.num_rounds + 2)
     assert sampler.samples[0].energy_joules == 2.5

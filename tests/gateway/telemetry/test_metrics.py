@@ -109,3 +109,51 @@ def test_prompt_tokens_that_are_known_at_the_end_count(metrics: GatewayMetrics) 
     record.observe(TextEvent("", 1, 12, 2, FinishReason.STOP))
     record.close()
     assert value(metrics, "sluice_prompt_tokens_total", model="hosted") == 12
+
+
+def test_tokens_are_told_by_protocol_too(metrics: GatewayMetrics, clock: Clock) -> None:
+    for protocol in ("openai_chat", "v2_grpc", "v2_grpc"):
+        record = metrics.open_request("rill", protocol)
+        record.observe(event(num_tokens=2))
+        clock.now += 0.02
+        record.observe(event(num_tokens=3, finish_reason=FinishReason.STOP))
+        record.close()
+    labels = {"model": "rill", "protocol": "v2_grpc"}
+    assert value(metrics, "sluice_tokens_total", **labels, kind="prompt") == 14
+    assert value(metrics, "sluice_tokens_total", **labels, kind="generation") == 10
+    assert value(metrics, "sluice_tokens_total", model="rill", protocol="openai_chat", kind="generation") == 5
+    assert value(metrics, "sluice_generation_tokens_total", model="rill") == 15
+    assert value(metrics, "sluice_inter_token_latency_seconds_count", model="rill") == 3
+    assert value(metrics, "sluice_inter_token_latency_seconds_sum", model="rill") == pytest.approx(0.06)
+
+
+def test_requests_are_open_until_they_end(metrics: GatewayMetrics) -> None:
+    labels = {"model": "rill", "protocol": "v2"}
+    first, second = metrics.open_request("rill", "v2"), metrics.open_request("rill", "v2")
+    assert value(metrics, "sluice_open_requests", **labels) == 2
+    first.close()
+    second.fail(KeyError("bug"))
+    second.close()
+    assert value(metrics, "sluice_open_requests", **labels) == 0
+
+
+def test_the_mean_time_of_a_token_after_the_first(metrics: GatewayMetrics, clock: Clock) -> None:
+    record = metrics.open_request("rill", "v2")
+    clock.now += 5
+    record.observe(TextEvent("a", 1, 7, 1))
+    clock.now += 0.4
+    record.observe(TextEvent("bc", 8, 7, 9, FinishReason.LENGTH))
+    record.close()
+    assert value(metrics, "sluice_time_per_output_token_seconds_sum", model="rill") == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("reason", [None, FinishReason.STOP])
+def test_one_token_or_a_broken_stream_has_no_such_mean(
+    metrics: GatewayMetrics, clock: Clock, reason: FinishReason | None
+) -> None:
+    record = metrics.open_request("rill", "v2")
+    record.observe(TextEvent("a", 1, 7, 1))
+    clock.now += 1
+    record.observe(TextEvent("", 0, 7, 1, reason))
+    record.close()
+    assert value(metrics, "sluice_time_per_output_token_seconds_count", model="rill") is None

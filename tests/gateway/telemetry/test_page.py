@@ -120,3 +120,10 @@ async def test_a_cache_elsewhere_tells_whether_it_answers() -> None:
         "sluice_response_cache_bypassed_total 7.0",
     } <= lines
     assert not [line for line in lines if "nv_cache_util" in line or "num_entries" in line or "evictions" in line]
+
+
+async def test_tensorrt_llms_families_are_there_unasked() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    page = MetricsPage(registry, list, MetricsSettings(allows_gpu=False))
+    assert "# TYPE nv_trt_llm_request_metrics gauge" in text_of(registry).splitlines()
+    await page.close()

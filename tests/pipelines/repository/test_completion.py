@@ -94,6 +94,13 @@ def test_defaults(text: str, expected: str) -> None:
     assert config == config_of(f"name: 'm' {expected}")
 
 
+def test_a_tensor_declared_twice_in_the_same_words_is_one() -> None:
+    output = "output { name: 'Y' data_type: TYPE_INT32 dims: 1 }"
+    config = config_of(f"name: 'm' {output} output {{ name: 'Z' }} {output}")
+    normalize(config)
+    assert [each.name for each in config.output] == ["Y", "Z"]
+
+
 def test_batchers_prefer_the_largest_batch() -> None:
     config = config_of("max_batch_size: 8 dynamic_batching {}")
     normalize(config)

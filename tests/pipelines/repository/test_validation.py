@@ -185,8 +185,8 @@ def test_tensors_that_cannot_be(what: str, given: dict[str, Any], message: str) 
          "warmup setting expects all variable-size dimensions are specified for input 'INPUT0'"),
         ({"model_warmup": [sample(zero_data=None)]},
          "warmup setting expects input 'INPUT0' to have input_data_type set"),
-        ({"input": [IN, IN]}, "model input 'INPUT0' is given more than once for m"),
-        ({"output": [OUT, OUT]}, "model output 'OUTPUT0' is given more than once for m"),
+        ({"input": [IN, {**IN, "dims": [7]}]}, "model input 'INPUT0' is given more than once for m"),
+        ({"output": [OUT, {**OUT, "dims": [7]}]}, "model output 'OUTPUT0' is given more than once for m"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_loaded(given: dict[str, Any], message: str) -> None:

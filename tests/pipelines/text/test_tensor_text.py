@@ -275,6 +275,8 @@ async def test_what_was_not_sent_is_not_asked() -> None:
         ({"sampling": SamplingOverrides(logprobs=0)}, "logprobs"),
         ({"sampling": SamplingOverrides(prompt_logprobs=1)}, "prompt_logprobs"),
         ({"sampling": SamplingOverrides(logit_bias={1: 2.0})}, "logit_bias"),
+        ({"sampling": SamplingOverrides(length_penalty=2.0)}, "length_penalty"),
+        ({"sampling": SamplingOverrides(no_repeat_ngram_size=3)}, "no_repeat_ngram_size"),
         ({"sampling": SamplingOverrides(grammar=Grammar(GrammarKind.CHOICE, '["a"]'))}, "grammar"),
         ({"echo": True}, "echo"),
         ({"prompt": [1, 2]}, "prompt"),

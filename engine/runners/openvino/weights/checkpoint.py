@@ -9,7 +9,7 @@ from openvino import opset13 as ops
 from openvino.op import Constant
 
 from engine.errors import ErrorCode, SluiceError, invalid
-from engine.runners.openvino.weights.compressed import CompressedTensor
+from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS, CompressedTensor, pair_up
 from engine.runners.openvino.weights.stored import FLOAT_TYPES, StoredTensor, map_tensors
 
 INDEX = "model.safetensors.index.json"
@@ -23,33 +23,39 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """A directory's tensors, mapped copy-on-write, and those of them that were compressed.
+    """A directory's tensors, mapped copy-on-write, and those of them that were compressed, now or when it was built.
 
     Graph constants point into the maps, so a Checkpoint must live as long as the model built from it.
     """
 
     def __init__(
-        self, tensors: Mapping[str, StoredTensor], compressed: Mapping[str, CompressedTensor] | None = None
+        self,
+        tensors: Mapping[str, StoredTensor],
+        compressed: Mapping[str, CompressedTensor] | None = None,
+        quantization: str = NONE,
     ) -> None:
         self.tensors = tensors
+        self.quantization = quantization
         self._compressed = compressed or {}
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
         """Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
         tensors: dict[str, StoredTensor] = {}
-        for path in weight_files(directory):
+        files = weight_files(directory)
+        for path in files:
             tensors.update(map_tensors(path))
-        return cls(tensors)
+        stored = next((kind for kind in QUANTIZATIONS for path in files if path.name == compressed_file(kind)), None)
+        return cls(tensors) if stored is None else cls(tensors, pair_up(tensors), stored)
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
         """Tensor `name` as a node of type f32. Raises SluiceError where it is absent, of another shape or dtype."""
-        stored = self.tensors.get(name)
+        stored, compressed = self.tensors.get(name), self._compressed.get(name)
         if stored is None:
             raise invalid("model_path", f"the checkpoint has no tensor {name!r}")
-        if stored.shape != shape:
-            raise invalid("model_path", f"tensor {name!r} has shape {stored.shape}; by config.json it must be {shape}")
-        compressed = self._compressed.get(name)
+        found = stored.shape if compressed is None else compressed.shape
+        if found != shape:
+            raise invalid("model_path", f"tensor {name!r} has shape {found}; by config.json it must be {shape}")
         return _plain(name, stored) if compressed is None else compressed.node(name)
 
     def release_pages(self) -> None:
@@ -60,6 +66,11 @@ class Checkpoint:
         parts = [part for compressed in self._compressed.values() for part in compressed.parts]
         for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
             stored.release()
+
+
+def compressed_file(quantization: str) -> str:
+    """The file of compressed matrices in a checkpoint that was built with them; the other tensors are in another."""
+    return f"model-{quantization}.safetensors"
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from engine.runners.openvino.weights.quantize import GROUP
 from engine.runners.openvino.weights.stored import FLOAT_TYPES, StoredTensor
 
 INT8, INT4 = "int8", "int4"
+NONE = "none"
 QUANTIZATIONS = (INT8, INT4)
 SCALES, ZEROS = ".scales", ".zeros"
 """What the tensors that go with the codes of NAME are called: NAME and one of these."""
@@ -44,6 +45,12 @@ class CompressedTensor:
     codes: StoredTensor
     scales: StoredTensor
     zeros: StoredTensor | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's; two codes of int4 share a byte."""
+        rows, columns = self.codes.shape
+        return (rows, columns) if self.zeros is None else (rows, 2 * columns)
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:

@@ -91,6 +91,8 @@ class ScriptedPipeline:
     version: str = "1"
     created: int = 0
     max_model_len: int | None = None
+    max_beam_width: int = 1
+    parent: str | None = None
     failure: str | None = None
     is_measured: bool = False
     events: list[TextEvent | Exception] = field(default_factory=list)

@@ -1,0 +1,81 @@
+"""The engine's end of the socket to its clients."""
+
+from collections import defaultdict
+
+import msgspec
+import zmq
+
+from engine.frames import Command, Report, StepFrame, Submit
+from engine.types import RequestFailed, TokenEvent
+
+
+class Transport:
+    """A ZeroMQ ROUTER: commands in, one frame a step out to each client concerned, which is a DEALER."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        # No bound here: a dropped token event is a broken stream, and what can pile up is bounded by
+        # the max_tokens of the sequences that run.
+        self._socket.set_hwm(0)
+        self._socket.linger = 1000
+        self._socket.bind(endpoint)
+        self._clients: set[bytes] = set()
+        self._client_of: dict[int, bytes] = {}
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def fileno(self) -> int:
+        """For an event loop: readable when something changed. It tells each change once, and sending takes the news
+        away, so that who waits for it must `receive` until nothing comes, and after each send."""
+        return int(self._socket.fileno())
+
+    def await_client(self) -> None:
+        """Wait for the first client's greeting, an empty message."""
+        client, _ = self._socket.recv_multipart()
+        self._clients.add(client)
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        commands: list[Command] = []
+        if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
+            return commands
+        while True:
+            try:
+                client, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            self._clients.add(client)
+            if payload:
+                commands.append(self._decode(client, payload))
+
+    def _decode(self, client: bytes, payload: bytes) -> Command:
+        command: Command = self._decoder.decode(payload)
+        if isinstance(command, Submit):
+            self._client_of[command.stream_id] = client
+        return command
+
+    def emit(self, frame: StepFrame) -> None:
+        """Send each client its part of the frame; those without news get the statistics as a heartbeat."""
+        events: dict[bytes, list[TokenEvent]] = defaultdict(list)
+        failures: dict[bytes, list[RequestFailed]] = defaultdict(list)
+        for event in frame.events:
+            is_last = event.finish_reason is not None
+            events[self._client(event.stream_id, is_last)].append(event)
+        for failure in frame.failures:
+            failures[self._client(failure.stream_id, True)].append(failure)
+        for client in self._clients:
+            self.send(client, StepFrame(events[client], failures[client], frame.stats))
+
+    def _client(self, stream_id: int, is_last: bool) -> bytes:
+        return self._client_of.pop(stream_id) if is_last else self._client_of[stream_id]
+
+    def send(self, client: bytes, report: Report) -> None:
+        self._socket.send_multipart((client, self._encoder.encode(report)))
+
+    def send_all(self, report: Report) -> None:
+        for client in self._clients:
+            self.send(client, report)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

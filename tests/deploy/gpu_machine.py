@@ -1,0 +1,103 @@
+"""A server's metrics page as it would be on a machine with GPUs and TensorRT-LLM, where there are none.
+
+Their families are made by the code that makes them there, of facts as NVML and TensorRT-LLM give them; all others are
+the server's.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from engine.types import EngineStats, IterationStats
+from gateway.telemetry.gpu import GpuSample, gpu_families
+from gateway.telemetry.gpu_processes import GpuProcess, process_memory
+from gateway.telemetry.trt_llm import TrtLlmCollector
+from pipelines.backends.llm.activity import TextActivity
+
+_GIB = 1 << 30
+_ENGINE_PID = 4711
+
+
+class _Gpus(Collector):
+    """Two of them, that an engine uses. Their energy goes up from scrape to scrape."""
+
+    def __init__(self) -> None:
+        self._scrapes = count(1)
+
+    def collect(self) -> Iterator[Metric]:
+        joules = 600.0 * next(self._scrapes)
+        samples = [_sample(index, joules) for index in range(2)]
+        yield from gpu_families(samples)
+        yield from process_memory([(gpu.uuid, gpu.processes) for gpu in samples], {_ENGINE_PID: "rill"})
+
+
+def _sample(index: int, joules: float) -> GpuSample:
+    return GpuSample(
+        f"GPU-{index}",
+        utilization=0.8,
+        memory_total_bytes=80 * _GIB,
+        memory_used_bytes=70 * _GIB,
+        power_usage_watts=600.0,
+        power_limit_watts=700.0,
+        energy_joules=joules,
+        index=index,
+        name="NVIDIA H100 80GB HBM3",
+        driver_version="580.95.05",
+        processes=(GpuProcess((_ENGINE_PID, 1), 68 * _GIB),),
+    )
+
+
+def _on_tensorrt_llm() -> Any:
+    """A model whose engine says of itself what TensorRT-LLM does: what the page asks of one, and no more."""
+    said = IterationStats(
+        iteration=9000, latency_ms=11.5, gpu_memory_bytes=68 * _GIB, cpu_memory_bytes=_GIB, pinned_memory_bytes=_GIB
+    )
+    engine = SimpleNamespace(stats=EngineStats(8, 2, 600, 400, 900, 9000, 90.0, 9.0, 5000, 70_000, iteration=said))
+    engine.heartbeat_age_s = lambda: 0.01
+    info = SimpleNamespace(scheduler_policy="guaranteed_no_evict", max_num_seqs=64, num_blocks=1000, block_size=32)
+    text = SimpleNamespace(engine=engine, info=info, activity=TextActivity())
+    config = SimpleNamespace(metric_tags={})
+    return SimpleNamespace(name="llama", spec=SimpleNamespace(version=1), config=config, statistics=None, text=text)
+
+
+@contextmanager
+def page_with_gpus(metrics_url: str) -> Iterator[str]:
+    """`host:port` of the page. What a scrape sends, its key too, goes on to the server."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Gpus())
+    registry.register(TrtLlmCollector(lambda: [_on_tensorrt_llm()]))
+    client = httpx.Client(timeout=10.0)
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = {"authorization": self.headers.get("authorization", "")}
+            answer = client.get(metrics_url, headers=asked)
+            self.send_response(answer.status_code)
+            self.send_header("content-type", answer.headers["content-type"])
+            self.end_headers()
+            self.wfile.write(answer.content)
+            if answer.status_code == 200:
+                self.wfile.write(generate_latest(registry))
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever, name="page-with-gpus")
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        client.close()

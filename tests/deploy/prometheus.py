@@ -1,0 +1,126 @@
+"""A real Prometheus over the configuration that is shipped, and promtool."""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
+PATIENCE_S = 90.0
+SCRAPE_S = 1
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None or shutil.which("promtool") is None,
+    reason="prometheus and promtool are not installed (apt-get install prometheus)",
+)
+
+
+def promtool(*arguments: str | Path, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["promtool", *map(str, arguments)]
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def configured(folder: Path, target: str, api_key: str) -> Path:
+    """The shipped configuration in `folder`, for one server and a test's patience: all else is as shipped."""
+    shutil.copytree(SHIPPED, folder, dirs_exist_ok=True)
+    key_file = folder / "api_key"
+    key_file.write_text(api_key)
+    path = folder / "prometheus.yml"
+    config = yaml.safe_load(path.read_text())
+    every = f"{SCRAPE_S}s"
+    config["global"] |= {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
+    [ours] = [each for each in config["scrape_configs"] if each["job_name"] == "sluice"]
+    ours["authorization"]["credentials_file"] = str(key_file)
+    path.write_text(yaml.safe_dump(config))
+    (folder / "targets" / "sluice.yml").write_text(yaml.safe_dump([{"targets": [target]}]))
+    recording = folder / "recording" / "sluice.yml"
+    recording.write_text(recording.read_text().replace("interval: 1m", f"interval: {every}"))
+    return path
+
+
+def backfill(data: Path, series: Mapping[str, float], begin_s: float, end_s: float) -> None:
+    """Make it look as if `series` had been recorded every 15 seconds between two moments."""
+    names = {series_name.partition("{")[0] for series_name in series}
+    lines = [f"# TYPE {name} gauge" for name in sorted(names)]
+    for name, value in series.items():
+        lines += [f"{name} {value} {begin_s + step * 15:.3f}" for step in range(int((end_s - begin_s) / 15))]
+    recorded = data.with_suffix(".openmetrics")
+    recorded.write_text("\n".join([*lines, "# EOF", ""]))
+    made = promtool("tsdb", "create-blocks-from", "openmetrics", recorded, data)
+    assert made.returncode == 0, made.stderr + made.stdout
+
+
+class Prometheus:
+    """One that runs."""
+
+    def __init__(self, url: str, log_path: Path) -> None:
+        self._client = httpx.Client(base_url=url, timeout=10.0)
+        self._log_path = log_path
+
+    def get(self, path: str, **parameters: str) -> Any:
+        answer = self._client.get(f"/api/v1/{path}", params=parameters)
+        body = answer.json()
+        assert body["status"] == "success", body
+        return body["data"]
+
+    def query(self, promql: str) -> list[dict[str, Any]]:
+        """The series of an instant query, those that are NaN left out."""
+        result: list[dict[str, Any]] = self.get("query", query=promql)["result"]
+        return [series for series in result if series["value"][1] != "NaN"]
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Ask until it holds. Fails after a deadline."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}\n{self._log_path.read_text()[-3000:]}"
+            time.sleep(0.25)
+
+    def is_ready(self) -> bool:
+        try:
+            return self._client.get("/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def running_prometheus(config: Path, data: Path) -> Iterator[Prometheus]:
+    port = free_port()
+    where = (f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{port}")
+    with started(["prometheus", f"--config.file={config}", *where], port, config.parent) as prometheus:
+        yield prometheus
+
+
+@contextmanager
+def started(
+    command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Prometheus]:
+    """The one that `command` runs, once it is ready. Its log goes to `folder`."""
+    log_path = folder / "prometheus.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    prometheus = Prometheus(f"http://127.0.0.1:{port}", log_path)
+    try:
+        prometheus.wait(prometheus.is_ready, "Prometheus did not start")
+        yield prometheus
+    finally:
+        prometheus.close()
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

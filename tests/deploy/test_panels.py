@@ -1,0 +1,137 @@
+"""Every query of every dashboard, asked of a real Prometheus that scrapes a loaded server."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from deploy.dashboards.__main__ import DASHBOARDS
+from deploy.dashboards.layout import dashboard_json
+from tests.deploy.gpu_machine import page_with_gpus
+from tests.deploy.prometheus import Prometheus, backfill, configured, needs_prometheus, promtool, running_prometheus
+from tests.deploy.test_rules import RULES, rules_of
+from tests.deploy.traffic import API_KEY, HEADERS, traffic, write_repository
+from tests.gateway.conftest import ServerProcess, running_bundled
+
+pytestmark = needs_prometheus
+ROOT = Path(__file__).parents[2]
+HOUR_S = 3600
+ONLY_AFTER_TROUBLE = {"sluice_model_load_failures_total", "sluice_response_cache_up"}
+"""What a server tells when a load has failed, and of a response cache in Redis."""
+
+
+class Asked(NamedTuple):
+    """A query of a panel, its variables filled in as Grafana fills them in for All."""
+
+    title: str
+    promql: str
+
+
+def filled(promql: str) -> str:
+    text = promql.replace("$__rate_interval", "1m")
+    return re.sub(r"\$(instance|model)\b", ".*", text)
+
+
+QUERIES = [
+    Asked(f"{dashboard.uid}: {panel['title']} {target['refId']}", filled(target["expr"]))
+    for dashboard in DASHBOARDS
+    for panel in dashboard_json(dashboard)["panels"]
+    for target in panel.get("targets", ())
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    with running_bundled(
+        folder / "log",
+        str(ROOT / "models" / "rill"),
+        "--rag=true",
+        f"--rag-store={folder / 'rag.sqlite'}",
+        f"--model-repository={write_repository(folder / 'models')}",
+        f"--api-key={API_KEY}",
+        "--speculation=ngram",
+        "--cache-config=local,size=1048576",
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=histogram_latencies=true",
+        "--allow-gpu-metrics=false",
+    ) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """With a day of history, of which the baseline of latencies is made."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    data = folder / "data"
+    latency = 'job_model:sluice_latency_seconds:p99_5m{{job="sluice",model="{}",latency="{}"}}'
+    usual = {latency.format("rill", "time_to_first_token"): 0.05, latency.format("doubled", "inference"): 0.004}
+    now = time.time()
+    backfill(data, usual, now - 3 * HOUR_S, now - HOUR_S)
+    with (
+        page_with_gpus(server.metrics_url) as target,
+        traffic(server.base_url),
+        running_prometheus(configured(folder / "config", target, API_KEY), data) as running,
+    ):
+        yield running
+
+
+def test_promtool_finds_nothing_wrong_with_the_page_but_triton_s_names(server: ServerProcess) -> None:
+    """Triton's names break its customs, and are kept for the dashboards made for them."""
+    page = httpx.get(server.metrics_url, headers=HEADERS).text
+    checked = promtool("check", "metrics", input=page)
+    complaints = (checked.stdout + checked.stderr).splitlines()
+    assert [line for line in complaints if not line.startswith("nv_")] == []
+
+
+def test_the_server_is_scraped_with_its_key(prometheus: Prometheus) -> None:
+    prometheus.wait(lambda: prometheus.query('up{job="sluice"} == 1') != [], "the server was not scraped")
+
+
+def test_no_rule_fails_to_evaluate(prometheus: Prometheus) -> None:
+    def rules() -> list[dict[str, str]]:
+        return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+    prometheus.wait(lambda: all(rule["health"] != "unknown" for rule in rules()), "rules were not evaluated")
+    assert [rule for rule in rules() if rule["health"] != "ok"] == []
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("asked", QUERIES, ids=[asked.title for asked in QUERIES])
+def test_a_panel_s_query_returns_data(prometheus: Prometheus, asked: Asked) -> None:
+    prometheus.wait(lambda: prometheus.query(asked.promql) != [], f"no data for {asked.promql}")
+
+
+def test_rules_ask_for_metrics_that_there_are(prometheus: Prometheus) -> None:
+    """promtool's tests make the series that they want, so a slip in a name would go unseen there."""
+    asked = {name for rule in rules_of(RULES) for name in names_in(rule["expr"])}
+    prometheus.wait(
+        lambda: asked <= {*prometheus.get("label/__name__/values"), *ONLY_AFTER_TROUBLE},
+        f"not all of these are there: {sorted(asked)}",
+    )
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    assert all(f"`{name}`" in documented for name in ONLY_AFTER_TROUBLE)
+
+
+def names_in(promql: str) -> list[str]:
+    """The metrics that a query asks for: what is left without labels, their values and groupings."""
+    bare = re.sub(r"\{[^}]*\}|\b(by|on) \([^)]*\)", "", promql)
+    return re.findall(r"\b(?:up\b|(?:sluice|nv|process|job)_[\w:]+)", bare)
+
+
+def test_the_variables_of_dashboards_have_values(prometheus: Prometheus) -> None:
+    for dashboard in DASHBOARDS:
+        for variable in dashboard.variables:
+            values = prometheus.get(f"label/{variable.label}/values", **{"match[]": variable.metric})
+            assert values, variable
+
+
+def test_failures_under_load_alert(prometheus: Prometheus) -> None:
+    """The traffic makes a model fail on purpose."""
+    firing = 'ALERTS{alertname="SluiceInferencesFailed", alertstate="firing", model="doubled", reason="BACKEND"}'
+    prometheus.wait(lambda: prometheus.query(firing) != [], "the alert does not fire")

@@ -1,0 +1,36 @@
+"""An engine that says it can do what only some runtimes can, and keeps what it was asked: our own answers for it."""
+
+import msgspec
+
+from engine.client.stream import GenerationStream
+from engine.client.thread import InProcessEngineClient
+from engine.types import GenerateRequest, SamplingParams
+
+ADAPTERS = ("french", "polite")
+MAX_BEAM_WIDTH = 4
+SAMPLING_FIELDS = SamplingParams.__struct_fields__[SamplingParams.__struct_fields__.index("beam_width") :]
+
+
+class CapableEngine(InProcessEngineClient):
+    """Has LoRA adapters, beams and every sampling field. The tokens are those of a request without any of them."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.requests: list[GenerateRequest] = []
+
+    async def start(self) -> None:
+        await super().start()
+        self._info = msgspec.structs.replace(
+            self.info, adapters=ADAPTERS, max_beam_width=MAX_BEAM_WIDTH, sampling_fields=SAMPLING_FIELDS
+        )
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        self.requests.append(request)
+        plain = {name: getattr(SamplingParams(), name) for name in SAMPLING_FIELDS}
+        sampling = msgspec.structs.replace(request.sampling, **plain)
+        return super().submit(msgspec.structs.replace(request, adapter="", sampling=sampling))
+
+    @property
+    def asked(self) -> GenerateRequest:
+        """The last request."""
+        return self.requests[-1]

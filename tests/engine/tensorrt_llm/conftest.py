@@ -1,0 +1,124 @@
+"""The stand-in for TensorRT-LLM: in this process, in an engine's process, and the model folders that it reads."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
+
+STAND_INS = Path(__file__).parents[2] / "stand_ins"
+PATHS = [STAND_INS] if find_spec("torch") else [STAND_INS, STAND_INS / "without_torch"]
+FLAVOURS = ("1.2.1", "1.3.0")
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
+    """The version that the stand-in is of."""
+    return str(request.param)
+
+
+class StandIns:
+    """The stand-in by the settings that it was imported with: to make its classes takes most of a second."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[frozenset[tuple[str, str]], dict[str, ModuleType]] = {}
+        self._current: frozenset[tuple[str, str]] | None = None
+
+    def load(self, settings: dict[str, str]) -> ModuleType:
+        """What `import tensorrt_llm` brings where these variables, and no others of its own, are set."""
+        self.unload()
+        self._current = frozenset(settings.items())
+        sys.modules.update(self._loaded.get(self._current, {}))
+        return importlib.import_module("tensorrt_llm")
+
+    def unload(self) -> None:
+        names = [name for name in sys.modules if name == "tensorrt_llm" or name.startswith("tensorrt_llm.")]
+        modules = {name: sys.modules.pop(name) for name in names}
+        if self._current is not None and "tensorrt_llm" in modules:
+            self._loaded[self._current] = modules
+        self._current = None
+
+
+@pytest.fixture(scope="session")
+def stand_ins() -> StandIns:
+    """Kept over tests."""
+    return StandIns()
+
+
+@pytest.fixture
+def import_stand_in(
+    monkeypatch: pytest.MonkeyPatch, flavour: str, stand_ins: StandIns
+) -> Iterator[Callable[..., ModuleType]]:
+    """Import `tensorrt_llm` with these settings: `import_stand_in(STAND_IN_FAULT="hang_after=3")`. LLMs that are still
+    up at the end are the test's to shut down."""
+    settings = {"STAND_IN_VERSION": flavour}
+
+    def load(**environment: str) -> ModuleType:
+        settings.update(environment)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        return stand_ins.load(settings)
+
+    for path in PATHS:
+        monkeypatch.syspath_prepend(str(path))
+    yield load
+    stand_ins.unload()
+
+
+@pytest.fixture
+def open_llm(checkpoint: Path) -> Iterator[Callable[..., Any]]:
+    """Make an LLM of the imported stand-in and shut it down at the end: `open_llm(tensorrt_llm, max_batch_size=4)`."""
+    with ExitStack() as stack:
+
+        def make(package: ModuleType, model: Path = checkpoint, **arguments: Any) -> Any:
+            llm = package.LLM(model, skip_tokenizer_init=True, **arguments)
+            stack.callback(llm.shutdown)
+            return llm
+
+        yield make
+
+
+@pytest.fixture
+def stand_in(import_stand_in: Callable[..., ModuleType]) -> ModuleType:
+    """`tensorrt_llm` of this flavour without faults."""
+    return import_stand_in()
+
+
+@pytest.fixture
+def engine_environment(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the environment that engine processes inherit, so that they find the stand-in:
+    `engine_environment(STAND_IN_FAULT="exit_after=5")`."""
+
+    def prepare(**environment: str) -> None:
+        for path in PATHS:
+            monkeypatch.setenv("PYTHONPATH", str(path), prepend=":")
+        monkeypatch.setenv("STAND_IN_VERSION", flavour)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return prepare
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A HuggingFace checkpoint without weights, of the size of the suite's runner without a model."""
+    return make_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def converted_checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint in TensorRT-LLM's own format, without weights."""
+    return make_converted_checkpoint(tmp_path / "converted")
+
+
+@pytest.fixture
+def compiled_engine(tmp_path: Path) -> Path:
+    """A compiled engine's folder, without the engine."""
+    return make_compiled_engine(tmp_path / "compiled")

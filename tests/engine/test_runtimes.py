@@ -1,0 +1,115 @@
+"""Which runtime a folder gets, and what is said where it cannot be had."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig, Runtime
+from engine.errors import ErrorCode, SluiceError
+from engine.runtimes import PROCESSES, ModelFormat, RuntimeChoice, choose_runtime, model_format, num_gpus
+
+HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+CONVERTED = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
+COMPILED = {"pretrained_config": CONVERTED, "build_config": {}}
+
+
+def folder_with(path: Path, config: Any, *files: str) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    for file in files:
+        (path / file).touch()
+    return path
+
+
+def choose(path: Path, *, gpus: int = 0, installed: bool = False, **config: Any) -> RuntimeChoice:
+    return choose_runtime(
+        EngineConfig(model_path=str(path), **config), count_gpus=lambda: gpus, is_installed=lambda: installed
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        (HUGGINGFACE, ("model.safetensors",), ModelFormat.HUGGINGFACE),
+        (CONVERTED, ("rank0.safetensors",), ModelFormat.TENSORRT_LLM_CHECKPOINT),
+        ({**CONVERTED, "architectures": ["Llama"]}, ("rank0.safetensors",), ModelFormat.HUGGINGFACE),
+        (COMPILED, ("rank0.engine",), ModelFormat.TENSORRT_LLM_ENGINE),
+        (COMPILED, (), ModelFormat.TENSORRT_LLM_ENGINE),
+        (HUGGINGFACE, ("openvino_model.xml",), ModelFormat.OPENVINO_IR),
+        ("not json", (), ModelFormat.HUGGINGFACE),
+    ],
+)
+def test_a_format_is_found_from_files(
+    tmp_path: Path, config: Any, files: tuple[str, ...], expected: ModelFormat
+) -> None:
+    assert model_format(folder_with(tmp_path / "model", config, *files)) is expected
+
+
+def test_a_folder_without_a_model_has_no_format(tmp_path: Path) -> None:
+    assert model_format(tmp_path) is None
+    assert model_format(tmp_path / "absent") is None
+
+
+def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+    assert num_gpus(tmp_path) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia2x"):
+        (tmp_path / name).touch()
+    assert num_gpus(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "installed", "expected", "reason"),
+    [
+        (0, False, Runtime.OPENVINO, "there is no NVIDIA GPU"),
+        (0, True, Runtime.OPENVINO, "there is no NVIDIA GPU"),
+        (2, False, Runtime.OPENVINO, "there are 2 GPUs, but TensorRT-LLM is not installed"),
+        (2, True, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
+    ],
+)
+def test_a_checkpoint_runs_where_it_can(
+    tmp_path: Path, gpus: int, installed: bool, expected: Runtime, reason: str
+) -> None:
+    choice = choose(folder_with(tmp_path / "model", HUGGINGFACE), gpus=gpus, installed=installed)
+    assert choice == RuntimeChoice(expected, reason)
+
+
+@pytest.mark.parametrize(
+    "config", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"lora_modules": {"a": "/a"}}]
+)
+def test_what_only_gpus_do_asks_for_tensorrt_llm(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    assert choose(path, installed=True, **config).runtime is Runtime.TENSORRT_LLM
+    with pytest.raises(SluiceError, match="it is not installed") as refused:
+        choose(path, **config)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("config", "file"), [(CONVERTED, "rank0.safetensors"), (COMPILED, "rank0.engine")])
+def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any], file: str) -> None:
+    path = folder_with(tmp_path / "model", config, file)
+    assert choose(path, installed=True).runtime is Runtime.TENSORRT_LLM
+    with pytest.raises(SluiceError, match=r"sluice doctor") as missing:
+        choose(path)
+    assert missing.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(SluiceError, match="which OpenVINO cannot run") as wrong:
+        choose(path, runtime=Runtime.OPENVINO)
+    assert wrong.value.code is ErrorCode.INVALID
+
+
+def test_an_ir_stays_with_openvino(tmp_path: Path) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE, "openvino_model.xml")
+    assert choose(path, gpus=1, installed=True).runtime is Runtime.OPENVINO
+
+
+def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    assert choose(path, gpus=1, installed=True, runtime=Runtime.OPENVINO).runtime is Runtime.OPENVINO
+    assert choose(path, installed=True, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
+    with pytest.raises(SluiceError, match="it was asked for"):
+        choose(path, gpus=1, runtime=Runtime.TENSORRT_LLM)
+
+
+def test_every_runtime_has_a_process() -> None:
+    assert PROCESSES.keys() == set(Runtime) - {Runtime.AUTO}

@@ -1,0 +1,214 @@
+"""One model behind real ports of both protocols, over whatever engine, and what clients get but for ids and times."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import orjson
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+from engine.client.base import EngineClient
+from gateway.config import ServeConfig
+from gateway.grpc.options import GrpcOptions
+from gateway.grpc.server import GrpcServer
+from gateway.http.app import create_app
+from gateway.http.servers import HttpServer
+from gateway.listeners import listen, url_of
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+from tests.gateway.http.sse import events_of
+from tests.gateway.repositories import empty_repository, llm_model
+
+MODEL = "rill"
+REQUEST_ID = {"x-request-id": "same"}
+PATIENCE_S = 60.0
+_CREATED = re.compile(rb'"created":\d+')
+_LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""Of log probabilities: what grows with the text."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A server with one model."""
+
+    client: httpx.Client
+    stub: Any
+    engine: EngineClient
+    service: InferenceService
+
+    def openai(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Status and answer; of a stream, its events with the pieces of a text taken together."""
+        answer = self.client.post(path, json={"model": MODEL, **body}, headers=REQUEST_ID)
+        content = _CREATED.sub(b'"created":0', answer.content)
+        if not body.get("stream") or answer.status_code != 200:
+            return answer.status_code, content
+        return answer.status_code, orjson.dumps(joined(events_of(content)))
+
+    def generate(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        answer = self.client.post(f"/v2/models/{MODEL}/generate", json=body, headers=REQUEST_ID)
+        return answer.status_code, answer.content
+
+    def generate_stream(self, body: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
+        """Status, the last event's keys, and all events as one."""
+        answer = self.client.post(f"/v2/models/{MODEL}/generate_stream", json=body, headers=REQUEST_ID)
+        if answer.status_code != 200:
+            return answer.status_code, [], answer.json()
+        events = events_of(answer.content)
+        return answer.status_code, list(events[-1]), summed(events)
+
+    def infer(self, inputs: list[dict[str, Any]], **parameters: Any) -> tuple[int, bytes]:
+        """v2 JSON."""
+        body = {"id": "same", "inputs": inputs, "parameters": parameters}
+        answer = self.client.post(f"/v2/models/{MODEL}/infer", json=body, headers=REQUEST_ID)
+        return answer.status_code, answer.content
+
+    def model_infer(self, request: service_pb2.ModelInferRequest) -> bytes:
+        """gRPC; the whole answer as it is on the wire, or status and text of what it was refused with."""
+        try:
+            return bytes(self.stub.ModelInfer(request, timeout=PATIENCE_S).SerializeToString(deterministic=True))
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}".encode()
+
+    def model_stream_infer(self, request: service_pb2.ModelInferRequest) -> dict[str, Any]:
+        """gRPC: all responses as one, or the error."""
+        answers = list(self.stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S))
+        errors = [answer.error_message for answer in answers if answer.error_message]
+        responses = [answer.infer_response for answer in answers]
+        ends = [_parameters(response) for response in responses]
+        assert all(not end.get("triton_final_response") for end in ends[:-1])
+        whole = summed([_tensors(response) for response in responses if response.outputs])
+        return {**whole, "errors": errors, "end": ends[-1], "id": responses[-1].id}
+
+
+def _parameters(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
+    return {name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in response.parameters.items()}
+
+
+def _tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
+    """The flat elements, by name."""
+    found = {}
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            elements = [each.decode() for each in deserialize_bytes_tensor(raw)]
+        else:
+            elements = np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).tolist()
+        assert int(np.prod(tensor.shape)) == len(elements)
+        found[tensor.name] = elements
+    return found
+
+
+def joined(events: Sequence[Any]) -> list[Any]:
+    """OpenAI's events: how a text falls into pieces depends on who was how fast, all else does not."""
+    told: list[Any] = []
+    for event in events:
+        if told and _is_piece(event) and _is_piece(told[-1]) and _choice(event)["index"] == _choice(told[-1])["index"]:
+            _add(_choice(told[-1]), _choice(event))
+        else:
+            told.append(event)
+    return told
+
+
+def _choice(event: Any) -> Any:
+    return event["choices"][0]
+
+
+def _is_piece(event: Any) -> bool:
+    if event == "[DONE]" or not event.get("choices"):
+        return False
+    choice = _choice(event)
+    text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    return bool(text) and choice["finish_reason"] is None
+
+
+def _add(before: Any, more: Any) -> None:
+    if "delta" in before:
+        before["delta"]["content"] += more["delta"]["content"]
+    else:
+        before["text"] += more["text"]
+    for name in _LISTS:
+        if before["logprobs"] and name in before["logprobs"]:
+            before["logprobs"][name] += more["logprobs"][name]
+
+
+def summed(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """v2's responses as one: texts and token ids in a row, lengths together, of all else the last."""
+    whole: dict[str, Any] = {}
+    for response in responses:
+        for name, value in response.items():
+            whole[name] = _sum(whole[name], value, name) if name in whole else value
+    return whole
+
+
+def _sum(before: Any, more: Any, name: str) -> Any:
+    if name == "text_output":
+        return before + more if isinstance(before, str) else ["".join((*before, *more))]
+    if name == "output_ids":
+        return [*_as_list(before), *_as_list(more)]
+    if name == "sequence_length":
+        return before + more if isinstance(before, int) else [sum((*before, *more))]
+    return more
+
+
+def _as_list(value: Any) -> list[Any]:
+    """JSON has a lone element without a list around it."""
+    return value if isinstance(value, list) else [value]
+
+
+@contextmanager
+def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iterator[Answering]:
+    """The model in `checkpoint` over an engine that is made, started and stopped on a thread of the server's own."""
+    ready, over = threading.Event(), threading.Event()
+    started: list[tuple[str, str, EngineClient, InferenceService] | BaseException] = []
+
+    async def serve() -> None:
+        engine = make_engine()
+        await engine.start()
+        metrics = GatewayMetrics()
+        repository = empty_repository(metrics)
+        repository.add(llm_model(MODEL, checkpoint, engine, metrics))
+        await repository.start()
+        service = InferenceService(repository, metrics, PATIENCE_S)
+        service.begin_serving()
+        listener = listen("127.0.0.1", 0, "--http-port")
+        http, rpc = (
+            HttpServer(create_app(service, ServeConfig()), listener),
+            GrpcServer(service, GrpcOptions(port=0), "127.0.0.1"),
+        )
+        http.start()
+        target = f"127.0.0.1:{await rpc.start()}"
+        started.append((url_of(listener), target, engine, service))
+        ready.set()
+        await asyncio.to_thread(over.wait)
+        await rpc.stop(0)
+        await http.stop(PATIENCE_S)
+        await service.close()
+        listener.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            started.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        if isinstance(started[0], BaseException):
+            raise started[0]
+        url, target, engine, service = started[0]
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client, grpc.insecure_channel(target) as channel:
+            yield Answering(client, service_pb2_grpc.GRPCInferenceServiceStub(channel), engine, service)
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)

@@ -1,0 +1,106 @@
+"""LoRA adapters as models of OpenAI's API: `base:adapter`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client import generate_latest
+
+from engine.config import EngineConfig
+from tests.engine.capable import CapableEngine
+from tests.gateway.http.live import LiveServer, live_server
+
+FOLDER = "/adapters/polite"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def capable() -> Iterator[LiveServer]:
+    engine = EngineConfig(model_path="none", lora_modules={"polite": FOLDER})
+    with live_server(engine_config=engine, engine_class=CapableEngine) as running:
+        yield running
+
+
+def asked_adapter(live: LiveServer) -> str:
+    assert isinstance(live.engine, CapableEngine)
+    return live.engine.asked.adapter
+
+
+def ask(live: LiveServer, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": MESSAGES}
+    return live.post(path, {"model": "rill", "max_tokens": 2, **prompt, **fields})
+
+
+def test_they_are_listed_with_their_model(capable: LiveServer) -> None:
+    base, french, polite = capable.get("/v1/models").json()["data"]
+    assert (base["id"], french["id"], polite["id"]) == ("rill", "rill:french", "rill:polite")
+    assert "parent" not in base
+    assert french["parent"] == polite["parent"] == "rill"
+    assert (french["root"], polite["root"]) == ("french", FOLDER)
+    assert french["max_model_len"] == base["max_model_len"]
+    assert capable.get("/v1/models/rill:polite").json() == polite
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_s_name_says_the_adapter(capable: LiveServer, path: str, stream: bool) -> None:
+    answer = ask(capable, path, model="rill:french", stream=stream)
+    assert answer.status_code == 200
+    assert '"model":"rill:french"' in answer.text
+    assert asked_adapter(capable) == "french"
+
+
+@pytest.mark.parametrize("model", ["rill", "rill:polite"])
+def test_trtllm_serves_field_says_it_too(capable: LiveServer, model: str) -> None:
+    request = {"lora_name": "polite", "lora_int_id": 7, "lora_path": "/elsewhere"}
+    answer = ask(capable, model=model, lora_request=request)
+    assert answer.json()["model"] == "rill:polite"
+    assert "x-sluice-warning" not in answer.headers
+    assert asked_adapter(capable) == "polite"
+
+
+def test_the_model_alone_has_none(capable: LiveServer) -> None:
+    assert ask(capable).status_code == 200
+    assert asked_adapter(capable) == ""
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "rill:rude"}, {"lora_request": {"lora_name": "rude"}}], ids=["model", "lora_request"]
+)
+def test_an_unknown_one_is_not_found(capable: LiveServer, fields: dict[str, Any]) -> None:
+    answer = ask(capable, **fields)
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert error["message"] == "model 'rill' has no LoRA adapter 'rude'; available: french, polite"
+
+
+def test_a_model_without_adapters_names_none(live: LiveServer) -> None:
+    answer = ask(live, model="rill:french")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].endswith("available: none")
+
+
+def test_two_adapters_are_one_too_many(capable: LiveServer) -> None:
+    answer = ask(capable, model="rill:french", lora_request={"lora_name": "polite"})
+    assert answer.status_code == 404
+
+
+def test_they_count_as_their_model(capable: LiveServer) -> None:
+    assert ask(capable, model="rill:polite").status_code == 200
+    capable.wait_idle()
+    page = generate_latest(capable.service.metrics.registry).decode()
+    assert 'sluice_requests_total{model="rill",outcome="ok",protocol="openai_completions"}' in page
+    assert "rill:" not in page
+
+
+def test_openais_client_takes_them(capable: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{capable.url}/v1", api_key="none") as client:
+        assert client.models.retrieve("rill:french").id == "rill:french"
+
+
+def test_folders_of_the_server_are_only_shown_for_adapters(capable: LiveServer) -> None:
+    assert str(Path(FOLDER)) not in capable.get("/v1/models/rill").text

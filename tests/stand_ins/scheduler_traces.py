@@ -1,0 +1,229 @@
+"""Workloads for TensorRT-LLM's schedulers, and what comes of them iteration by iteration.
+
+`python -m tests.stand_ins.scheduler_traces FILE` writes the traces of the stand-in's schedulers to FILE.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tests.stand_ins.tensorrt_llm._stand_in.capacity import POLICIES, Cache, Load, held_blocks
+from tests.stand_ins.tensorrt_llm._stand_in.micro_batch import BatchLimits, micro_batch
+
+Chunks = tuple[tuple[int, int], ...]
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A request that ends after `num_output` of the `max_tokens` that are reserved for it, or is cancelled."""
+
+    request_id: int
+    arrival: int
+    """The step that it is there at."""
+    num_prompt: int
+    max_tokens: int
+    num_output: int
+    cancelled_at: int | None = None
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrives, and the limits that it meets. `chunking` is a ContextChunkingPolicy, "" for none."""
+
+    name: str
+    policy: str = "GUARANTEED_NO_EVICT"
+    max_batch_size: int = 8
+    max_num_tokens: int = 256
+    tokens_per_block: int = 32
+    num_blocks: int = 64
+    chunking: str = ""
+    requests: list[Request] = []
+    max_steps: int = 2000
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """Who fits, in the scheduler's order; how much of whose context runs; who generates, who loses its cache."""
+
+    fitting: tuple[int, ...]
+    contexts: Chunks
+    generations: tuple[int, ...]
+    paused: tuple[int, ...] = ()
+
+
+class Trace(msgspec.Struct, frozen=True):
+    workload: Workload
+    steps: list[Step]
+
+
+@dataclass(slots=True)
+class Simulation:
+    """The state that a workload's steps change: what is held, computed and generated."""
+
+    workload: Workload
+    number: int = 0
+    active: dict[int, Load] = field(default_factory=dict)
+    """In order of arrival."""
+    finished_at: dict[int, int] = field(default_factory=dict)
+    _outputs: dict[int, int] = field(default_factory=dict)
+    _requests: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        is_done = len(self.finished_at) == len(self.workload.requests)
+        return is_done or self.number >= self.workload.max_steps
+
+    @property
+    def num_free_blocks(self) -> int:
+        size = self.workload.tokens_per_block
+        return self.workload.num_blocks - sum(held_blocks(load, size) for load in self.active.values())
+
+    def begin(self) -> None:
+        """Let in who arrives, and out who is cancelled."""
+        for request in self.workload.requests:
+            if request.arrival == self.number:
+                self._requests[request.request_id] = request
+                self._outputs[request.request_id] = 0
+                self.active[request.request_id] = Load(request.request_id, request.num_prompt, request.max_tokens)
+            if request.cancelled_at == self.number and request.request_id in self.active:
+                self._end(request.request_id)
+
+    def apply(self, step: Step) -> None:
+        """What running it changes."""
+        size = self.workload.tokens_per_block
+        for request_id in step.paused:
+            load = self.active[request_id]
+            self.active[request_id] = Load(request_id, load.num_tokens, load.max_new_tokens - load.num_generated)
+        for request_id, count in step.contexts:
+            load = self.active[request_id]
+            load.held_per_beam = load.held_per_beam or -(-load.num_prompt // size)
+            load.num_prefilled += count
+            if load.num_prefilled == load.num_prompt:
+                self._generate(load)
+        for request_id in step.generations:
+            load = self.active[request_id]
+            load.held_per_beam = max(load.held_per_beam, -(-load.num_tokens // size))
+            self._generate(load)
+        assert self.num_free_blocks >= 0, "more blocks are held than there are"
+        self.number += 1
+
+    def _generate(self, load: Load) -> None:
+        load.num_generated += 1
+        self._outputs[load.request_id] += 1
+        if self._outputs[load.request_id] >= self._requests[load.request_id].num_output:
+            self._end(load.request_id)
+
+    def _end(self, request_id: int) -> None:
+        del self.active[request_id]
+        self.finished_at[request_id] = self.number
+
+
+Scheduler = Callable[[Workload, Sequence[Load], int], Step]
+"""(workload, active in order of arrival, free blocks) -> what the next iteration does."""
+
+
+def run(workload: Workload, schedule: Scheduler) -> Trace:
+    """Every iteration until all requests are finished, or `max_steps`."""
+    simulation = Simulation(workload)
+    steps = []
+    while not simulation.is_over:
+        simulation.begin()
+        steps.append(schedule(workload, list(simulation.active.values()), simulation.num_free_blocks))
+        simulation.apply(steps[-1])
+    return Trace(workload, steps)
+
+
+def schedule_as_stand_in(workload: Workload, active: Sequence[Load], num_free_blocks: int) -> Step:
+    cache = Cache(num_free_blocks, workload.tokens_per_block)
+    fitting = POLICIES[workload.policy](active, cache, workload.max_batch_size)
+    unit = workload.tokens_per_block if workload.chunking else None
+    limits = BatchLimits(
+        workload.max_batch_size, workload.max_num_tokens, unit, is_fair=workload.chunking == "EQUAL_PROGRESS"
+    )
+    batch = micro_batch(fitting.scheduled, limits)
+    return Step(
+        fitting=tuple(load.request_id for load in fitting.scheduled),
+        contexts=tuple((load.request_id, count) for load, count in batch.contexts),
+        generations=tuple(load.request_id for load in batch.generations),
+        paused=tuple(load.request_id for load in fitting.paused),
+    )
+
+
+def workloads() -> list[Workload]:
+    """Those that the traces are of."""
+    mixed = _arrivals(40, seed=1, spread=30, prompts=(4, 200), tokens=(2, 60))
+    crowd = _arrivals(150, seed=2, spread=120, prompts=(2, 120), tokens=(1, 40))
+    long = _arrivals(24, seed=3, spread=40, prompts=(100, 900), tokens=(4, 50))
+    short = _arrivals(60, seed=4, spread=20, prompts=(2, 30), tokens=(1, 30))
+    return [
+        Workload(name="roomy", num_blocks=400, max_num_tokens=4096, max_batch_size=64, requests=mixed),
+        Workload(name="tight_cache", num_blocks=9, max_num_tokens=4096, requests=mixed),
+        Workload(name="head_of_line", num_blocks=16, max_num_tokens=4096, requests=_head_of_line()),
+        Workload(name="never_fits", num_blocks=16, max_num_tokens=4096, requests=_never_fits(), max_steps=120),
+        Workload(name="few_places", num_blocks=300, max_num_tokens=4096, max_batch_size=3, requests=short),
+        Workload(name="early_ends", num_blocks=14, max_num_tokens=4096, requests=_early_ends(mixed)),
+        Workload(name="cancelled", num_blocks=14, max_num_tokens=4096, requests=_cancelled(mixed)),
+        Workload(name="crowd", num_blocks=40, max_num_tokens=4096, max_batch_size=16, requests=crowd),
+        Workload(name="token_budget", num_blocks=80, max_num_tokens=220, max_batch_size=16, requests=mixed),
+        Workload(name="chunks", num_blocks=100, chunking="FIRST_COME_FIRST_SERVED", requests=long),
+        Workload(
+            name="chunks_tight", num_blocks=32, max_num_tokens=100, chunking="FIRST_COME_FIRST_SERVED", requests=long
+        ),
+        Workload(name="chunks_crowd", num_blocks=60, max_num_tokens=64, chunking="FIRST_COME_FIRST_SERVED",
+                 max_batch_size=16, requests=crowd),
+        Workload(name="fair_chunks", num_blocks=100, chunking="EQUAL_PROGRESS", requests=long),
+        Workload(name="static_batch", policy="STATIC_BATCH", num_blocks=40, max_num_tokens=4096, requests=mixed),
+        Workload(name="max_utilization", policy="MAX_UTILIZATION", num_blocks=9, max_num_tokens=4096, requests=mixed),
+    ]  # fmt: skip
+
+
+def _arrivals(
+    count: int, *, seed: int, spread: int, prompts: tuple[int, int], tokens: tuple[int, int]
+) -> list[Request]:
+    chosen = random.Random(seed)
+    arrivals = sorted(chosen.randrange(spread) for _ in range(count))
+    sizes = [(chosen.randint(*prompts), chosen.randint(*tokens)) for _ in arrivals]
+    return [
+        Request(number, arrival, num_prompt, max_tokens, max_tokens)
+        for number, (arrival, (num_prompt, max_tokens)) in enumerate(zip(arrivals, sizes, strict=True))
+    ]
+
+
+def _head_of_line() -> list[Request]:
+    """A large one that must wait for the first holds up small ones that would fit."""
+    large = [Request(0, 0, 200, 40, 40), Request(1, 1, 300, 90, 90)]
+    return large + [Request(number, 2, 10, 10, 10) for number in range(2, 8)]
+
+
+def _never_fits() -> list[Request]:
+    """One needs more than the whole cache: it never starts, nor does anybody behind it."""
+    before = [Request(number, 0, 30, 20, 20) for number in range(3)]
+    return [*before, Request(3, 1, 400, 200, 200), *(Request(number, 2, 10, 5, 5) for number in range(4, 7))]
+
+
+def _early_ends(requests: list[Request]) -> list[Request]:
+    """What is reserved is given back long before it was used."""
+    return [
+        Request(each.request_id, each.arrival, each.num_prompt, each.max_tokens * 3, max(each.max_tokens // 2, 1))
+        for each in requests
+    ]
+
+
+def _cancelled(requests: list[Request]) -> list[Request]:
+    """Every third is cancelled, some of them before they start."""
+    return [
+        msgspec.structs.replace(each, cancelled_at=each.arrival + 1 + each.request_id % 17)
+        if each.request_id % 3 == 0
+        else each
+        for each in requests
+    ]
+
+
+def main(path: Path) -> None:
+    traces = [run(workload, schedule_as_stand_in) for workload in workloads()]
+    path.write_bytes(b"[\n" + b",\n".join(msgspec.json.encode(trace) for trace in traces) + b"\n]\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

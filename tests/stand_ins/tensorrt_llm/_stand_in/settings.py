@@ -1,0 +1,121 @@
+"""How the stand-in behaves, read from the environment. The README beside the package describes every variable."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FLAVOURS = ("1.2.1", "1.3.0")
+
+_OPTIONAL = {"_check_health", "cached_tokens"}
+_WITHOUT = {"1.2.1": "_check_health,cached_tokens", "1.3.0": ""}
+"""Which versions have them is not sure: one flavour has them and one has not, so that both are met."""
+
+_FAULTS = {
+    "slow",
+    "hang_after",
+    "rank_dies_after",
+    "exit_after",
+    "error_on_token",
+    "stats_raise",
+    "stats_empty",
+    "stats_null",
+    "load_error",
+    "load_slow",
+    "unhealthy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One import's settings."""
+
+    version: str
+    step_s: float
+    faults: Mapping[str, str]
+    """Value by name; "" for a fault that has none."""
+    fault_once: Path | None
+    """Marker file: a fault that finds it does not happen, and one that happens makes it."""
+    rank_death: str
+    """What a dead rank does to the LLM: error, hang or exit."""
+    script: Path | None
+    without: frozenset[str]
+    """Attributes that this version does not have."""
+    end_token: str
+    """Whether the end token is in `token_ids`: in, out, or auto (in for PyTorch, out for compiled engines)."""
+    kv_tokens: int
+    """Tokens that the KV cache holds where `kv_cache_config.max_tokens` does not say."""
+    record: Path | None
+    """File that the constructor's arguments and every request are written to, a JSON object a line."""
+
+    def has(self, attribute: str) -> bool:
+        return attribute not in self.without
+
+    def fault(self, name: str) -> str | None:
+        """The value of a fault that is on, else None."""
+        return self.faults.get(name)
+
+    def claims(self, name: str) -> bool:
+        """Whether this fault is on and happens now; with a marker file it happens once, over all processes."""
+        if name not in self.faults:
+            return False
+        if self.fault_once is None:
+            return True
+        try:
+            self.fault_once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+@cache
+def settings() -> Settings:
+    """Raises ValueError for a variable that holds what the stand-in does not know."""
+    return read_settings(os.environ)  # noqa: TID251
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Settings of these variables."""
+    version = environment.get("STAND_IN_VERSION", FLAVOURS[0])
+    if version not in FLAVOURS:
+        raise ValueError(f"STAND_IN_VERSION must be one of {', '.join(FLAVOURS)}, got {version!r}")
+    faults = _read_faults(environment.get("STAND_IN_FAULT", ""))
+    step_ms = faults.get("slow") or environment.get("STAND_IN_STEP_MS", "0")
+    return Settings(
+        version=version,
+        step_s=float(step_ms) / 1000,
+        faults=faults,
+        fault_once=_path(environment, "STAND_IN_FAULT_ONCE"),
+        rank_death=_choice(environment, "STAND_IN_RANK_DEATH", ("error", "hang", "exit")),
+        script=_path(environment, "STAND_IN_SCRIPT"),
+        without=_without(environment.get("STAND_IN_WITHOUT", _WITHOUT[version])),
+        end_token=_choice(environment, "STAND_IN_END_TOKEN", ("auto", "in", "out")),
+        kv_tokens=int(environment.get("STAND_IN_KV_TOKENS", "65536")),
+        record=_path(environment, "STAND_IN_RECORD"),
+    )
+
+
+def _without(text: str) -> frozenset[str]:
+    names = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if unknown := names - _OPTIONAL:
+        raise ValueError(f"STAND_IN_WITHOUT must name some of {', '.join(sorted(_OPTIONAL))}, got {', '.join(unknown)}")
+    return names
+
+
+def _read_faults(text: str) -> dict[str, str]:
+    faults = dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
+    if unknown := faults.keys() - _FAULTS:
+        raise ValueError(f"STAND_IN_FAULT must name some of {', '.join(sorted(_FAULTS))}, got {', '.join(unknown)}")
+    return faults
+
+
+def _path(environment: Mapping[str, str], name: str) -> Path | None:
+    return Path(environment[name]) if environment.get(name) else None
+
+
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = environment.get(name, choices[0])
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value

@@ -1,0 +1,303 @@
+"""The executor behind the LLM classes: a thread of iterations."""
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .capacity import POLICIES, Cache, Load, Stage, held_blocks
+from .micro_batch import BatchLimits, MicroBatch, micro_batch
+from .ranks import Ranks
+from .responses import Response
+from .reuse import Reuse
+from .settings import settings
+from .statistics import Iteration, statistics
+from .work import Work
+
+_IDLE_S = 0.05
+"""How often an idle worker looks whether its ranks live."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one iteration may take, and by which policy."""
+
+    batch: BatchLimits
+    policy: str
+    num_blocks: int
+    tokens_per_block: int
+    has_stats: bool
+    has_request_stats: bool
+
+
+class Worker:
+    """Everything that changes between iterations is changed by its own thread alone; others leave orders."""
+
+    def __init__(self, limits: WorkerLimits, ranks: Ranks, reuse: Reuse) -> None:
+        self.reuse = reuse
+        self.failure: str | None = None
+        self.is_hanging = False
+        self.trace: Callable[[dict[str, Any]], None] | None = None
+        self._limits = limits
+        self._ranks = ranks
+        self._policy = POLICIES[limits.policy]
+        self._changed = threading.Condition()
+        self._arrived: deque[tuple[Work, Callable[[Response], None]]] = deque()
+        self._cancelled: set[int] = set()
+        self._is_closed = False
+        self._active: dict[int, Work] = {}
+        self._answer: dict[int, Callable[[Response], None]] = {}
+        self._iteration = 0
+        self._num_tokens = 0
+        self._allocated = self._reused = self._missed = 0
+        self.tell_stats: Callable[[str], None] | None = None
+        self.tell_event: Callable[[str], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="stand-in-iterations", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work, answer: Callable[[Response], None]) -> None:
+        with self._changed:
+            self._arrived.append((work, answer))
+            self._changed.notify()
+
+    def abort_request(self, request_id: int) -> None:
+        with self._changed:
+            self._cancelled.add(request_id)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._ranks.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not (self._has_work or self._is_closed):
+                    self._changed.wait(_IDLE_S)
+                if self._is_closed:
+                    return
+            if self._survives() and self._has_work:
+                self._iterate()
+
+    @property
+    def _has_work(self) -> bool:
+        is_able = not self.is_hanging and self.failure is None
+        return is_able and bool(self._arrived or self._active or self._cancelled)
+
+    def _survives(self) -> bool:
+        """Whether all ranks live and no fault has stopped it."""
+        if self.failure is not None or self.is_hanging:
+            return False
+        rank = self._ranks.dead()
+        if rank is None:
+            return True
+        self._die(f"rank {rank} is gone")
+        return False
+
+    def _die(self, reason: str) -> None:
+        match settings().rank_death:
+            case "exit":
+                os._exit(1)
+            case "hang":
+                self.is_hanging = True
+            case _:
+                self.failure = reason
+                gone = Response(error=f"The executor has failed: {reason}", is_only_this_request=False)
+                with self._changed:
+                    waiting = [answer for _, answer in self._arrived]
+                    self._arrived.clear()
+                for answer in (*self._answer.values(), *waiting):
+                    answer(gone)
+                self._active.clear()
+                self._answer.clear()
+
+    def _iterate(self) -> None:
+        began = time.monotonic()
+        self._iteration += 1
+        num_new = self._take_in()
+        completed = self._cancel_those_asked()
+        self._look_up()
+        loads = [work.load for work in self._active.values()]
+        fitting = self._policy(loads, self._cache(), self._limits.batch.max_batch_size)
+        for load in fitting.paused:
+            self._active[load.request_id].start_again()
+        batch = micro_batch(fitting.scheduled, self._limits.batch)
+        self._trace(fitting.scheduled, batch)
+        allocated = self._allocated
+        self._prefill(batch)
+        self._decode(batch)
+        if settings().step_s:
+            time.sleep(settings().step_s)
+        completed += self._answer_all(batch)
+        self._tell(began, num_new, completed, len(fitting.paused), batch, self._allocated - allocated)
+        self._obey_faults()
+
+    def _take_in(self) -> int:
+        """Requests become active while there are places."""
+        count = 0
+        with self._changed:
+            while self._arrived and len(self._active) < self._limits.batch.max_batch_size:
+                work, answer = self._arrived.popleft()
+                self._active[work.order.request_id] = work
+                self._answer[work.order.request_id] = answer
+                count += 1
+        return count
+
+    def _cancel_those_asked(self) -> int:
+        with self._changed:
+            asked, self._cancelled = self._cancelled, set()
+            waiting = [pair for pair in self._arrived if pair[0].order.request_id in asked]
+            for pair in waiting:
+                self._arrived.remove(pair)
+        for work, answer in waiting:
+            work.cancel()
+            answer(work.response(self._iteration))
+        active = [self._active[request_id] for request_id in asked if request_id in self._active]
+        for work in active:
+            work.cancel()
+            self._finish(work)
+        return len(active) + len(waiting)
+
+    def _look_up(self) -> None:
+        """What the cache holds of those that have not started."""
+        for work in self._active.values():
+            if work.load.stage is Stage.FIRST_CHUNK:
+                prompt = work.sequences[0].token_ids[: work.load.num_prompt]
+                work.num_cached = self.reuse.cached_tokens(prompt, root_of(work))
+                work.load.num_prefilled = work.num_cached
+                work.load.first_block = self.reuse.first_missing(prompt, root_of(work))
+
+    def _cache(self) -> Cache:
+        size = self._limits.tokens_per_block
+        held = sum(held_blocks(work.load, size) for work in self._active.values())
+        return Cache(self._limits.num_blocks - held, size)
+
+    def _prefill(self, batch: MicroBatch) -> None:
+        size = self._limits.tokens_per_block
+        for load, count in batch.contexts:
+            work = self._active[load.request_id]
+            if load.stage is Stage.FIRST_CHUNK:
+                work.first_scheduled = time.monotonic()
+                load.held_per_beam = -(-load.num_prompt // size)
+                work.num_reused_blocks = work.num_cached // size
+                work.num_missed_blocks = load.held_per_beam - work.num_reused_blocks
+                self._allocated += work.num_missed_blocks
+                self._reused += work.num_reused_blocks
+                self._missed += work.num_missed_blocks
+            load.num_prefilled += count
+            if load.num_prefilled >= load.num_prompt:
+                self.reuse.store(work.sequences[0].token_ids[: load.num_prompt], root_of(work))
+                work.generate(self._iteration)
+
+    def _decode(self, batch: MicroBatch) -> None:
+        size = self._limits.tokens_per_block
+        for load in batch.generations:
+            needed = -(-load.num_tokens // size)
+            self._allocated += max(needed - load.held_per_beam, 0) * load.beam_width
+            load.held_per_beam = max(load.held_per_beam, needed)
+            self._active[load.request_id].generate(self._iteration)
+
+    def _answer_all(self, batch: MicroBatch) -> int:
+        """Responses of this iteration; returns how many requests finished."""
+        num_completed = 0
+        generated = [load for load, _ in batch.contexts if load.num_generated] + list(batch.generations)
+        for load in generated:
+            work = self._active[load.request_id]
+            self._num_tokens += 1
+            if work.is_finished:
+                self._finish(work)
+                num_completed += 1
+            elif work.has_response:
+                self._answer[load.request_id](work.response(self._iteration))
+        return num_completed
+
+    def _finish(self, work: Work) -> None:
+        request_id = work.order.request_id
+        del self._active[request_id]
+        self._answer.pop(request_id)(work.response(self._iteration))
+
+    def _tell(
+        self, began: float, num_new: int, num_completed: int, num_paused: int, batch: MicroBatch, allocated: int
+    ) -> None:
+        if self.tell_event is not None:
+            for event in self.reuse.take_events():
+                self.tell_event(event)
+        if self.tell_stats is None or not self._limits.has_stats or settings().fault("stats_empty") is not None:
+            return
+        told = Iteration(
+            number=self._iteration,
+            latency_ms=(time.monotonic() - began) * 1000,
+            num_new=num_new,
+            num_active=len(self._active),
+            num_queued=len(self._arrived),
+            num_completed=num_completed,
+            num_contexts=len(batch.contexts),
+            num_generations=len(batch.generations),
+            num_paused=num_paused,
+            context_tokens=sum(count for _, count in batch.contexts),
+            max_active=self._limits.batch.max_batch_size,
+            max_batch_size=self._limits.batch.max_batch_size,
+            max_num_tokens=self._limits.batch.max_num_tokens,
+            max_blocks=self._limits.num_blocks,
+            free_blocks=self._cache().free_blocks,
+            tokens_per_block=self._limits.tokens_per_block,
+            allocated_total=self._allocated,
+            allocated_new=allocated,
+            reused=self._reused,
+            missed=self._missed,
+            requests=self._request_stats(batch) if self._limits.has_request_stats else None,
+        )
+        self.tell_stats(json.dumps(statistics(told, has_parts=settings().fault("stats_null") is None)))
+
+    def _request_stats(self, batch: MicroBatch) -> tuple[dict[str, Any], ...]:
+        running = {load.request_id for load, _ in batch.contexts} | {load.request_id for load in batch.generations}
+        return tuple(
+            {
+                "id": request_id,
+                "stage": "GENERATION_IN_PROGRESS" if work.load.stage is Stage.GENERATION else "CONTEXT_IN_PROGRESS",
+                "contextPrefillPosition": work.load.num_prefilled,
+                "numGeneratedTokens": work.load.num_generated,
+                "avgNumDecodedTokensPerIter": 0.0,
+                "scheduled": request_id in running,
+                "paused": False,
+                "allocTotalBlocksPerRequest": work.load.held_per_beam,
+            }
+            for request_id, work in self._active.items()
+        )
+
+    def _trace(self, scheduled: tuple[Load, ...], batch: MicroBatch) -> None:
+        if self.trace is not None:
+            self.trace(
+                {
+                    "scheduled": [load.request_id for load in scheduled],
+                    "contexts": [[load.request_id, count] for load, count in batch.contexts],
+                    "generations": [load.request_id for load in batch.generations],
+                }
+            )
+
+    def _obey_faults(self) -> None:
+        if self._has_reached("hang_after"):
+            self.is_hanging = True
+        if self._has_reached("exit_after"):
+            os._exit(70)
+        if self._has_reached("rank_dies_after"):
+            self._ranks.kill_last()
+            if not self._ranks.pids:
+                self._die("rank 0 is gone")
+
+    def _has_reached(self, fault: str) -> bool:
+        limit = settings().fault(fault)
+        return limit is not None and self._num_tokens >= int(limit) and settings().claims(fault)
+
+
+def root_of(work: Work) -> int:
+    """What its blocks' hashes begin with: only requests of one salt and adapter share blocks."""
+    return hash((work.order.salt, work.order.adapter)) % 2**63

@@ -1,0 +1,3 @@
+from . import executor
+
+__all__ = ["executor"]

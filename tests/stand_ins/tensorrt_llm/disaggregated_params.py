@@ -1,0 +1,25 @@
+"""Parameters of prefill and decode on different machines."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_KINDS = ("context_only", "generation_only", "context_and_generation")
+
+
+@dataclass(slots=True, kw_only=True)
+class DisaggregatedParams:
+    """Raises ValueError for an unknown `request_type`."""
+
+    request_type: str | None = None
+    first_gen_tokens: list[int] | None = None
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+    multimodal_embedding_handles: list[dict[str, Any]] | None = None
+    multimodal_hashes: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.request_type is not None:
+            self.request_type = self.request_type.lower()
+            if self.request_type not in _KINDS:
+                raise ValueError(f"request_type must be one of {', '.join(_KINDS)}, got {self.request_type}")

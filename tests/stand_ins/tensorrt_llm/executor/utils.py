@@ -1,0 +1,5 @@
+"""Errors of requests."""
+
+
+class RequestError(RuntimeError):
+    """One request failed; the others go on."""

@@ -1,0 +1,3 @@
+from .data import TextPrompt, TokensPrompt
+
+__all__ = ["TextPrompt", "TokensPrompt"]

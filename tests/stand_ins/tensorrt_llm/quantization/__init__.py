@@ -1,0 +1,3 @@
+from .mode import QuantAlgo
+
+__all__ = ["QuantAlgo"]

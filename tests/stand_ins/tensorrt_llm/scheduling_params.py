@@ -1,0 +1,9 @@
+"""Where a request runs under attention data parallelism."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulingParams:
+    attention_dp_rank: int | None = None
+    attention_dp_relax: bool | None = None

@@ -1,0 +1,102 @@
+"""The tables of docs/tensorrt-llm.md, made of those in the code.
+
+`python -m tests.tools.tensorrt_llm_tables` writes them between the markers there.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from engine.tensorrt_llm.fields import FIELDS
+from engine.tensorrt_llm.sampling import FIELDS as SAMPLING
+from engine.tensorrt_llm.settings import GROUPS, Setting
+
+DOCS = Path(__file__).parents[2] / "docs" / "tensorrt-llm.md"
+
+
+def tables() -> dict[str, str]:
+    """Markdown by the name of its markers."""
+    return {"fields": _fields(), "settings": _settings(), "sampling": _sampling()}
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The lines before and behind a table."""
+    return f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
+
+
+def section(document: str, name: str) -> str:
+    """What stands between the markers. Raises ValueError where there are none."""
+    begin, end = markers(name)
+    start = document.index(begin) + len(begin)
+    return document[start : document.index(end, start)].strip()
+
+
+def filled(document: str) -> str:
+    """The document with its tables as they should be."""
+    for name, table in tables().items():
+        begin, end = markers(name)
+        before, _, rest = document.partition(begin)
+        behind = rest.partition(end)[2]
+        document = f"{before}{begin}\n{table}\n{end}{behind}"
+    return document
+
+
+def _fields() -> str:
+    rows = ([_code(field.name), _code(field.target), field.note] for field in FIELDS)
+    return _table(("Ours", "Argument of the LLM class", ""), rows)
+
+
+def _settings() -> str:
+    parts = []
+    for title, rows in GROUPS.items():
+        columns = ("Setting", "Also called", "Argument of the LLM class", "", "Where")
+        cells = ([_code(row.name), _codes(row.aliases), _argument(row), _text(row), _where(row)] for row in rows)
+        parts.append(f"**{title}**\n\n{_table(columns, cells)}")
+    return "\n\n".join(parts)
+
+
+def _argument(row: Setting) -> str:
+    if row.target or row.no_effect:
+        return _code(row.target)
+    return "the adapter's own"
+
+
+def _text(row: Setting) -> str:
+    return row.help or f"No effect: {row.no_effect}."
+
+
+def _where(row: Setting) -> str:
+    words = []
+    if row.since:
+        words.append(f"from {row.since}")
+    if row.until:
+        words.append(f"before {row.until}")
+    if row.engines_only:
+        words.append("engines")
+    if row.pytorch_only:
+        words.append("PyTorch")
+    return ", ".join(words)
+
+
+def _sampling() -> str:
+    rows = ([_code(field.name), _codes(field.ours.split(", ")), field.note] for field in SAMPLING)
+    return _table(("Field of SamplingParams", "Ours", ""), rows)
+
+
+def _table(columns: Iterable[str], rows: Iterable[list[str]]) -> str:
+    titles = list(columns)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _codes(texts: Iterable[str]) -> str:
+    return ", ".join(_code(text) for text in texts if text)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    path.write_text(filled(path.read_text()))
