@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (
+    adapter,
     executor,
     guidance,
     install_size,
@@ -34,6 +35,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
 
   serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
   executor      time of a step without its runner
+  adapter       what the adapter to TensorRT-LLM adds to a step
   guidance      compiling grammars, and the masks of a step with 64 guided sequences
   sampling      time that choosing tokens adds to greedy's, vocabularies of 8,192 and 150,000
   install-size  size of `pip install .` in a fresh environment (downloads; a minute)
@@ -89,6 +91,7 @@ def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> di
     return {
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
         "executor": lambda: executor.measure(repeats),
+        "adapter": lambda: adapter.measure(repeats),
         "guidance": lambda: guidance.measure(repeats),
         "sampling": lambda: sampling.measure(repeats),
         "install-size": lambda: install_size.measure(arguments.out),

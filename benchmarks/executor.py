@@ -12,8 +12,8 @@ from benchmarks.figures import BenchmarkError, Figure, Target
 from engine.config import EngineConfig
 from engine.executor import InflightExecutor
 from engine.frames import Submit
-from engine.transport import Transport
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.transport import Transport
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_STEPS = 200

@@ -81,10 +81,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folders of LoRA adapters, by the name that requests ask for."""
     tokenizer_path: str | None = None
     """Where the tokenizer is, for a runtime that needs one (guided decoding). Default: in `model_path`."""
+    engine_python: str | None = None
+    """Python that runs the engine's process where TensorRT-LLM does: it may have an environment of its own, which then
+    needs this package, numpy, msgspec, pyzmq and packaging. Default: the gateway's."""
     launcher: list[str] = []
     """Command that the engine's process is started by, as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
-    """Settings of TensorRT-LLM that have no field here, by the names of `engine.tensorrt_llm.settings`."""
+    """Settings of TensorRT-LLM that have no field here, by names of `engine.tensorrt_llm.configuration.settings`."""
     llm_arguments: dict[str, Any] = {}
     """Arguments of TensorRT-LLM's LLM class as they are, over all else."""
 

@@ -1,9 +1,11 @@
 """Which runtime serves a model folder, and why."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,13 @@ _ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
 _RANK_WEIGHTS = ("rank*.safetensors",)
 _GPU = re.compile(r"nvidia\d+")
 _DEVICES = Path("/dev")
+
+ANSWER_S = 20.0
+"""How long another Python may take to start."""
+REMEDY = (
+    "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "
+    "(--engine-python)"
+)
 
 PROCESSES = {Runtime.OPENVINO: "engine.process", Runtime.TENSORRT_LLM: "engine.tensorrt_llm.process"}
 """The module that is the engine's process, by runtime."""
@@ -79,16 +88,27 @@ def num_gpus(devices: Path = _DEVICES) -> int:
     return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
 
 
-def has_tensorrt_llm() -> bool:
-    """Whether the library is installed. It is not imported: that takes many seconds."""
-    return find_spec("tensorrt_llm") is not None
+def has_tensorrt_llm(python: str | None = None) -> bool:
+    """Whether the library is installed, for `python` where that is another one. It is not imported: that takes many
+    seconds. Raises SluiceError UNAVAILABLE where there is no such Python."""
+    return find_spec("tensorrt_llm") is not None if python is None else _has_library(python)
+
+
+@cache
+def _has_library(python: str) -> bool:
+    question = "import sys, importlib.util as util; sys.exit(util.find_spec('tensorrt_llm') is None)"
+    try:
+        return subprocess.run((python, "-c", question), timeout=ANSWER_S, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError) as error:
+        message = f"engine_python must be a Python that can be run, got {python!r}: {error}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message, param="engine_python") from None
 
 
 def choose_runtime(
     config: EngineConfig,
     *,
     count_gpus: Callable[[], int] = num_gpus,
-    is_installed: Callable[[], bool] = has_tensorrt_llm,
+    is_installed: Callable[[str | None], bool] = has_tensorrt_llm,
 ) -> RuntimeChoice:
     """The runtime that `config` asks for, else the one made for its model on this machine.
 
@@ -100,12 +120,12 @@ def choose_runtime(
         wanted, reason = _made_for(found, config, count_gpus, is_installed)
     else:
         reason = "it was asked for"
-    if wanted is Runtime.TENSORRT_LLM and not is_installed():
+    if wanted is Runtime.TENSORRT_LLM and not is_installed(config.engine_python):
         what = "it was asked for" if config.runtime is wanted else reason
         raise SluiceError(
             ErrorCode.UNAVAILABLE,
-            f"TensorRT-LLM would run {config.model_path} ({what}), but it is not installed; install the extra "
-            "sluice[tensorrt-llm] on a machine with an NVIDIA GPU, or serve the HuggingFace checkpoint with "
+            f"TensorRT-LLM would run {config.model_path} ({what}), but it is not installed for "
+            f"{config.engine_python or 'this Python'}; {REMEDY}, or serve the HuggingFace checkpoint with "
             "--runtime openvino. `sluice doctor` says what this machine has",
         )
     if wanted is Runtime.OPENVINO and found in _RUN_BY_TENSORRT_LLM:
@@ -118,7 +138,10 @@ def choose_runtime(
 
 
 def _made_for(
-    found: ModelFormat | None, config: EngineConfig, count_gpus: Callable[[], int], is_installed: Callable[[], bool]
+    found: ModelFormat | None,
+    config: EngineConfig,
+    count_gpus: Callable[[], int],
+    is_installed: Callable[[str | None], bool],
 ) -> tuple[Runtime, str]:
     if found in _RUN_BY_TENSORRT_LLM:
         return Runtime.TENSORRT_LLM, f"the folder holds a {found.value.replace('_', ' ')}"
@@ -129,7 +152,7 @@ def _made_for(
     if config.lora_modules:
         return Runtime.TENSORRT_LLM, "LoRA adapters are given"
     gpus = count_gpus()
-    if gpus and is_installed():
+    if gpus and is_installed(config.engine_python):
         return Runtime.TENSORRT_LLM, f"TensorRT-LLM is installed and there are {gpus} GPUs"
     if gpus:
         return Runtime.OPENVINO, f"there are {gpus} GPUs, but TensorRT-LLM is not installed"

@@ -32,6 +32,14 @@ RUNTIME_FIELDS = (
 )
 """Sampling parameters that only those runtimes have that say so (`EngineInfo.sampling_fields`)."""
 _UNSET = {name: getattr(SamplingParams(), name) for name in RUNTIME_FIELDS}
+_MAX_INT32 = 2**31 - 1
+_RUNTIME_RANGES: dict[str, tuple[float, float]] = {
+    "early_stopping": (0, _MAX_INT32),
+    "no_repeat_ngram_size": (1, _MAX_INT32),
+    "top_p_min": (0.0, 1.0),
+    "top_p_reset_ids": (0, _MAX_INT32),
+}
+"""Those of TensorRT-LLM's executor, which would answer with an error of its own."""
 _MAX_BIAS = 100.0
 
 
@@ -46,12 +54,26 @@ def check_sampling(params: SamplingParams) -> None:
             raise _out_of_range(name, getattr(params, name), "greater than 0 and at most 1")
     if not 0.0 < params.repetition_penalty < math.inf:
         raise _out_of_range("repetition_penalty", params.repetition_penalty, "greater than 0")
-    if params.top_k < 0:
-        raise _out_of_range("top_k", params.top_k, "0 (off) or more")
+    if not 0 <= params.top_k <= _MAX_INT32:
+        raise _out_of_range("top_k", params.top_k, f"between 0 (off) and {_MAX_INT32}")
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise _out_of_range("seed", params.seed, f"between 0 and {MAX_SEED}")
     _check_counts(params)
+    _check_runtime_fields(params)
     _check_words(params)
+
+
+def _check_runtime_fields(params: SamplingParams) -> None:
+    for name, (low, high) in _RUNTIME_RANGES.items():
+        value = getattr(params, name)
+        if value is not None and not low <= value <= high:
+            raise _out_of_range(name, value, f"between {low:g} and {high:.10g}")
+    for name in ("length_penalty", "beam_search_diversity_rate"):
+        value = getattr(params, name)
+        if value is not None and not 0.0 <= value < math.inf:
+            raise _out_of_range(name, value, "0 or more")
+    if params.top_p_decay is not None and not 0.0 < params.top_p_decay <= 1.0:
+        raise _out_of_range("top_p_decay", params.top_p_decay, "greater than 0 and at most 1")
 
 
 def _check_counts(params: SamplingParams) -> None:
@@ -59,8 +81,9 @@ def _check_counts(params: SamplingParams) -> None:
         raise _out_of_range("max_tokens", params.max_tokens, "1 or more")
     if not 0 <= params.min_tokens <= params.max_tokens:
         raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
-    if params.stop_token_ids and min(params.stop_token_ids) < 0:
-        raise _out_of_range("stop_token_ids", min(params.stop_token_ids), "0 or more")
+    wrong = next((each for each in params.stop_token_ids if not 0 <= each <= _MAX_INT32), None)
+    if wrong is not None:
+        raise _out_of_range("stop_token_ids", wrong, f"between 0 and {_MAX_INT32}")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
@@ -170,6 +193,8 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
     params = request.sampling
     _check_known("prompt", "token ids of the prompt", request.prompt_token_ids, vocab_size)
     _check_known("resume_token_ids", "resume_token_ids", request.resume_token_ids, vocab_size)
+    if params.top_p_reset_ids is not None:
+        _check_known("top_p_reset_ids", "top_p_reset_ids", [params.top_p_reset_ids], vocab_size)
     _check_known("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)
     for word in params.bad_words:
         _check_known("bad_words", "token ids of bad_words", word, vocab_size)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.runtimes import ModelFormat, has_tensorrt_llm, model_format
+from engine.runtimes import REMEDY, ModelFormat, has_tensorrt_llm, model_format
 from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.hub import download, is_hub_id, name_of_snapshot
 from gateway.options import ConfigError
@@ -14,11 +14,12 @@ _ONLY_TENSORRT_LLM = {
 """Formats that no other runtime reads, in words."""
 
 
-def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
+def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str | None = None) -> Path:
     """The folder that `path`, given as `option`, means, of a model that can be loaded; None means the bundled model.
 
     A model folder laid out as Triton's (one numbered folder a version) stands for its highest version. What is
     no folder and reads like a name on the Hugging Face hub is downloaded from there, unless it was before.
+    `engine_python` is the engine's, where that has one of its own.
     Raises ConfigError where there is no checkpoint, or one that only TensorRT-LLM runs where that is not installed.
     """
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
@@ -26,20 +27,19 @@ def find_checkpoint(path: str | None, option: str = "MODEL") -> Path:
         folder = download(path)
     for candidate in (folder, *_versions(folder)):
         if (candidate / "config.json").is_file():
-            return _loadable(candidate, option)
+            return _loadable(candidate, option, engine_python)
     raise ConfigError(
         f"{option} must be the folder of a HuggingFace checkpoint or OpenVINO IR, or ORG/NAME on the Hugging Face hub, "
         f"got {str(folder)!r}, which {_what_is_missing(folder)}"
     )
 
 
-def _loadable(folder: Path, option: str) -> Path:
+def _loadable(folder: Path, option: str, engine_python: str | None) -> Path:
     found = model_format(folder)
-    if found is not None and found in _ONLY_TENSORRT_LLM and not has_tensorrt_llm():
+    if found is not None and found in _ONLY_TENSORRT_LLM and not has_tensorrt_llm(engine_python):
         raise ConfigError(
             f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, "
-            f"{_ONLY_TENSORRT_LLM[found]}: install that (the extra sluice[tensorrt-llm], on a machine with "
-            "an NVIDIA GPU), or give the HuggingFace checkpoint that it was made of"
+            f"{_ONLY_TENSORRT_LLM[found]}: {REMEDY}, or give the HuggingFace checkpoint that it was made of"
         )
     return folder
 

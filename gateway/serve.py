@@ -46,7 +46,7 @@ def _checkpoint(config: ServeConfig) -> Path | None:
     """The folder of MODEL; the bundled one where nothing else is to be served."""
     if config.model.path is None and config.repository.paths:
         return None
-    return find_checkpoint(config.model.path)
+    return find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
 
 
 def _with_draft_found(config: ServeConfig) -> ServeConfig:

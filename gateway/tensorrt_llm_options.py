@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import SluiceError
-from engine.tensorrt_llm.settings import SETTINGS, check_settings
-from gateway.options import ConfigError, integer, option
+from engine.tensorrt_llm.configuration.settings import SETTINGS, check_settings
+from gateway.options import ConfigError, integer, option, text_of
 
 
 def _pair(what: str) -> Any:
@@ -91,6 +91,15 @@ class TensorRtLlmOptions:
         "a LoRA adapter of MODEL. Clients ask for it as the model MODEL:NAME. May be given several times",
         is_many=True,
     )
+    engine_python: str | None = option(
+        "--engine-python",
+        None,
+        text_of("the path of a Python"),
+        "PYTHON",
+        "Python that TensorRT-LLM is installed for, where it has an environment of its own: it pins other releases of "
+        "libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
+        "pyzmq and packaging. Default: the gateway's",
+    )
     launcher: list[str] | None = option(
         "--engine-launcher",
         None,
@@ -125,6 +134,7 @@ class TensorRtLlmOptions:
             "runtime_settings": dict(self.runtime_settings),
             "llm_arguments": self.llm_arguments or {},
             "lora_modules": dict(self.lora_modules),
+            "engine_python": self.engine_python,
             "launcher": self.launcher or [],
         }
 

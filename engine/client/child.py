@@ -12,10 +12,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Runtime
 from engine.errors import ErrorCode, SluiceError
 from engine.family import kill_session
 from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.runtimes import PROCESSES
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class EngineChild:
         endpoint = f"ipc://{self.folder / 'engine'}"
         level = logging.getLevelName(logging.root.level)
         arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(config).decode())
-        command = (*config.launcher, sys.executable, "-m", module, *arguments)
+        command = (*config.launcher, _python(module, config), "-m", module, *arguments)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
@@ -135,3 +136,10 @@ class EngineChild:
         self.kill()
         # Even a kill waits for a process that the kernel holds; it is not waited for without end.
         await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
+
+
+def _python(module: str, config: EngineConfig) -> str:
+    """OpenVINO comes with the gateway."""
+    if module == PROCESSES[Runtime.TENSORRT_LLM] and config.engine_python is not None:
+        return config.engine_python
+    return sys.executable

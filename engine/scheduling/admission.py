@@ -70,10 +70,10 @@ def check_places(stats: EngineStats, max_num_seqs: int, config: EngineConfig) ->
 
 
 def _too_many_requests(num_waiting: float, num_places: int, config: EngineConfig) -> str | None:
-    limit = config.max_queued_requests
-    if num_waiting - num_places < limit:
+    limit, num_in_vain = config.max_queued_requests, num_waiting - num_places
+    if num_in_vain < limit:
         return None
-    return f"{num_waiting:.0f} requests wait and the limit is {limit} (max_queued_requests)"
+    return f"{num_in_vain:.0f} requests wait and the limit is {limit} (max_queued_requests)"
 
 
 def _too_many_tokens(request: GenerateRequest, waiting: Backlog, config: EngineConfig) -> str | None:

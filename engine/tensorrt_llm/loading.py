@@ -10,14 +10,14 @@ import msgspec
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.errors import ErrorCode, SluiceError
 from engine.kv.blocks import blocks_for
-from engine.tensorrt_llm.arguments import describe, plan_llm
+from engine.tensorrt_llm.configuration.arguments import describe, plan_llm
 from engine.tensorrt_llm.folder import read_folder
-from engine.tensorrt_llm.following import first_of
 from engine.tensorrt_llm.library import load_library
-from engine.tensorrt_llm.llm import Llm
-from engine.tensorrt_llm.sampling import grammar_kinds
-from engine.tensorrt_llm.statistics import iteration_stats
-from engine.tensorrt_llm.watch import stall_timeout_s
+from engine.tensorrt_llm.loop.following import first_of
+from engine.tensorrt_llm.loop.llm import Llm
+from engine.tensorrt_llm.loop.statistics import iteration_stats
+from engine.tensorrt_llm.loop.watch import stall_timeout_s
+from engine.tensorrt_llm.sampling.parameters import grammar_kinds
 from engine.types import EngineInfo, GenerateRequest, IterationStats, SamplingParams
 
 log = logging.getLogger(__name__)

@@ -13,18 +13,18 @@ from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import LoadFailed, Ready, StepFrame
 from engine.start import opened
-from engine.tensorrt_llm.executor import TensorRtLlmExecutor
-from engine.tensorrt_llm.failures import EngineLost
-from engine.tensorrt_llm.llm import Llm
 from engine.tensorrt_llm.loading import load_llm, warm_up
+from engine.tensorrt_llm.loop.executor import TensorRtLlmExecutor
+from engine.tensorrt_llm.loop.failures import EngineLost
+from engine.tensorrt_llm.loop.llm import Llm
 from engine.transport import Transport
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_S = 4.0
+SHUTDOWN_S = 3.5
 """How long TensorRT-LLM may take to end; the gateway waits for a little longer."""
-EXIT_S = 0.5
-"""Then: how long its threads may keep the interpreter from ending."""
+EXIT_S = 1.0
+"""Then: how long what is left of it, threads and handlers at exit, may keep this process from ending."""
 
 
 def serve(config: EngineConfig, transport: Transport) -> int:
@@ -50,6 +50,18 @@ async def _run(llm: Llm, config: EngineConfig, transport: Transport, started: fl
     transport.send_all(Ready(info))
     commands.start(executor)
     try:
+        code = await _serve_until_the_end(executor)
+    finally:
+        commands.stop()
+    if code == 0:
+        await _shut_down(llm)
+    _exit_soon(code)
+    return code
+
+
+async def _serve_until_the_end(executor: TensorRtLlmExecutor) -> int:
+    """Returns the exit code."""
+    try:
         await executor.run()
     except EngineLost as error:
         log.critical("%s; this engine ends", error)
@@ -57,9 +69,6 @@ async def _run(llm: Llm, config: EngineConfig, transport: Transport, started: fl
     except Exception:
         log.critical("the loop failed; this engine ends", exc_info=True)
         return 1
-    finally:
-        commands.stop()
-    await _shut_down(llm)
     return 0
 
 
@@ -92,6 +101,13 @@ class Commands:
             self._executor.obey(commands)
 
 
+def _exit_soon(code: int) -> None:
+    """End this process, whatever still waits for what is lost. What is left of its session its client kills."""
+    timer = threading.Timer(EXIT_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
 async def _shut_down(llm: Llm) -> None:
     """Within bounds: a rank that is lost may never answer. What is left of it then is killed with this session."""
     loop = asyncio.get_running_loop()
@@ -117,14 +133,5 @@ def main(argv: list[str]) -> int:
         return serve(config, transport)
 
 
-def _exit_soon(code: int) -> None:
-    """TensorRT-LLM's threads, and its handlers at exit, may wait for what is lost."""
-    timer = threading.Timer(EXIT_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    _exit_soon(code)
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """What the adapter uses of TensorRT-LLM beside the arguments of its classes: one list, for who checks a new version.
 
-Arguments of the LLM classes are in `engine.tensorrt_llm.fields` and `engine.tensorrt_llm.settings`, those of
-SamplingParams in `engine.tensorrt_llm.sampling`. Tests compare all of them with NVIDIA's API-stability files, and prove
-that this list is complete.
+Arguments of the LLM classes are in `configuration/fields.py` and `configuration/settings.py`, those of SamplingParams
+in `sampling/parameters.py`. Tests compare all of them with NVIDIA's API-stability files, and prove that this list is
+complete.
 """
 
 from dataclasses import dataclass

@@ -57,6 +57,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pipeline-parallel-size", "--pp-size", type=_positive, default=1, metavar="N")
     group.add_argument("--quantization", default="none", metavar="TYPE")
     group.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
+    group.add_argument("--engine-python", metavar="PYTHON", help="that TensorRT-LLM is installed for, if another")
     group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
 
 

@@ -47,12 +47,14 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         quantization=arguments.quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
         max_model_len=arguments.max_model_len,
+        engine_python=arguments.engine_python,
     )
 
 
 def _findings(arguments: argparse.Namespace, targets: list[Target]) -> Iterator[Finding]:
     ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port)
-    machine = read_machine(arguments.host, ports, Path(arguments.cache_path).expanduser())
+    cache_folder = Path(arguments.cache_path).expanduser()
+    machine = read_machine(arguments.host, ports, cache_folder, arguments.engine_python)
     yield from check_machine(machine, arguments.runtime)
     for target in targets:
         yield from _of_target(target, machine)

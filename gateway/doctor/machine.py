@@ -14,8 +14,11 @@ from gateway.doctor.gpus import read_gpus
 from gateway.doctor.libraries import read_libraries
 
 
-def read_machine(host: str, ports: Iterable[int], cache_folder: Path) -> Machine:
-    """`host` and `ports` are those to serve at. Takes about a second, most of it OpenVINO's start."""
+def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_python: str | None = None) -> Machine:
+    """`host` and `ports` are those to serve at; `engine_python` is the engine's, where that has its own.
+
+    Takes about a second, most of it OpenVINO's start. Raises SluiceError INVALID for an `engine_python` that is none.
+    """
     return Machine(
         python_version=platform.python_version(),
         num_cores=len(os.sched_getaffinity(0)),
@@ -24,7 +27,7 @@ def read_machine(host: str, ports: Iterable[int], cache_folder: Path) -> Machine
         cache_folder=cache_folder,
         disk_free_bytes=shutil.disk_usage(_existing(cache_folder)).free,
         gpus=read_gpus(),
-        libraries=read_libraries(),
+        libraries=read_libraries(engine_python=engine_python),
         busy_ports=tuple(port for port in ports if _is_busy(host, port)),
     )
 

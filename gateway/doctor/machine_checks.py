@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from engine.config import Runtime
+from engine.runtimes import REMEDY
 from gateway.doctor.facts import Capability, Gpu, Gpus, Libraries, Machine
 from gateway.doctor.findings import Finding, fail, note, ok, warn
 from gateway.doctor.units import gib
@@ -81,7 +82,7 @@ def _check_libraries(libraries: Libraries, gpus: Gpus, runtime: Runtime) -> Iter
     installed = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
     yield ok("libraries", installed)
     if "tensorrt-llm" not in libraries.versions:
-        remedy = "pip install 'sluice[tensorrt-llm]', or use the gpu image of docker-compose.yml"
+        remedy = f"{REMEDY}; the gpu image of docker-compose.yml has it so"
         if runtime is Runtime.TENSORRT_LLM:
             yield fail("TensorRT-LLM", "it is asked for and not installed", remedy)
         elif gpus.gpus:
@@ -91,7 +92,7 @@ def _check_libraries(libraries: Libraries, gpus: Gpus, runtime: Runtime) -> Iter
         yield fail(
             "torch",
             f"{libraries.versions['torch']} is built without CUDA, which TensorRT-LLM needs",
-            "install TensorRT-LLM into an environment of its own, with the torch that it asks for",
+            "install TensorRT-LLM into an environment of its own, and name that one's Python (--engine-python)",
         )
     if libraries.torch_cuda is not None and gpus.cuda_version is not None:
         yield from _check_cuda(libraries.torch_cuda, gpus)

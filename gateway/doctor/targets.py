@@ -13,8 +13,7 @@ from gateway.checkpoint import model_name
 from gateway.doctor.findings import Finding, fail, note
 from gateway.hub import cached, is_hub_id
 from pipelines.backends.base import ModelSource
-from pipelines.backends.llm.checkpoint import find_checkpoint, vllm_arguments
-from pipelines.backends.llm.parameters import apply, texts_of
+from pipelines.backends.llm.setup import set_up
 from pipelines.repository.candidate import read_candidate
 from pipelines.repository.completion import LLM_BACKENDS
 from pipelines.repository.folders import ModelFolder, versions_in
@@ -82,9 +81,7 @@ def _of_repository(repository: Path, config: EngineConfig) -> Iterator[Target]:
 
 def _of_source(source: ModelSource, config: EngineConfig) -> Target:
     try:
-        texts = texts_of(source.config) | vllm_arguments(source.version_folder)
-        checkpoint = find_checkpoint(source, texts)
-        engine, _ = apply(_at(config, checkpoint.path), source.name, texts)
+        setup = set_up(source, lambda path: _at(config, Path(path)))
     except SluiceError as error:
         return Target(source.name, fail(source.name, error.message, "see `sluice repository check`"))
-    return Target(source.name, engine, checkpoint.tokenizer)
+    return Target(source.name, setup.engine, setup.checkpoint.tokenizer)

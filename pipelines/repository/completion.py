@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
+from engine.runtimes import num_gpus
 from pipelines.repository.findings import refusal
 
 ENSEMBLE = "ensemble"
@@ -39,7 +40,6 @@ KINDS = (
 )
 _PERHAPS = 0.4
 """How alike a platform must be to the one that was meant: all are known, and few."""
-_GPU_DEVICE = Path("/dev/nvidiactl")
 LLM_BACKENDS = frozenset({"llm", "tensorrtllm", "vllm"})
 _CHECKPOINT_PATTERNS = ("*.engine", "*.safetensors", "pytorch_model*.bin", "openvino_model.xml")
 _CHECKPOINT_CONFIG = "config.json"
@@ -120,7 +120,7 @@ def _fill_instance_groups(config: ModelConfig) -> None:
 
 def has_gpu() -> bool:
     """Whether the machine has an NVIDIA GPU; which backends can use it is theirs to say."""
-    return _GPU_DEVICE.exists()
+    return num_gpus() > 0
 
 
 def _is_ensemble(config: ModelConfig) -> bool:

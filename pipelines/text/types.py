@@ -67,6 +67,7 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to generate. Generation ends before the first of the `stop` strings, and none of `bad_words` comes.
+    Tokens of `biased_words` get those words' weights added to their logits, beside what `sampling.logit_bias` says.
 
     With `echo` the text begins with the prompt's, and the log probabilities (where asked for) with those
     of the prompt's tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
@@ -79,6 +80,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingOverrides = SamplingOverrides()
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    biased_words: tuple[tuple[str, float], ...] = ()
     echo: bool = False
     priority: int = 0
     tenant: str = ""

@@ -81,7 +81,7 @@ def test_no_secret_is_in_an_image(path: Path) -> None:
 def test_both_images_serve_alike() -> None:
     """They differ in what runs the engine."""
     (_, cpu), (_, gpu) = map(stages, DOCKERFILES)
-    assert gpu.environment() == cpu.environment() | {"SLUICE_ENGINE_LAUNCHER": "/opt/sluice-engine/bin/engine-python"}
+    assert gpu.environment() == cpu.environment() | {"SLUICE_ENGINE_PYTHON": "/opt/sluice-engine/bin/engine-python"}
     for name in ("USER", "EXPOSE", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
         assert cpu.texts(name) == gpu.texts(name), name
     assert cpu.healthcheck() == gpu.healthcheck()

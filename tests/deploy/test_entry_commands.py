@@ -152,15 +152,17 @@ def test_the_container_is_as_closed_as_it_should_be(container: Container) -> Non
 
 
 def test_the_gpu_image_s_engine_has_another_python_than_its_gateway(tmp_path: Path) -> None:
-    """Its launcher, with the paths of this machine: an interpreter of another name, and the packages elsewhere."""
+    """With the paths of this machine: an interpreter of another name, which alone finds TensorRT-LLM (the stand-in)."""
     other = tmp_path / "image-python"
     other.symlink_to(sys.executable)
-    libraries = os.pathsep.join((str(tmp_path / "marker"), str(ROOT), sysconfig.get_path("purelib")))
-    launcher = tmp_path / "engine-python"
+    stand_in = ROOT / "tests" / "stand_ins"
+    libraries = os.pathsep.join((str(stand_in), str(ROOT), sysconfig.get_path("purelib")))
+    python = tmp_path / "engine-python"
     text = (DOCKERFILES[1].parent / "engine-python").read_text()
-    launcher.write_text(text.replace("/usr/bin/python3", str(other)).replace("/opt/sluice-engine", libraries))
-    launcher.chmod(0o755)
-    with running_server(ROOT / "models" / "rill", tmp_path / "log", f"--engine-launcher={launcher}") as server:
+    python.write_text(text.replace("/usr/bin/python3", str(other)).replace("/opt/sluice-engine", libraries))
+    python.chmod(0o755)
+    arguments = (f"--engine-python={python}", "--runtime=tensorrt_llm")
+    with running_server(ROOT / "models" / "rill", tmp_path / "log", *arguments) as server:
         server.wait_ready()
         engine = server.engine()
         assert engine.cmdline()[0] == str(other)

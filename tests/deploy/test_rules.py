@@ -27,10 +27,10 @@ ALERTS = [rule for rule in rules_of(RULES) if "alert" in rule]
 ALERT_NAMES = [rule["alert"] for rule in ALERTS]
 
 
-def fired() -> set[str]:
-    """The alerts that some test expects to fire."""
+def shown(state: str) -> set[str]:
+    """The alerts that some test expects in that state."""
     text = "".join(path.read_text() for path in TESTS)
-    return set(re.findall(r'\{alertname="(\w+)", alertstate="firing"', text))
+    return set(re.findall(rf'\{{alertname="(\w+)", alertstate="{state}"', text))
 
 
 @needs_prometheus
@@ -53,8 +53,9 @@ def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_every_alert_is_shown_to_fire() -> None:
-    assert fired() == set(ALERT_NAMES)
+def test_every_alert_is_shown_to_fire_and_to_wait_where_it_should() -> None:
+    assert shown("firing") == set(ALERT_NAMES)
+    assert shown("pending") == {rule["alert"] for rule in ALERTS if "for" in rule}
 
 
 def test_the_healthy_server_is_judged_by_every_rule() -> None:

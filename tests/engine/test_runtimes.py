@@ -1,6 +1,8 @@
 """Which runtime a folder gets, and what is said where it cannot be had."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,15 @@ import pytest
 
 from engine.config import EngineConfig, Runtime
 from engine.errors import ErrorCode, SluiceError
-from engine.runtimes import PROCESSES, ModelFormat, RuntimeChoice, choose_runtime, model_format, num_gpus
+from engine.runtimes import (
+    PROCESSES,
+    ModelFormat,
+    RuntimeChoice,
+    choose_runtime,
+    has_tensorrt_llm,
+    model_format,
+    num_gpus,
+)
 
 HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 CONVERTED = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
@@ -25,7 +35,7 @@ def folder_with(path: Path, config: Any, *files: str) -> Path:
 
 def choose(path: Path, *, gpus: int = 0, installed: bool = False, **config: Any) -> RuntimeChoice:
     return choose_runtime(
-        EngineConfig(model_path=str(path), **config), count_gpus=lambda: gpus, is_installed=lambda: installed
+        EngineConfig(model_path=str(path), **config), count_gpus=lambda: gpus, is_installed=lambda python: installed
     )
 
 
@@ -113,3 +123,18 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
 
 def test_every_runtime_has_a_process() -> None:
     assert PROCESSES.keys() == set(Runtime) - {Runtime.AUTO}
+
+
+def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
+    """One that finds it, one that does not, and none at all."""
+    stand_ins = Path(__file__).parents[1] / "stand_ins"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={stand_ins} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert has_tensorrt_llm(str(python))
+    assert not has_tensorrt_llm(shutil.which("false"))
+    with pytest.raises(
+        SluiceError, match=r"engine_python must be a Python that can be run, got '/no/python'"
+    ) as raised:
+        has_tensorrt_llm("/no/python")
+    assert raised.value.code is ErrorCode.UNAVAILABLE

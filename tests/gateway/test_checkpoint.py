@@ -52,7 +52,7 @@ def test_what_only_tensorrt_llm_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], Path], what: str
 ) -> None:
     folder = make(tmp_path / "made")
-    with pytest.raises(ConfigError, match=f"installed here, got '{folder}', {what} TensorRT-LLM: install that"):
+    with pytest.raises(ConfigError, match=f"installed here, got '{folder}', {what} TensorRT-LLM: install it"):
         find_checkpoint(str(folder))
     monkeypatch.syspath_prepend(str(STAND_INS))
     assert find_checkpoint(str(folder)) == folder

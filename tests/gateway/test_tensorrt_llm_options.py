@@ -32,7 +32,7 @@ def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
             "--lora-modules",
             f"chat={extra}",
         ),
-        *("--engine-launcher", "mpirun -n 8 'trtllm-llmapi-launch'"),
+        *("--engine-launcher", "mpirun -n 8 'trtllm-llmapi-launch'", "--engine-python", "/opt/python"),
     )
     assert given == EngineConfig(
         model_path="/models/x",
@@ -46,6 +46,7 @@ def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
         runtime_settings={"ep_size": "8", "lora_dir": "/a,/b=c"},
         llm_arguments={"kv_cache_config": {"enable_partial_reuse": False}, "print_iter_log": True},
         lora_modules={"sql": str(tmp_path), "chat": str(extra)},
+        engine_python="/opt/python",
         launcher=["mpirun", "-n", "8", "trtllm-llmapi-launch"],
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,

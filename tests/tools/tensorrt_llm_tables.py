@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.tensorrt_llm.fields import FIELDS
-from engine.tensorrt_llm.sampling import FIELDS as SAMPLING
-from engine.tensorrt_llm.settings import GROUPS, Setting
+from engine.tensorrt_llm.configuration.fields import FIELDS
+from engine.tensorrt_llm.configuration.settings import GROUPS, Setting
+from engine.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
 
 DOCS = Path(__file__).parents[2] / "docs" / "tensorrt-llm.md"
 

@@ -42,6 +42,12 @@ def _text_or_object(value: Any) -> str | None:
     return "<object>" if isinstance(value, dict) else None
 
 
+def _flag_or_number(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "<flag>"
+    return "<number>" if isinstance(value, int) else None
+
+
 def _prompt_kind(value: Any) -> str | None:
     """Which member of `Prompt` the value's first element asks for."""
     if isinstance(value, str):
@@ -76,6 +82,11 @@ StopStrings = Annotated[
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
     Discriminator(_text_or_object, **_expected("a JSON schema, as an object or as text")),
+]
+
+EarlyStopping = Annotated[
+    Annotated[bool, Tag("<flag>")] | Annotated[int, Tag("<number>")],
+    Discriminator(_flag_or_number, **_expected("true, false or an integer")),
 ]
 
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -198,7 +209,7 @@ class GenerationRequest(_Object):
         "With use_beam_search the beams.",
     )
     length_penalty: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
-    early_stopping: bool | int | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
+    early_stopping: EarlyStopping | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
     beam_search_diversity_rate: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
     no_repeat_ngram_size: int | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")
     top_p_min: float | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")

@@ -7,6 +7,7 @@ from typing import Any
 from engine.errors import SluiceError, invalid
 from engine.types import Grammar, GrammarKind
 from pipelines.backends.base import RequestLimits
+from pipelines.backends.llm.biases import biased_words, token_biases
 from pipelines.backends.llm.fields import PROMPTS
 from pipelines.backends.llm.queueing import QueueRules
 from pipelines.backends.llm.tokens import TokenSequences
@@ -79,6 +80,7 @@ class ModelDefaults:
     excludes_input: bool
     queue: QueueRules
     limits: RequestLimits
+    vocab_size: int
     adapters: Sequence[str] = ()
 
 
@@ -103,9 +105,10 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
     return TextRequest(
         request_id=request.id or "-",
         prompt=prompt,
-        sampling=_sampling(values, model.eos_token_ids),
+        sampling=_sampling(values, model),
         stop=_stop_words(values),
         bad_words=_words(values, "bad_words"),
+        biased_words=biased_words(values),
         priority=model.queue.priority(request.priority),
         tenant=request.tenant,
         cache_salt=_cache_salt(values.get("cache_salt", "")),
@@ -141,15 +144,16 @@ def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) 
     return prompt[:0] if values.get("exclude_input_in_output", excludes_input) else prompt
 
 
-def _sampling(values: Values, eos_token_ids: Sequence[int]) -> SamplingOverrides:
+def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
     temperature = 1.0 if _SAMPLES & values.keys() else 0.0
     top_k, top_p = _top(values)
-    stop_token_ids, ignore_eos = _ends(values, eos_token_ids)
+    stop_token_ids, ignore_eos = _ends(values, model.eos_token_ids)
     return SamplingOverrides(
         max_tokens=values.get("max_tokens", None if "messages" in values else _MAX_TOKENS),
         temperature=values.get("temperature", temperature),
         top_k=top_k,
         top_p=top_p,
+        logit_bias=token_biases(values, model.vocab_size),
         grammar=_grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
         logprobs=0 if values.get("return_log_probs") else None,
         stop_token_ids=stop_token_ids,

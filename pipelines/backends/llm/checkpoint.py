@@ -1,8 +1,9 @@
 """Finds the checkpoint of a model folder: in its version, or where its parameters point."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,25 @@ class CheckpointFolder:
     tokenizer: Path
 
 
-def find_checkpoint(source: ModelSource, texts: Mapping[str, str]) -> CheckpointFolder:
+def find_checkpoint(
+    source: ModelSource, texts: Mapping[str, str], engine_python: str | None = None
+) -> CheckpointFolder:
     """The version's own, else that of the first parameter (`texts`) that names one.
 
+    `engine_python` is the engine's, where that has one of its own.
     Raises SluiceError NOT_FOUND with what was found instead and what to put there.
     """
-    path = next((folder for folder in _candidates(source, texts) if is_checkpoint(folder)), None)
+    has_library = partial(has_tensorrt_llm, engine_python)
+    path = next((folder for folder in _candidates(source, texts) if is_checkpoint(folder, has_library)), None)
     if path is None:
-        raise _not_found(source, texts)
+        raise _not_found(source, texts, has_library)
     tokenizers = (_resolved(source, texts[key]) for key in _TOKENIZER_POINTERS if key in texts)
     elsewhere = next((folder for folder in tokenizers if _has_tokenizer(folder)), None)
     return CheckpointFolder(path, path if _has_tokenizer(path) or elsewhere is None else elsewhere)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether it holds what a runtime that is installed here can load.
+def is_checkpoint(folder: Path, has_library: Callable[[], bool] = has_tensorrt_llm) -> bool:
+    """Whether it holds what a runtime can load; `has_library` says whether TensorRT-LLM is there.
 
     TensorRT-LLM's engines have a config.json too, without weights, and its converted checkpoints weights of their own.
     """
@@ -54,7 +59,7 @@ def is_checkpoint(folder: Path) -> bool:
         return False
     match model_format(folder):
         case ModelFormat.TENSORRT_LLM_ENGINE | ModelFormat.TENSORRT_LLM_CHECKPOINT:
-            return has_tensorrt_llm()
+            return has_library()
         case ModelFormat.OPENVINO_IR:
             return True
     return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
@@ -102,19 +107,19 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
-def _not_found(source: ModelSource, texts: Mapping[str, str]) -> SluiceError:
+def _not_found(source: ModelSource, texts: Mapping[str, str], has_library: Callable[[], bool]) -> SluiceError:
     remedy = (
         f"put the HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json) or OpenVINO IR of the model into "
         f"{source.version_folder}, or name its folder in parameter gpt_model_path of config.pbtxt"
     )
-    return SluiceError(ErrorCode.NOT_FOUND, f"{_found_instead(source, texts)}; {remedy}")
+    return SluiceError(ErrorCode.NOT_FOUND, f"{_found_instead(source, texts, has_library)}; {remedy}")
 
 
-def _found_instead(source: ModelSource, texts: Mapping[str, str]) -> str:
+def _found_instead(source: ModelSource, texts: Mapping[str, str], has_library: Callable[[], bool]) -> str:
     folders = list(_candidates(source, texts))
     for folder in folders:
         for engine in _engine_files(folder):
-            return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(engine)}"
+            return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(has_library)}"
         if model_format(folder) is ModelFormat.TENSORRT_LLM_CHECKPOINT:
             return f"'{folder}' is a checkpoint converted for TensorRT-LLM, which is not installed here"
     found = f"model '{source.name}' has no checkpoint in {' or '.join(map(str, folders))}"
@@ -124,8 +129,8 @@ def _found_instead(source: ModelSource, texts: Mapping[str, str]) -> str:
     return found
 
 
-def _why_no_engine(engine: Path) -> str:
-    if not has_tensorrt_llm():
+def _why_no_engine(has_library: Callable[[], bool]) -> str:
+    if not has_library():
         return "which runs only on the GPU that it was compiled for, by TensorRT-LLM, which is not installed here"
     return "which needs the config.json that it was built with beside it"
 

@@ -16,7 +16,7 @@ class Effect:
     """Of EngineConfig."""
     note: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of `EngineConfig.runtime_settings`: texts by the names of `engine.tensorrt_llm.settings`."""
+    """Of `EngineConfig.runtime_settings`: texts by the names of `engine.tensorrt_llm.configuration.settings`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of `EngineConfig.llm_arguments`."""
 

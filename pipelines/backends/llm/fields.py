@@ -30,6 +30,7 @@ class Input:
     absent one the only ones taken, with one that is obeyed as if it had not been sent. Those that are `is_completed`
     are declared for a model that declares no inputs itself. `needs` is what an engine must have for it to be obeyed
     (one of `EngineInfo.sampling_fields`, or ADAPTERS); `meaning` is what holds at the others.
+    A list that `is_sparse` is kept as its elements that are not 0, by their places.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Input:
     neutral: tuple[Any, ...] = ()
     is_completed: bool = True
     needs: str = ""
+    is_sparse: bool = False
 
     @property
     def field(self) -> str:
@@ -148,6 +150,17 @@ _BOTH = (
     Input("repetition_penalty", "FP32", "Above 1, tokens of prompt and text become less likely."),
     Input("presence_penalty", "FP32", "-2 to 2, taken once from tokens that the text has."),
     Input("frequency_penalty", "FP32", "-2 to 2, taken for each time that the text has a token."),
+    Input("embedding_bias_words", "BYTES", "Words whose tokens come more or less often.", (-1,)),
+    Input("embedding_bias_weights", "FP32", "What is added to the logits of each word's tokens; -100 to 100.", (-1,)),
+    Input(
+        "embedding_bias",
+        "FP32",
+        "What is added to each token's logit, by token id; -100 to 100.",
+        (-1,),
+        neutral=({},),
+        is_completed=False,
+        is_sparse=True,
+    ),
     Input("min_tokens", "INT32", "Fewest tokens before the model may end the text."),
     _other("min_length", "INT32", "min_tokens"),
     Input("ignore_eos", "BOOL", "Whether to go on to max_tokens past the model's own end."),
@@ -166,8 +179,6 @@ _ABSENT = (
     _absent("return_generation_logits", "BOOL", False, is_completed=True),
     _absent("return_perf_metrics", "BOOL", False, is_completed=True),
     _absent("return_kv_cache_reuse_stats", "BOOL", False),
-    _absent("embedding_bias_words", "BYTES", "", dims=(-1,), is_completed=True),
-    _absent("embedding_bias_weights", "FP32", 0.0, dims=(-1,), is_completed=True),
     _absent("decoder_text_input", "BYTES", "", is_completed=True),
     _of_adapter("lora_task_id", "UINT64", "The LoRA adapter by its place, from 1; 0 for none.", 0, is_completed=True),
     _absent("best_of", "INT32", 1),
@@ -184,7 +195,6 @@ _ABSENT = (
     _of_runtime("runtime_top_p_decay", "FP32", "Another name of top_p_decay.", "top_p_decay"),
     _of_runtime("top_p_min", "FP32", "What a decaying top_p does not fall below."),
     _of_runtime("top_p_decay", "FP32", "What top_p is multiplied by at each token."),
-    _absent("embedding_bias", "FP32", 0.0, dims=(-1,)),
     _absent("draft_input_ids", "INT32", dims=(-1,)),
     _absent("draft_logits", "FP32", dims=(-1, -1)),
     _absent("num_draft_tokens", "INT32", 0),

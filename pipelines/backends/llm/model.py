@@ -56,7 +56,12 @@ class LlmModel(Model):
         self._inputs = inputs_of(text.info)
         self._declared = _as_known(declared_inputs(self.spec), self._inputs)
         self._defaults = ModelDefaults(
-            _eos_token_ids(text), excludes_input(config), queue_rules(config), limits, text.info.adapters
+            eos_token_ids=_eos_token_ids(text),
+            excludes_input=excludes_input(config),
+            queue=queue_rules(config),
+            limits=limits,
+            vocab_size=text.info.vocab_size,
+            adapters=text.info.adapters,
         )
         self._tasks = RequestTasks(self.spec)
         # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.

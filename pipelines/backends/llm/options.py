@@ -8,6 +8,7 @@ _ONLY_TENSORRT_LLM = {
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "lora_modules": "--lora-modules",
+    "engine_python": "--engine-python",
     "launcher": "--engine-launcher",
     "runtime_settings": "--runtime-setting",
     "llm_arguments": "--extra-llm-api-options",

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.config import EngineConfig, Runtime
 from engine.errors import invalid
 from engine.runtimes import ModelFormat, model_format
-from engine.tensorrt_llm.settings import SETTINGS
+from engine.tensorrt_llm.configuration.settings import SETTINGS
 from pipelines.backends.llm import tensorrt_llm_rules
 from pipelines.backends.llm.effects import Effect, Rule, truth
 from pipelines.backends.llm.llm_arguments import merged

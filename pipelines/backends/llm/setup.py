@@ -43,7 +43,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str], EngineConfig]) ->
     """
     yaml = read_model_yaml(source.version_folder)
     texts = _texts(source, yaml)
-    checkpoint = find_checkpoint(source, texts)
+    checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder)).engine_python)
     # Adapters and tokenizer of the command line are MODEL's.
     given = msgspec.structs.replace(engine_config(str(checkpoint.path)), lora_modules={}, tokenizer_path=None)
     engine, choice = _with_runtime(given, source.name, texts)

@@ -1,10 +1,11 @@
 """What each parameter of an LLM's config.pbtxt does on TensorRT-LLM, where that is not what it does everywhere.
 
-What is in neither table is a setting of TensorRT-LLM (`engine.tensorrt_llm.settings`), if it has one of that name.
+What is in neither table is a setting of TensorRT-LLM, if `engine.tensorrt_llm.configuration.settings` has one of that
+name.
 """
 
 from engine.config import SchedulerPolicy, Speculation
-from engine.tensorrt_llm.settings import SETTINGS
+from engine.tensorrt_llm.configuration.settings import SETTINGS
 from pipelines.backends.llm.effects import (
     NOTHING,
     Effect,

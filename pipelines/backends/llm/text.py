@@ -13,6 +13,7 @@ from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from pipelines.backends.llm.activity import TextActivity
 from pipelines.text.bad_words import bad_word_ids
+from pipelines.text.biased_words import with_biased_words
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
 from pipelines.text.echo import PromptEcho
 from pipelines.text.logprobs import LogprobTrack
@@ -171,9 +172,12 @@ class LlmText:
         if max_tokens is None:
             max_tokens = self._most_tokens_after(prompt_tokens)
         sampling = self.defaults.resolve(wanted_of_runtime(request.sampling, self.info.sampling_fields), max_tokens)
-        if not request.bad_words:
-            return sampling
-        return msgspec.structs.replace(sampling, bad_words=bad_word_ids(self.tokenizer, request.bad_words))
+        if request.bad_words:
+            sampling = msgspec.structs.replace(sampling, bad_words=bad_word_ids(self.tokenizer, request.bad_words))
+        if request.biased_words:
+            biases = with_biased_words(self.tokenizer, request.biased_words, sampling.logit_bias)
+            sampling = msgspec.structs.replace(sampling, logit_bias=biases)
+        return sampling
 
     def _track(self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None) -> LogprobTrack | None:
         has_output = sampling.logprobs is not None

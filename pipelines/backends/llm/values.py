@@ -7,12 +7,14 @@ import numpy as np
 import orjson
 
 from engine.errors import invalid
-from pipelines.backends.llm.fields import INPUTS, Input, Meaning
+from pipelines.backends.llm.fields import ADAPTERS, INPUTS, Input, Meaning
 from pipelines.inference.types import InferRequest, Parameter
 from pipelines.tensors.tensor import Array, Tensor
 
 Values = dict[str, Any]
-"""What was sent of one row, by `Input.field`: a plain value for a scalar, else the list of all elements."""
+"""What was sent of one row, by `Input.field`: a plain value for a scalar, else the list of all elements.
+
+Of a sparse list there are those alone that are not 0: {place: element}."""
 
 _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
@@ -82,6 +84,9 @@ def _of_elements(known: Input, elements: Array) -> Any:
     if known.meaning is not Meaning.OBEYED and elements.dtype != np.object_:
         # Logits and embeddings may have millions: all that matters is whether any value is not neutral.
         elements = np.unique(elements)[:_FEW]
+    if known.is_sparse:  # a vocabulary's length: what is 0 is not looked at one by one
+        places = np.flatnonzero(elements)
+        return dict(zip(places.tolist(), elements[places].tolist(), strict=True))
     name = f"input '{known.name}'"
     plain = [_plain(element, name) for element in elements.tolist()]
     if elements.dtype == np.float32:
@@ -111,6 +116,8 @@ def _of_parameter(known: Input, value: Parameter | list[Any], what: str) -> Any:
     is_of_type, wanted = _TYPES[known.datatype]
     if not all(map(is_of_type, elements)):
         raise invalid(known.name, f"{what} must be {wanted}, got {_shown(value)}")
+    if known.is_sparse:
+        return {place: float(element) for place, element in enumerate(elements) if element}
     if known.is_list:
         return elements
     if len(elements) != 1:
@@ -142,7 +149,13 @@ def _refuse_unless_neutral(known: Input, elements: list[Any]) -> None:
         if known.name == "beam_width" and type(element) is int:
             message = f"input 'beam_width' must be 1, the most that this model decodes with, got {element}"
             raise invalid(known.name, message)
-        raise invalid(known.name, f"input '{known.name}' is not supported{_remedy(known.neutral)}")
+        raise invalid(known.name, f"input '{known.name}' is not supported{_why(known)}{_remedy(known.neutral)}")
+
+
+def _why(known: Input) -> str:
+    if known.needs == ADAPTERS:
+        return ", as this model was started without LoRA adapters"
+    return " by this model's runtime, TensorRT-LLM has it" if known.needs else ""
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

@@ -3,7 +3,7 @@
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.devices import num_gpus
+from engine.runtimes import num_gpus
 from pipelines.backends.onnxruntime.accelerators import gpu_accelerators
 from pipelines.backends.onnxruntime.session import Provider
 from pipelines.backends.placement import Placement

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from engine.runtimes import num_gpus
 from pipelines.backends.base import Backend, BackendContext, ModelSource
-from pipelines.backends.devices import num_gpus
 from pipelines.backends.host_policy import policy_of
 from pipelines.backends.labels import read_labels
 from pipelines.backends.placement import Placement, placements_of

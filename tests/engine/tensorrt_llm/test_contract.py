@@ -11,14 +11,14 @@ import yaml
 
 from engine.config import EngineConfig
 from engine.errors import SluiceError
-from engine.tensorrt_llm.arguments import plan_llm
-from engine.tensorrt_llm.catalogue.speculation import DECODING_TYPES, ENGINE_TYPES
-from engine.tensorrt_llm.fields import FIELDS
+from engine.tensorrt_llm.configuration.arguments import plan_llm
+from engine.tensorrt_llm.configuration.catalogue.speculation import DECODING_TYPES, ENGINE_TYPES
+from engine.tensorrt_llm.configuration.fields import FIELDS
+from engine.tensorrt_llm.configuration.objects import CLASSES, ENUMS
+from engine.tensorrt_llm.configuration.settings import GROUPS, SETTINGS, Setting
 from engine.tensorrt_llm.folder import read_folder
 from engine.tensorrt_llm.library import Library, field_names, load_library
-from engine.tensorrt_llm.objects import CLASSES, ENUMS
-from engine.tensorrt_llm.sampling import FIELDS as SAMPLING
-from engine.tensorrt_llm.settings import GROUPS, SETTINGS, Setting
+from engine.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
 from engine.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
 from engine.tensorrt_llm.versions import is_in
 from engine.types import SamplingParams
@@ -162,7 +162,7 @@ def test_all_that_is_used_is_on_the_list(owner: str, flavour: str) -> None:
 
 
 def test_generate_async_is_given_nothing_else() -> None:
-    source = ast.parse((ADAPTER / "llm.py").read_text())
+    source = ast.parse((ADAPTER / "loop" / "llm.py").read_text())
     keys = {
         node.value for node in ast.walk(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)
     } & set(told("LLM", "1.2.1")["methods"]["generate_async"]["parameters"])

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from importlib.metadata import PackageNotFoundError
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ def test_the_driver_of_this_machine_or_its_absence_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "requirements", "cuda"),
+    ("torch_version", "requirements", "cuda"),
     [
         ("2.9.0+cu128", [], (12, 8)),
         ("2.9.0+cu130", [], (13, 0)),
@@ -80,14 +81,14 @@ def test_the_driver_of_this_machine_or_its_absence_is_no_error() -> None:
         ("2.9.0", None, None),
     ],
 )
-def test_the_cuda_of_torch(version: str, requirements: list[str] | None, cuda: tuple[int, int] | None) -> None:
+def test_the_cuda_of_torch(torch_version: str, requirements: list[str] | None, cuda: tuple[int, int] | None) -> None:
     def version_of(name: str) -> str:
         if name != "torch":
             raise PackageNotFoundError(name)
-        return version
+        return torch_version
 
     found = read_libraries(version_of, lambda name: requirements)
-    assert (found.versions, found.torch_cuda) == ({"torch": version}, cuda)
+    assert (found.versions, found.torch_cuda) == ({"torch": torch_version}, cuda)
 
 
 def test_a_checkpoint_is_sized_by_its_config() -> None:
@@ -143,3 +144,23 @@ def test_how_wide_a_cached_value_is() -> None:
     assert cache_width("auto", "bfloat16") == 1.0
     assert cache_width("fp8", "torch.bfloat16") == 0.5
     assert cache_width("u8", "float32") == 0.25
+
+
+def test_the_engines_own_python_is_asked_for_its_libraries(tmp_path: Path) -> None:
+    """It stands for an environment with TensorRT-LLM: two distributions on its path."""
+    for name, number, requirement in (
+        ("tensorrt_llm", "1.2.1", ""),
+        ("torch", "2.9.1", "Requires-Dist: nvidia-cuda-runtime==13.0.48\n"),
+    ):
+        folder = tmp_path / f"{name}-{number}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{requirement}"
+        (folder / "METADATA").write_text(text)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={tmp_path} {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    found = read_libraries(engine_python=str(python))
+    assert (found.versions["tensorrt-llm"], found.versions["torch"], found.torch_cuda) == ("1.2.1", "2.9.1", (13, 0))
+    assert found.versions["openvino"] == version("openvino")
+    with pytest.raises(SluiceError, match="--engine-python must be a Python that can be run, got '/no/python'"):
+        read_libraries(engine_python="/no/python")

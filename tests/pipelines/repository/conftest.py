@@ -8,9 +8,9 @@ from tests.pipelines.repository.parts import Bench
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine as one without a GPU, like the one that the reference was recorded on."""
-    monkeypatch.setattr("pipelines.repository.completion._GPU_DEVICE", tmp_path / "no-such-device")
+    monkeypatch.setattr("pipelines.repository.completion.num_gpus", lambda: 0)
 
 
 @pytest.fixture

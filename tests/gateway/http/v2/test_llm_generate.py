@@ -229,7 +229,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"text_input": "a " * 3000}, 400, "the prompt has "),
     ({"text_input": "a", "temperature": 3}, 400, "temperature must be between 0 and 2, got 3"),
     ({"text_input": "a", "top_p": 1e39}, 400, "top_p must be greater than 0 and at most 1, got inf"),
-    ({"text_input": "a", "top_k": -1}, 400, "top_k must be 0 (off) or more, got -1"),
+    ({"text_input": "a", "top_k": -1}, 400, "top_k must be between 0 (off) and 2147483647, got -1"),
     ({"text_input": "a", "stop_words": ["a"] * 65}, 400, "stop has 65 strings; at most 64 are allowed"),
     (
         {"text_input": "a", "max_tokens": 5, "parameters": {"max_tokens": 6}},

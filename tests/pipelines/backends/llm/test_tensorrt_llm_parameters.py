@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
 from engine.errors import ErrorCode, SluiceError
-from engine.tensorrt_llm.settings import SETTINGS, check_settings
+from engine.tensorrt_llm.configuration.settings import SETTINGS, check_settings
 from pipelines.backends.llm.parameters import apply
 from pipelines.backends.llm.shared_rules import SHARED
 from pipelines.backends.llm.tensorrt_llm_rules import RULES

@@ -1,5 +1,6 @@
 """The text face, over a real executor whose runner has no model."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +220,19 @@ async def test_neutral_values_of_what_is_absent_are_taken(model: LlmModel) -> No
     assert await ask(model, {"text_input": PROMPT} | neutral) == await ask(model, {"text_input": PROMPT})
 
 
+async def test_words_with_weights_are_obeyed(model: LlmModel) -> None:
+    asked = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time", ""]}
+    assert (await ask(model, asked | {"embedding_bias_weights": [60.0, 5.0]}))["text_output"] == "timetimetime"
+
+
+async def test_biases_of_words_and_of_tokens_add_up(model: LlmModel) -> None:
+    (token_id,) = model.text.tokenizer.encode_words("time", "")
+    of_tokens = [-60.0 if each == token_id else 0.0 for each in range(model.text.info.vocab_size)]
+    asked = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time"], "embedding_bias_weights": [60.0]}
+    answer = await ask(model, asked | {"sampling_config": json.dumps({"embedding_bias": of_tokens})})
+    assert answer == await ask(model, {"text_input": PROMPT, "max_tokens": 3})
+
+
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"max_tokens": 5}, {}, r"\[request id: g3\] expected number of inputs between 1 and \d+ but got 1 inputs for "),
     ({}, {}, r"missing required input\(s\) \['text_input'\]. Please provide all required input\(s\)."),
@@ -227,7 +241,16 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"text_input": "a", "max_tokens": 5}, {"max_tokens": 6}, "input 'max_tokens' is given twice"),
     ({"text_input": b"\xff\xfe"}, {}, "input 'text_input' must be text in UTF-8"),
     ({"text_input": "a", "beam_width": 2}, {}, "input 'beam_width' must be 1, the most that this model decodes with"),
-    ({"text_input": "a"}, {"beam_width": "2"}, "input 'beam_width' is not supported; leave it out or send 1"),
+    (
+        {"text_input": "a"},
+        {"beam_width": "2"},
+        "'beam_width' is not supported by this model's runtime, TensorRT-LLM has it; leave it out or send 1",
+    ),
+    (
+        {"text_input": "a"},
+        {"lora_name": "fr"},
+        "'lora_name' is not supported, as this model was started without LoRA adapters; leave it out or send \"\"",
+    ),
     ({"text_input": "a"}, {"logprobs": 1}, "input 'logprobs' is not supported; leave it out"),
     ({"text_input": "a"}, {"num_return_sequences": True}, "input 'num_return_sequences' is not supported"),
     ({"text_input": "a"}, {"max_tokens": 2**31}, "parameter 'max_tokens' must be a 32-bit integer, got 2147483648"),
@@ -244,6 +267,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"text_input": "a", "guided_decoding_guide_type": "xml", "guided_decoding_guide": "a+"},
         {},
         "must be one of json, json_schema, regex, ebnf_grammar, got 'xml'",
+    ),
+    (
+        {"text_input": "a", "embedding_bias_words": ["b", "c"], "embedding_bias_weights": [1.0]},
+        {},
+        "input 'embedding_bias_weights' has 1 elements for the 2 of embedding_bias_words",
     ),
     ({"text_input": "a", "sampling_config": "{"}, {}, "sampling_config is not JSON"),
     ({"text_input": "a", "sampling_config": "[]"}, {}, r"sampling_config must be a JSON object, got \[\]"),
@@ -272,7 +300,15 @@ ENGINE_REFUSES = [
     ({"typical_p": 0.0}, "typical_p must be greater than 0 and at most 1"),
     ({"temperature": float("nan")}, "temperature must be between 0 and 2, got nan"),
     ({"top_p": float("inf")}, "top_p must be greater than 0 and at most 1, got inf"),
-    ({"top_k": -1}, r"top_k must be 0 \(off\) or more, got -1"),
+    ({"top_k": -1}, r"top_k must be between 0 \(off\) and 2147483647, got -1"),
+    (
+        {"embedding_bias_words": ["time", "time"], "embedding_bias_weights": [60.0, 60.0]},
+        "embedding_bias_weights must be between -100 and 100 for each token, all its words together, got 120",
+    ),
+    (
+        {"embedding_bias_words": ["a"] * 257, "embedding_bias_weights": [1.0] * 257},
+        "embedding_bias_words has 257 strings",
+    ),
     ({"stop_words": ["a"] * 65}, "stop has 65 strings; at most 64 are allowed"),
     ({"bad_words": [" "]}, r"bad_words\[0\] must have from 1 to 1024 characters"),
 ]

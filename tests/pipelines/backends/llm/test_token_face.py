@@ -209,7 +209,15 @@ class TestNvidia:
         [
             ({"beam_width": 2}, "input 'beam_width' must be 1, the most that this model decodes with, got 2"),
             ({"draft_input_ids": [5, 6]}, "input 'draft_input_ids' is not supported; leave it out"),
-            ({"embedding_bias": [0.0, 1.5]}, "input 'embedding_bias' is not supported; leave it out or send 0.0"),
+            (
+                {"embedding_bias": [0.0, 101.0]},
+                "'embedding_bias' must be between -100 and 100 for each token, got 101 for",
+            ),
+            (
+                {"embedding_bias": [0.0, np.nan]},
+                "'embedding_bias' must be between -100 and 100 for each token, got nan",
+            ),
+            ({"embedding_bias": [0.0] * 4096 + [1.0]}, "must be 0 for what is no token of this model, which has 4096"),
             ({"input_lengths": 5}, "input_lengths must be between 0 and the 4 tokens of input_ids, got 5"),
             ({"input_lengths": -1}, "input_lengths must be between 0 and the 4 tokens"),
             ({"input_lengths": 0}, "prompt must have at least 1 token, got 0"),
@@ -224,6 +232,11 @@ class TestNvidia:
     async def test_refuses(self, nvidia: LlmModel, fields: dict[str, Any], words: str) -> None:
         with pytest.raises(SluiceError, match=words):
             await ask(nvidia, self.FIELDS | fields)
+
+    async def test_a_bias_of_every_token_is_obeyed(self, nvidia: LlmModel) -> None:
+        bias = np.zeros((1, 4096), np.float32)
+        bias[0, 300] = 50.0
+        assert (await ask(nvidia, self.FIELDS | {"embedding_bias": bias}))["output_ids"][len(IDS) :] == [300] * 6
 
     async def test_neutral_values_are_taken(self, nvidia: LlmModel) -> None:
         fields = {"embedding_bias": [0.0] * 7, "draft_input_ids": np.empty((1, 0), np.int32)}

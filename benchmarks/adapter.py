@@ -1,0 +1,192 @@
+"""What the adapter to TensorRT-LLM adds to a step: from a response in its queue to bytes on the engine's socket.
+
+A library that answers at once stands for TensorRT-LLM: all its outputs get a token, in one turn of the event loop, as
+its response thread gives them. Taken off is what mere readers of the same outputs take.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import zmq
+
+from benchmarks.figures import BenchmarkError, Figure
+from engine.config import EngineConfig
+from engine.frames import Shutdown, Submit
+from engine.tensorrt_llm.loop.executor import TensorRtLlmExecutor
+from engine.tensorrt_llm.loop.llm import Call, Llm
+from engine.transport import Transport
+from engine.types import EngineInfo, GenerateRequest, SamplingParams
+
+NUM_STEPS = 400
+RUNNING = (16, 64, 256)
+_PROMPT_TOKENS = 16
+_NOT_TOLD = ("logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "request_perf_metrics")
+
+
+class Output:
+    """A RequestOutput: one object, changed in place before each response is read."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self.request_perf_metrics = None
+        self.cached_tokens = 0
+        self.outputs = [SimpleNamespace(token_ids=[], **dict.fromkeys(_NOT_TOLD))]
+        self.responses: asyncio.Queue[int] = asyncio.Queue()
+
+    def __aiter__(self) -> "Output":
+        return self
+
+    async def __anext__(self) -> "Output":
+        self.outputs[0].token_ids.append(await self.responses.get())
+        return self
+
+    def abort(self) -> None:
+        """Nothing would come anyway."""
+
+
+class Library:
+    """What the adapter asks of a loaded LLM."""
+
+    has_kv_cache_events = False
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+
+    def prepare(self, request: GenerateRequest) -> Call:
+        return Call(request.prompt_token_ids, {})
+
+    def generate(self, call: Call) -> Output:
+        self.outputs.append(Output())
+        return self.outputs[-1]
+
+    def is_healthy(self) -> bool:
+        return True
+
+    async def statistics(self) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.Event().wait()
+        yield {}
+
+
+def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
+    """One figure for each number of running requests."""
+    return [
+        Figure(
+            f"adapter step, {num_running} running",
+            "greedy",
+            "ms",
+            tuple(_added_ms(num_running, num_steps) for _ in range(num_repeats)),
+        )
+        for num_running in RUNNING
+    ]
+
+
+def _added_ms(num_running: int, num_steps: int) -> float:
+    with _connected() as (transport, client):
+        whole = asyncio.run(_with_adapter(num_running, num_steps, transport, client))
+    return whole - asyncio.run(_with_readers(num_running, num_steps))
+
+
+async def _with_readers(num_running: int, num_steps: int) -> float:
+    outputs, counts = [Output() for _ in range(num_running)], [0] * num_running
+
+    async def read(number: int) -> None:
+        async for _ in outputs[number]:
+            counts[number] += 1
+
+    tasks = [asyncio.create_task(read(number)) for number in range(num_running)]
+    try:
+        return await _step_ms(outputs, num_steps, lambda: sum(counts))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _with_adapter(num_running: int, num_steps: int, transport: Transport, client: "zmq.Socket[bytes]") -> float:
+    library, num_told = Library(), 0
+
+    def emit(frame: Any) -> None:
+        nonlocal num_told
+        num_told += sum(len(event.token_ids) for event in frame.events)
+        transport.emit(frame)
+
+    executor = TensorRtLlmExecutor(cast(Llm, library), _info(num_running, num_steps), EngineConfig(model_path=""), emit)
+    running = asyncio.create_task(executor.run())
+    for number in range(num_running):
+        client.send(msgspec.msgpack.encode(Submit(number, _request(number, num_steps))))
+
+    def is_running() -> bool:
+        executor.obey(transport.receive(0.0))
+        return len(library.outputs) == num_running
+
+    await _until(is_running)
+    step_ms = await _step_ms(library.outputs, num_steps, lambda: num_told)
+    executor.obey([Shutdown()])
+    await running
+    return step_ms
+
+
+async def _step_ms(outputs: list[Output], num_steps: int, count: Callable[[], int]) -> float:
+    started = time.perf_counter()
+    for step in range(1, num_steps + 1):
+        for output in outputs:
+            output.responses.put_nowait(step)
+        await _until(lambda step=step: count() == step * len(outputs))  # type: ignore[misc]
+    return (time.perf_counter() - started) * 1e3 / num_steps
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.perf_counter() + 60.0
+    while not is_so():
+        if time.perf_counter() > deadline:
+            raise BenchmarkError("a response did not arrive")
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def _connected() -> "Iterator[tuple[Transport, zmq.Socket[bytes]]]":
+    """With a client at its other end that never reads: what a frame costs is its encoding and its sending."""
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{Path(folder) / 'engine'}"
+        transport, context = Transport(endpoint), zmq.Context()
+        client = context.socket(zmq.DEALER)
+        client.set_hwm(0)
+        client.linger = 0
+        client.connect(endpoint)
+        try:
+            client.send(b"")
+            transport.await_client()
+            yield transport, client
+        finally:
+            client.close()
+            context.term()
+            transport.close()
+
+
+def _request(number: int, num_steps: int) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=num_steps + 1, temperature=0.0, ignore_eos=True)
+    return GenerateRequest(request_id=str(number), prompt_token_ids=[1] * _PROMPT_TOKENS, sampling=sampling)
+
+
+def _info(num_running: int, num_steps: int) -> EngineInfo:
+    blocks_each = (_PROMPT_TOKENS + num_steps) // 32 + 2
+    return EngineInfo(
+        runtime="null",
+        model_type="null",
+        dtype="",
+        vocab_size=1 << 20,
+        eos_token_ids=(),
+        max_model_len=_PROMPT_TOKENS + num_steps + 1,
+        block_size=32,
+        num_blocks=blocks_each * num_running,
+        max_num_seqs=num_running,
+        max_num_batched_tokens=8192,
+        load_seconds=0.0,
+    )

@@ -1,1 +1,0 @@
-"""The rows of the table of settings, by subject. `engine.tensorrt_llm.settings` puts them together."""

@@ -1,0 +1,1 @@
+"""The rows of the table of settings, by subject. `engine.tensorrt_llm.configuration.settings` puts them together."""

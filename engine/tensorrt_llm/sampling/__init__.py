@@ -1,0 +1,1 @@
+"""From a request to TensorRT-LLM's SamplingParams."""
