@@ -1,6 +1,7 @@
 """The adapter's loop: commands in, frames of token events out, as `engine.executor.InflightExecutor` does it."""
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.errors import SluiceError, invalid
+from engine.errors import ErrorCode, SluiceError, invalid
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.reception import Reception, too_late
@@ -23,6 +24,8 @@ from engine.tensorrt_llm.loop.sequence import LlmSequence, blocks_to_completion
 from engine.tensorrt_llm.loop.watch import Progress, check_health, stall_timeout_s
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 """An idle engine speaks at least this often; a silent one hangs."""
@@ -121,6 +124,14 @@ class TensorRtLlmExecutor:
             self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
+        """An exception that is no request's own ends the engine: nobody would be served any more."""
+        try:
+            self._do_turn()
+        except Exception as error:
+            if not self._end.done():
+                self._end.set_exception(error)
+
+    def _do_turn(self) -> None:
         self._turn = None
         for _ in range(min(len(self._inbox), MAX_COMMANDS)):
             self._obey(self._inbox.popleft())
@@ -149,6 +160,10 @@ class TensorRtLlmExecutor:
             self._reception.queue.add(self._sequence(command))
         except SluiceError as error:
             self._failures.append(failed(command.stream_id, error))
+        except Exception:
+            log.exception("request %s cannot be put to TensorRT-LLM", command.request.request_id)
+            unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
+            self._failures.append(failed(command.stream_id, unforeseen))
 
     def _sequence(self, command: Submit) -> LlmSequence:
         """Raises SluiceError for what cannot be served, or cannot wait."""

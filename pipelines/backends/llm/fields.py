@@ -158,7 +158,6 @@ _BOTH = (
         "What is added to each token's logit, by token id; -100 to 100.",
         (-1,),
         neutral=({},),
-        is_completed=False,
         is_sparse=True,
     ),
     Input("min_tokens", "INT32", "Fewest tokens before the model may end the text."),

@@ -1,0 +1,91 @@
+"""What no rule foresees: one request's failure is its own, the loop's failure is the engine's end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ErrorCode
+from engine.frames import Shutdown, StepFrame, Submit
+from engine.tensorrt_llm.loop.executor import TensorRtLlmExecutor
+from engine.tensorrt_llm.loop.llm import Call, Llm
+from engine.types import FinishReason, GenerateRequest, SamplingParams
+from tests.engine.tensorrt_llm.loop.test_events import INFO, Completion
+
+UNLUCKY = 13
+PATIENCE_S = 20.0
+
+
+class Output:
+    """A RequestOutput whose first response is its last: one token."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.outputs = [Completion([7], finish_reason="length")]
+
+    async def __aiter__(self) -> AsyncIterator["Output"]:
+        self.finished = True
+        yield self
+
+    def abort(self) -> None:
+        """It is over."""
+
+
+class Library:
+    """Fails to prepare a prompt with UNLUCKY, in a way that nothing foresees."""
+
+    has_kv_cache_events = False
+
+    def prepare(self, request: GenerateRequest) -> Call:
+        if UNLUCKY in request.prompt_token_ids:
+            raise ModuleNotFoundError("No module named 'torch'")
+        return Call(request.prompt_token_ids, {})
+
+    def generate(self, call: Call) -> Output:
+        return Output()
+
+    def is_healthy(self) -> bool:
+        return True
+
+    async def statistics(self) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.Event().wait()
+        yield {}
+
+
+def submit(stream_id: int, *prompt: int) -> Submit:
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    return Submit(stream_id, GenerateRequest(request_id="r", prompt_token_ids=list(prompt), sampling=params))
+
+
+async def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
+    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+    executor = TensorRtLlmExecutor(cast(Llm, Library()), INFO, EngineConfig(model_path=""), frames.put_nowait)
+    running = asyncio.create_task(executor.run())
+    executor.obey([submit(1, 5), submit(2, UNLUCKY), submit(3, 6)])
+    ended: dict[int, FinishReason | ErrorCode | None] = {}
+    async with asyncio.timeout(PATIENCE_S):
+        while len(ended) < 3:
+            frame = await frames.get()
+            ended |= {event.stream_id: event.finish_reason for event in frame.events}
+            ended |= {failure.stream_id: failure.code for failure in frame.failures}
+        executor.obey([Shutdown()])
+        await running
+    assert ended == {1: FinishReason.LENGTH, 2: ErrorCode.INTERNAL, 3: FinishReason.LENGTH}
+
+
+async def test_a_loop_that_fails_ends_the_engine() -> None:
+    """So that its supervisor starts another: nobody would be served by this one."""
+
+    def emit(frame: StepFrame) -> None:
+        if frame.events:
+            raise RuntimeError("the socket is gone")
+
+    executor = TensorRtLlmExecutor(cast(Llm, Library()), INFO, EngineConfig(model_path=""), emit)
+    running = asyncio.create_task(executor.run())
+    executor.obey([submit(1, 5)])
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(RuntimeError, match="the socket is gone"):
+            await running
