@@ -16,22 +16,25 @@ _PROC = Path("/proc")
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of the session that `leader` began, whether it is still there or not.
+    """Kill every process of the session that `leader` began, whether it is still there or not, but for this one.
 
     A launcher gives its ranks process groups of their own, but they stay in its session.
     """
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+    if os.getpgid(0) != leader:  # one's own group would take this process along before it has found the others
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
     for _ in range(KILL_ROUNDS):
-        for pid in session_members(leader):
+        others = session_members(leader) - {os.getpid()}
+        if not others:
+            return
+        for pid in others:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def session_members(leader: int) -> list[int]:
-    """Processes of the session, this one last if it is of it; none where there is no /proc."""
-    found = [int(stat.parent.name) for stat in _PROC.glob("[0-9]*/stat") if _session_of(stat) == leader]
-    return sorted(found, key=lambda pid: pid == os.getpid())
+def session_members(leader: int) -> set[int]:
+    """Processes of the session; none where there is no /proc."""
+    return {int(stat.parent.name) for stat in _PROC.glob("[0-9]*/stat") if _session_of(stat) == leader}
 
 
 def _session_of(stat: Path) -> int | None:

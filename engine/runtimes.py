@@ -25,6 +25,8 @@ _DEVICES = Path("/dev")
 
 ANSWER_S = 20.0
 """How long another Python may take to start."""
+PROCESS_NEEDS = ("engine", "msgspec", "zmq", "packaging")
+"""Modules that the engine's process imports beside TensorRT-LLM and what that brings."""
 REMEDY = (
     "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "
     "(--engine-python)"
@@ -94,14 +96,33 @@ def has_tensorrt_llm(python: str | None = None) -> bool:
     return find_spec("tensorrt_llm") is not None if python is None else _has_library(python)
 
 
-@cache
 def _has_library(python: str) -> bool:
-    question = "import sys, importlib.util as util; sys.exit(util.find_spec('tensorrt_llm') is None)"
+    return _lacks(python, ("tensorrt_llm",)) == ()
+
+
+@cache
+def _lacks(python: str, modules: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Those of `modules` that it does not find; None where it does not say."""
+    question = "import sys, importlib.util as util; print('lacks', *(m for m in sys.argv[1:] if not util.find_spec(m)))"
     try:
-        return subprocess.run((python, "-c", question), timeout=ANSWER_S, check=False).returncode == 0
+        answer = subprocess.run((python, "-c", question, *modules), timeout=ANSWER_S, check=False, capture_output=True)
+        said = answer.stdout.decode(errors="replace").split()
+        return tuple(said[1:]) if answer.returncode == 0 and said[:1] == ["lacks"] else None
     except (OSError, subprocess.SubprocessError) as error:
         message = f"engine_python must be a Python that can be run, got {python!r}: {error}"
         raise SluiceError(ErrorCode.UNAVAILABLE, message, param="engine_python") from None
+
+
+def check_process(python: str | None) -> None:
+    """Raises SluiceError UNAVAILABLE where `python`, which has TensorRT-LLM, lacks what the engine's process needs."""
+    lacking = () if python is None else _lacks(python, PROCESS_NEEDS)
+    if lacking:
+        raise SluiceError(
+            ErrorCode.UNAVAILABLE,
+            f"{python} has TensorRT-LLM, but not {', '.join(lacking)}; in its environment: "
+            "pip install --no-deps sluice && pip install msgspec pyzmq packaging",
+            param="engine_python",
+        )
 
 
 def choose_runtime(

@@ -141,6 +141,7 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
         return BackendContext(
             models=models,
             engine_config=config.engine,
+            engine_config_on=config.engine,
             open_record=lent.metrics.open_request,
             engine_heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
             request_limits=config.request_limits(),

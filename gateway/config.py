@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.config import EngineConfig, Speculation
+from engine.config import EngineConfig, Runtime, Speculation
 from gateway.access.restricted import Restriction, repeated_api, restriction
 from gateway.engine_options import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
 from gateway.grpc.options import GrpcOptions
@@ -252,8 +252,8 @@ class ServeConfig:
 
         return RequestLimits(self.requests.timeout_s, self.requests.queue_timeout_s)
 
-    def engine(self, model_path: str) -> EngineConfig:
-        """The engine's part of the configuration."""
+    def engine(self, model_path: str, runtime: Runtime | None = None) -> EngineConfig:
+        """The engine's part of the configuration; `runtime` is a model's own, over that of the command line."""
         parts = (self.scheduling, self.cache, self.speculation)
         given = {name: getattr(part, name) for part in parts for name, _, _ in options_of(type(part))}
         sizes = {name: given.pop(name) for name in STEP_SIZES}
@@ -263,7 +263,7 @@ class ServeConfig:
             dtype=model.dtype,
             quantization=model.quantization,
             cache_path=model.cache_path,
-            runtime=model.runtime,
+            runtime=runtime or model.runtime,
             tokenizer_path=model.tokenizer_path,
             **{name: value for name, value in given.items() if value is not None},
             **self.tensorrt_llm.engine_fields(),

@@ -1,6 +1,8 @@
 """Imports point down: gateway -> pipelines -> engine, and inside engine from loop to types."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +79,24 @@ def test_a_runtime_is_imported_only_in_its_own_folder(runtime: str) -> None:
         for path in modules(package):
             if not any(path.is_relative_to(ROOT / folder) for folder in RUNTIMES[runtime]):
                 assert not any(is_in(target, runtime) for target in imports_of(path)), f"{path} imports {runtime}"
+
+
+WITHOUT_THE_OTHERS = """
+import sys
+
+class Others:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {"engine", "numpy", "msgspec", "zmq", "packaging", *sys.stdlib_module_names}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Others())
+import engine.tensorrt_llm.process
+"""
+
+
+def test_an_engine_under_another_python_needs_little() -> None:
+    """What docs/tensorrt-llm.md has installed into TensorRT-LLM's environment, which has numpy."""
+    subprocess.run([sys.executable, "-c", WITHOUT_THE_OTHERS], cwd=ROOT, check=True, timeout=60)
 
 
 def test_the_planner_is_pure() -> None:

@@ -41,6 +41,8 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._exit: asyncio.Future[int] | None = None
         self._is_loaded = False
+        self._is_gone = False
+        """Whether the process has ended and what it started was killed: its id may be another's from then on."""
 
     @property
     def pid(self) -> int | None:
@@ -88,7 +90,10 @@ class EngineChild:
                 await asyncio.wait((report,), timeout=LAST_WORDS_S)
             if not report.done():
                 code = self.exited.result()
-                raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine process ended with code {code} while loading")
+                raise SluiceError(
+                    ErrorCode.UNAVAILABLE,
+                    f"the engine process ended with code {code} while loading; its own lines in the log say more",
+                )
             return report.result()
         finally:
             report.cancel()
@@ -104,7 +109,8 @@ class EngineChild:
     def kill(self) -> None:
         """End the process and all of its session now; `close` is still to be called, unless this process is about to
         end itself."""
-        if self._process is not None:
+        if self._process is not None and not self._is_gone:
+            self._is_gone = self._process.returncode is not None
             kill_session(self._process.pid)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -128,14 +134,14 @@ class EngineChild:
         self._socket.close()
 
     async def _wait_exit(self) -> None:
-        """Wait for the end, and enforce it where it does not come."""
+        """Wait for the end, and enforce it where it does not come. Then what is left of its session ends too."""
         await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
-        if self.exited.done():
-            return
-        log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
+        if not self.exited.done():
+            log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
+            self.kill()
+            # Even a kill waits for a process that the kernel holds; it is not waited for without end.
+            await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
         self.kill()
-        # Even a kill waits for a process that the kernel holds; it is not waited for without end.
-        await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
 
 
 def _python(module: str, config: EngineConfig) -> str:

@@ -12,10 +12,10 @@ import zmq.asyncio
 from engine.client.base import EngineClient
 from engine.client.child import EngineChild
 from engine.client.supervision import STABLE_S, Patience
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Runtime
 from engine.errors import ErrorCode, SluiceError
 from engine.frames import Command, Report, StepFrame
-from engine.runtimes import PROCESSES, choose_runtime
+from engine.runtimes import PROCESSES, check_process, choose_runtime
 from engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class ProcessEngineClient(EngineClient):
         """Chosen once. Raises SluiceError where no runtime can serve the model."""
         if self._module is None:
             choice = await asyncio.to_thread(choose_runtime, self.config)
+            if choice.runtime is Runtime.TENSORRT_LLM:
+                await asyncio.to_thread(check_process, self.config.engine_python)
             log.info("%s is served by %s: %s", self.config.model_path, choice.runtime.value, choice.reason)
             self._module = PROCESSES[choice.runtime]
         return self._module

@@ -47,7 +47,7 @@ async def warm_up(llm: Llm, config: EngineConfig) -> tuple[EngineInfo, Iteration
     """Generate a token: it proves that the model works, and its statistics tell the size of the KV cache.
 
     Returns what the engine is (`load_seconds` is left to who knows), and the statistics, where there are any.
-    Raises SluiceError where no token comes.
+    Raises SluiceError where no token comes, and where TensorRT-LLM says that it is ill.
     """
     info = engine_info(llm, config, None)
     # A prompt of this token alone cannot be found in the cache by any other.
@@ -62,6 +62,8 @@ async def warm_up(llm: Llm, config: EngineConfig) -> tuple[EngineInfo, Iteration
         raise SluiceError(ErrorCode.INTERNAL, message) from None
     if output.outputs[0].finish_reason not in ("length", "stop"):
         raise SluiceError(ErrorCode.INTERNAL, "TensorRT-LLM loaded the model, but it brings no token")
+    if not llm.is_healthy():
+        raise SluiceError(ErrorCode.INTERNAL, "TensorRT-LLM loaded the model, but says that it is not healthy")
     stats = await _first_statistics(llm)
     return engine_info(llm, config, stats), stats
 

@@ -7,6 +7,7 @@ MINIMUM = Version("1.2")
 
 LAST_WITH_ENGINES = Version("1.2")
 """The release series after which compiled engines cannot be loaded."""
+FIRST_WITHOUT_ENGINES = "1.3"
 
 
 def is_before(version: Version, other: str) -> bool:

@@ -48,7 +48,7 @@ def build(options: Options, console: Console) -> tuple[str, ...]:
     source = find_source(options.checkpoint, is_dry=False)
     models, runtime = names(options, source), choose(options, source)
     check_place(options.output, models.all, is_forced=options.is_forced)
-    with _ended_by_sigterm(), staging(options.output) as folder:
+    with _ended_by_signals(), staging(options.output) as folder:
         places = Places(folder / "models", folder / "work", options.output)
         places.root.mkdir()
         places.work.mkdir()
@@ -130,16 +130,20 @@ def _without(missing: Sequence[Tool], tools: Sequence[Tool]) -> str:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _ended_by_signals() -> Iterator[None]:
     """As by Ctrl-C: what is half made is taken away."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

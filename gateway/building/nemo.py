@@ -105,7 +105,7 @@ def _of_archive(path: Path) -> NemoCheckpoint:
         raise AskedError(f"cannot read {path}: {error}") from None
     if fields is None:
         raise AskedError(f"{path} has no {MODEL_CONFIG}, so it is no NeMo checkpoint")
-    tokenizer = fields.get("tokenizer") or {}
+    tokenizer = _part(fields, "tokenizer")
     hub_id = str(tokenizer.get("type") or "") if tokenizer.get("library") == "huggingface" else ""
     return NemoCheckpoint(
         path, 1, _class_name(fields.get("target")), _count(fields.get("num_layers")), hub_id if "/" in hub_id else None
@@ -118,13 +118,18 @@ def _of_folder(path: Path) -> NemoCheckpoint:
         fields = _fields(file.read_bytes()) if file.is_file() else {}
     except (OSError, yaml.YAMLError) as error:
         raise AskedError(f"cannot read {file}: {error}") from None
-    config = fields.get("config") or {}
-    return NemoCheckpoint(path, 2, _class_name(fields.get("_target_")), _count(config.get("num_layers")))
+    num_layers = _count(_part(fields, "config").get("num_layers"))
+    return NemoCheckpoint(path, 2, _class_name(fields.get("_target_")), num_layers)
 
 
 def _fields(text: bytes) -> dict[str, Any]:
     read = yaml.load(text, _Loader)
     return read if isinstance(read, dict) else {}
+
+
+def _part(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    part = fields.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _class_name(target: object) -> str:

@@ -43,7 +43,8 @@ def staging(repository: Path) -> Iterator[Path]:
 def publish(built: Path, repository: Path, names: Sequence[str], aside: Path) -> None:
     """Move the models into the repository, one after another, each in one step; all or none.
 
-    What they replace is moved to `aside`. Raises BuildError where a move fails; what was there before is there then.
+    What they replace is moved to `aside`. Raises BuildError where a move fails. What was there before is there then,
+    and when a signal ends it in the middle.
     """
     repository.mkdir(parents=True, exist_ok=True)
     aside.mkdir()
@@ -54,14 +55,22 @@ def publish(built: Path, repository: Path, names: Sequence[str], aside: Path) ->
                 _move(repository / name, aside / name, moved)
             _move(built / name, repository / name, moved)
     except OSError as error:
-        for before, after in reversed(moved):
-            after.rename(before)
+        _move_back(moved)
         raise BuildError(f"cannot move {name} into {repository}: {error}; nothing there was changed") from error
+    except BaseException:
+        _move_back(moved)
+        raise
 
 
 def _move(before: Path, after: Path, moved: list[tuple[Path, Path]]) -> None:
+    moved.append((before, after))  # first: what is not noted is not moved back
     before.rename(after)
-    moved.append((before, after))
+
+
+def _move_back(moved: Sequence[tuple[Path, Path]]) -> None:
+    for before, after in reversed(moved):
+        if after.exists() and not before.exists():
+            after.rename(before)
 
 
 def _nearest(repository: Path) -> Path:

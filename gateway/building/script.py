@@ -6,14 +6,14 @@ from pathlib import Path
 from engine.config import Runtime
 from gateway.building.arguments import Options
 from gateway.building.plan import Places, Plan
-from gateway.building.steps import Step, Tool, quoted
+from gateway.building.steps import Step, Tool, comment, quoted
 from gateway.building.tensorrt_llm import library_version
 
 
 def script(options: Options, fetching: Sequence[Step], plan: Plan, places: Places, what: str) -> Iterator[str]:
     """Its lines, to be run by a POSIX shell."""
     yield "#!/bin/sh"
-    yield f"# {what} -> {places.published}, for {_runtime(options, plan)}; models: {', '.join(plan.names.all)}"
+    yield comment(f"{what} -> {places.published}, for {_runtime(options, plan)}; models: {', '.join(plan.names.all)}")
     yield "set -e"
     steps = (*fetching, *plan.steps)
     has_work = any(str(places.work) in step.script() for step in steps)
@@ -22,7 +22,7 @@ def script(options: Options, fetching: Sequence[Step], plan: Plan, places: Place
         yield f"mkdir -p {quoted(places.work)}"
     for number, step in enumerate(steps, 1):
         yield ""
-        yield f"# {number}/{len(steps)}: {step.purpose}"
+        yield comment(f"{number}/{len(steps)}: {step.purpose}")
         yield step.script()
     if has_work:
         yield ""
@@ -30,7 +30,7 @@ def script(options: Options, fetching: Sequence[Step], plan: Plan, places: Place
         yield f"rm -r {quoted(places.work)}"
     yield ""
     yield "# then"
-    yield from (f"# {line}" for line in next_commands(places.published))
+    yield from (comment(line) for line in next_commands(places.published))
 
 
 def next_commands(repository: Path) -> tuple[str, ...]:

@@ -181,9 +181,12 @@ class Compress:
     quantization: str
 
     def script(self) -> str:
-        note = f"# by Sluice's own compression, into {compressed_file(self.quantization)}; so this one does it"
-        argv = ["sluice", "build", str(self.source), "--quantization", self.quantization, "--runtime", "openvino"]
-        return f"{note}\n# {shlex.join(argv)} ..."
+        """The compression is Sluice's own, so a build of this model alone does it."""
+        aside = f"{self.target}.compressing"
+        argv = ["sluice", "build", str(self.source), "--output", aside, "--name", "model", "--layout", "single"]
+        argv += ["--runtime", "openvino", "--quantization", self.quantization]
+        move = f"mv {quoted(aside)}/model/1/*.safetensors {quoted(self.target)}/"
+        return f"{wrapped(argv)}\nmkdir -p {quoted(self.target)}\n{move}\nrm -r {quoted(aside)}"
 
     def size_bytes(self) -> int:
         """Of 16-bit weights; embeddings stay at 8 bits."""
@@ -207,6 +210,11 @@ def _as_it_is(stored: StoredTensor) -> TensorSpec:
     return TensorSpec(
         dtype=_DTYPES[stored.dtype], shape=list(stored.shape), data_ptr=array.ctypes.data, data_len=array.nbytes
     )
+
+
+def comment(text: str) -> str:
+    """One line, whatever a checkpoint's files or a path say: a second one would be a command."""
+    return f"# {''.join(each if each.isprintable() else ' ' for each in text)}"
 
 
 def quoted(path: Path | str) -> str:

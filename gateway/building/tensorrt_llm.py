@@ -7,15 +7,13 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.runtimes import ModelFormat
-from engine.tensorrt_llm.versions import LAST_WITH_ENGINES, MINIMUM, is_before
+from engine.tensorrt_llm.versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
 from gateway.building.arguments import Options
 from gateway.building.failures import AskedError
 from gateway.building.files import model_files, size_of
 from gateway.building.source import Checkpoint
 from gateway.building.steps import PYTHON, Copy, Step, Tool
 
-_NO_ENGINES = "1.3"
-"""First release without compiled engines."""
 NEWEST = "1.2.1"
 """Release that commands are for where none is installed."""
 _MODELOPT = "0.37.0"
@@ -54,7 +52,7 @@ def library_version(options: Options) -> Version:
         raise AskedError(f"--tensorrt-llm-version must be a version such as {NEWEST}, got {text!r}") from None
     if is_before(found, str(MINIMUM)):
         raise AskedError(f"TensorRT-LLM {text} is older than {MINIMUM}, the first that Sluice serves by; update it")
-    if options.is_compiled and not is_before(found, _NO_ENGINES):
+    if options.is_compiled and not is_before(found, FIRST_WITHOUT_ENGINES):
         raise AskedError(
             f"--compile: compiled engines ended with TensorRT-LLM {LAST_WITH_ENGINES}, and this is {text}. Leave "
             "--compile out: the checkpoint itself is served. Or use an older one (--tensorrt-llm-version "

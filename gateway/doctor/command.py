@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Runtime
 from engine.errors import SluiceError
 from engine.runtimes import RuntimeChoice, choose_runtime
 from gateway.arguments import FAILED, USAGE_ERROR
@@ -55,9 +55,17 @@ def _findings(arguments: argparse.Namespace, targets: list[Target]) -> Iterator[
     ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port)
     cache_folder = Path(arguments.cache_path).expanduser()
     machine = read_machine(arguments.host, ports, cache_folder, arguments.engine_python)
-    yield from check_machine(machine, arguments.runtime)
+    yield from check_machine(machine, _needed(arguments.runtime, targets))
     for target in targets:
         yield from _of_target(target, machine)
+
+
+def _needed(asked: Runtime, targets: list[Target]) -> Runtime:
+    """What the machine must have: where the command line leaves it open, a model may not."""
+    configs = [(target, target.config) for target in targets if not isinstance(target.config, Finding)]
+    choices = [target.choice or _choice(config) for target, config in configs]
+    runtimes = {choice.runtime for choice in choices if isinstance(choice, RuntimeChoice)}
+    return Runtime.TENSORRT_LLM if Runtime.TENSORRT_LLM in runtimes else asked
 
 
 def _of_target(target: Target, machine: Machine) -> Iterator[Finding]:
@@ -72,7 +80,7 @@ def _of_target(target: Target, machine: Machine) -> Iterator[Finding]:
         yield Finding(Level.FAIL, target.name, error.message)
         return
     wanted = Wanted(num_gpus, config.quantization, config.kv_cache_dtype, config.max_model_len)
-    yield from check_model(model, machine, _choice(config), wanted)
+    yield from check_model(model, machine, target.choice or _choice(config), wanted)
 
 
 def _choice(config: EngineConfig) -> RuntimeChoice | SluiceError:

@@ -7,15 +7,15 @@ from packaging.version import InvalidVersion, Version
 
 from engine.config import Runtime
 from engine.errors import SluiceError
+from engine.runners.openvino.weights.compressed import QUANTIZATIONS
 from engine.runtimes import ModelFormat, RuntimeChoice
+from engine.tensorrt_llm.versions import FIRST_WITHOUT_ENGINES, is_before
 from gateway.doctor.facts import Capability, Gpu, Machine, ModelFacts
 from gateway.doctor.findings import Finding, fail, note, ok, warn
 from gateway.doctor.models import cache_width
 from gateway.doctor.sizing import DEFAULT_FRACTION, Fit, fit_gpus, fit_host
 from gateway.doctor.units import gib
 
-NO_ENGINES = Version("1.3.0.dev0")
-"""TensorRT-LLM runs compiled engines before this version."""
 NEEDED_CAPABILITY = {
     "nvfp4": Capability(10, 0),
     "fp8": Capability(8, 9),
@@ -26,6 +26,13 @@ NEEDED_CAPABILITY = {
     "mxfp4": Capability(9, 0),
 }
 """By what the weights are compressed to (TensorRT-LLM's table of precisions by architecture)."""
+
+
+CACHE_TYPES = {
+    Runtime.OPENVINO: ("auto", "bf16", "f32", "u8"),
+    Runtime.TENSORRT_LLM: ("auto", "fp8", "nvfp4"),
+}
+RUNTIME_NAMES = {Runtime.OPENVINO: "OpenVINO", Runtime.TENSORRT_LLM: "TensorRT-LLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ def check_model(
         return
     yield from _check_tokenizer(model)
     yield from _check_versions(model, machine)
+    yield from _check_types(model, choice.runtime, wanted)
     if choice.runtime is Runtime.TENSORRT_LLM:
         yield ok(model.name, f"runs on TensorRT-LLM: {choice.reason}")
         yield from _check_on_gpus(model, machine, wanted)
@@ -63,7 +71,8 @@ def check_model(
 
 def _check_tokenizer(model: ModelFacts) -> Iterator[Finding]:
     if not model.has_tokenizer:
-        remedy = "put tokenizer.json and tokenizer_config.json of the model there, or name their folder (tokenizer_dir)"
+        where = "`sluice serve --tokenizer`; tokenizer_dir in config.pbtxt"
+        remedy = f"put tokenizer.json and tokenizer_config.json of the model there, or name their folder ({where})"
         yield fail(model.name, f"{model.path} has no tokenizer", remedy)
     built = model.notes.get("tokenizer_sha256")
     if built and model.tokenizer_sha256 and built != model.tokenizer_sha256:
@@ -72,6 +81,21 @@ def _check_tokenizer(model: ModelFacts) -> Iterator[Finding]:
             "tokenizer.json is not the one that it was built with: token ids may mean other words",
             "build it again, or put the old file back",
         )
+
+
+def _check_types(model: ModelFacts, runtime: Runtime, wanted: Wanted) -> Iterator[Finding]:
+    """What is asked for beside the model's own."""
+    cache_types, name = CACHE_TYPES[runtime], RUNTIME_NAMES[runtime]
+    if wanted.kv_cache_dtype not in cache_types:
+        text = f"{name} has no KV cache of {wanted.kv_cache_dtype}"
+        yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(cache_types)}")
+    is_asked = wanted.quantization not in ("none", model.quantization)
+    if is_asked and runtime is Runtime.OPENVINO and wanted.quantization not in QUANTIZATIONS:
+        text = f"OpenVINO does not compress weights to {wanted.quantization}"
+        yield fail(model.name, text, f"give --quantization one of none, {', '.join(QUANTIZATIONS)}")
+    elif is_asked and runtime is Runtime.TENSORRT_LLM and model.quantization == "none":
+        text = f"TensorRT-LLM runs weights as they are, and these are not compressed to {wanted.quantization}"
+        yield fail(model.name, text, "make a checkpoint that is (`sluice build --quantization`), or leave it out")
 
 
 def _check_versions(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
@@ -120,7 +144,7 @@ def _check_on_gpus(model: ModelFacts, machine: Machine, wanted: Wanted) -> Itera
 
 def _check_engine(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
     installed = machine.libraries.versions.get("tensorrt-llm")
-    if installed is not None and Version(installed) >= NO_ENGINES:
+    if installed is not None and not is_before(Version(installed), FIRST_WITHOUT_ENGINES):
         yield fail(
             model.name,
             f"it is a compiled engine, and TensorRT-LLM {installed} runs none any more",
@@ -164,7 +188,8 @@ def _check_gpu_memory(model: ModelFacts, gpus: tuple[Gpu, ...], wanted: Wanted) 
 
 def _check_on_host(model: ModelFacts, machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     width = cache_width(wanted.kv_cache_dtype, model.dtype)
-    fit = fit_host(model.size, machine.memory_available_bytes, wanted.quantization, width)
+    is_compressed = model.quantization == wanted.quantization
+    fit = fit_host(model.size, machine.memory_available_bytes, "none" if is_compressed else wanted.quantization, width)
     each = f"about {gib(fit.needed_bytes)} of {gib(machine.memory_available_bytes)} of memory for weights"
     remedy = "compress it (--quantization int8), take a smaller model, or a machine with more memory"
     yield from _check_fit(model, fit, each, remedy, wanted)

@@ -9,6 +9,8 @@ import msgspec
 
 from engine.errors import ErrorCode, SluiceError
 from engine.runners.openvino.source import identify
+from engine.runners.openvino.weights.checkpoint import compressed_file
+from engine.runners.openvino.weights.compressed import QUANTIZATIONS
 from engine.runtimes import ModelFormat, model_format
 from gateway.doctor.facts import Capability, ModelFacts, ModelSize
 
@@ -22,7 +24,8 @@ _WEIGHTS = {
     ModelFormat.TENSORRT_LLM_CHECKPOINT: ("rank*.safetensors",),
     ModelFormat.TENSORRT_LLM_ENGINE: ("*.engine",),
 }
-_BYTES = {"float32": 4, "float": 4, "float8_e4m3fn": 1, "fp8": 1, "int8": 1, "u8": 1, "auto": 2, "": 2}
+_BYTES = {"float32": 4, "float": 4, "float8_e4m3fn": 1, "fp8": 1, "nvfp4": 0.5625, "int8": 1, "u8": 1, "auto": 2, "": 2}
+"""nvfp4: 4 bits, and a scale of 8 for each 16 of them."""
 _DEFAULT_BYTES = 2
 
 Fields = dict[str, Any]
@@ -86,7 +89,8 @@ def _quantization(folder: Path, config: Fields) -> str:
     of_modelopt = (_read_json(folder / "hf_quant_config.json").get("quantization") or {}).get("quant_algo")
     of_tensorrt = (config.get("quantization") or {}).get("quant_algo")
     of_transformers = (config.get("quantization_config") or {}).get("quant_method")
-    return str(of_modelopt or of_tensorrt or of_transformers or "none").lower()
+    of_ours = next((each for each in QUANTIZATIONS if (folder / compressed_file(each)).is_file()), None)
+    return str(of_modelopt or of_tensorrt or of_transformers or of_ours or "none").lower()
 
 
 def _size(folder: Path, kind: ModelFormat, config: Fields, build: Fields) -> ModelSize:

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ErrorCode, SluiceError
-from engine.runtimes import model_format
+from engine.runtimes import RuntimeChoice, model_format
 from gateway.checkpoint import model_name
 from gateway.doctor.findings import Finding, fail, note
 from gateway.hub import cached, is_hub_id
@@ -27,6 +27,8 @@ class Target:
     config: EngineConfig | Finding
     tokenizer: Path | None = None
     """Its folder where that is not the model's."""
+    choice: RuntimeChoice | None = None
+    """The runtime, where it was chosen for the configuration."""
 
 
 def find_targets(path: str, config: EngineConfig) -> Iterator[Target]:
@@ -43,6 +45,8 @@ def find_targets(path: str, config: EngineConfig) -> Iterator[Target]:
         yield Target(folder.name, _at(config, versions[0]))
     elif folder.is_dir() and (models := list(_of_repository(folder, config))):
         yield from models
+    elif not folder.is_dir():
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} is no folder; a MODEL is one, or ORG/NAME of the hub")
     else:
         raise SluiceError(
             ErrorCode.NOT_FOUND,
@@ -84,4 +88,4 @@ def _of_source(source: ModelSource, config: EngineConfig) -> Target:
         setup = set_up(source, lambda path: _at(config, Path(path)))
     except SluiceError as error:
         return Target(source.name, fail(source.name, error.message, "see `sluice repository check`"))
-    return Target(source.name, setup.engine, setup.checkpoint.tokenizer)
+    return Target(source.name, setup.engine, setup.checkpoint.tokenizer, setup.choice)

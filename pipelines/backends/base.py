@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Runtime
 from pipelines.backends.host_policy import HostPolicy
 from pipelines.backends.placement import Placement
 from pipelines.inference.custom_metrics import CustomMetrics
@@ -106,6 +106,8 @@ class BackendContext:
     """Where models put metrics of their own; None where nobody reads them."""
     rate_limiter: "RateLimiter | None" = None
     """Who limits what instances take together; None: nobody does."""
+    engine_config_on: Callable[[str, Runtime], EngineConfig] | None = None
+    """The same on the runtime that a model names: defaults depend on it. None: nothing else does."""
     response_cache: "CacheStore | None" = None
     """Where responses are kept (`--cache-config`); None: each model in a memory of its own."""
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)

@@ -54,6 +54,11 @@ class Model(ABC):
         return not self._is_closing
 
     @property
+    def is_lost(self) -> bool:
+        """Whether what runs it is given up: it will serve again only when it is loaded again."""
+        return False
+
+    @property
     def text(self) -> "LlmText | None":
         """The text side of an LLM; None for any other model."""
         return None

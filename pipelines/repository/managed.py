@@ -143,9 +143,9 @@ class ManagedModel:
     async def apply(self, candidate: Candidate, loader: VersionLoader, *, is_forced: bool = False) -> bool:
         """Serve what `candidate` says, and tell whether anything had to change. Hold the lock.
 
-        Versions that are as they were stay, unless `is_forced`. The others are loaded side by side, and only when all
-        of them are there do they take over, and versions that are not wanted any more go. Otherwise everything stays
-        as it was: raises SluiceError in Triton's words.
+        Versions that are as they were and not lost stay, unless `is_forced`. The others are loaded side by side, and
+        only when all of them are there do they take over, and versions that are not wanted any more go. Otherwise
+        everything stays as it was: raises SluiceError in Triton's words.
         """
         if self.is_fixed:
             raise load_failed(self.name, "the server was started with a model of this name")
@@ -205,12 +205,14 @@ class ManagedModel:
 
         The real server, too, goes back to the folder's configuration only when something in the folder has changed.
         """
-        serving = self.candidate if self.ready else None
+        serving = self.candidate if self.ready and not any(model.is_lost for model in self.ready) else None
         return serving is not None and serving.is_overridden and serving.state == candidate.state
 
     def _is_current(self, candidate: Candidate, version: int) -> bool:
         serving = self.versions.get(version)
-        return serving is not None and serving.model is not None and serving.signature == candidate.signatures[version]
+        if serving is None or serving.model is None or serving.model.is_lost:
+            return False
+        return serving.signature == candidate.signatures[version]
 
     async def _load(self, candidate: Candidate, versions: list[int], loader: VersionLoader) -> dict[int, Model]:
         """All of `versions`, or an error and none of them."""

@@ -14,6 +14,7 @@ from engine.runtimes import (
     PROCESSES,
     ModelFormat,
     RuntimeChoice,
+    check_process,
     choose_runtime,
     has_tensorrt_llm,
     model_format,
@@ -133,8 +134,22 @@ def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
     python.chmod(0o755)
     assert has_tensorrt_llm(str(python))
     assert not has_tensorrt_llm(shutil.which("false"))
+    assert not has_tensorrt_llm(shutil.which("true"))  # no Python, though it does as it is told
     with pytest.raises(
         SluiceError, match=r"engine_python must be a Python that can be run, got '/no/python'"
     ) as raised:
         has_tensorrt_llm("/no/python")
     assert raised.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_another_python_must_have_what_the_process_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with TensorRT-LLM and nothing else is how most begin."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(SluiceError, match=r"has TensorRT-LLM, but not engine, msgspec, zmq, packaging; .*pip install"):
+        check_process(str(python))
+    check_process(sys.executable)
+    check_process(None)

@@ -48,7 +48,7 @@ class Reader:
         if line != "data: [DONE]":
             [choice] = json.loads(line.removeprefix("data: "))["choices"]
             self.texts.append(choice["text"])
-        if len(self.texts) > BEFORE_KILL:
+        if len(self.texts) > BEFORE_KILL or line == "data: [DONE]":  # to a slow reader all may come in fewer
             self.is_under_way.set()
 
 

@@ -8,6 +8,9 @@ from engine.config import EngineConfig, Runtime
 from gateway.command_line import parse_flags
 from gateway.config import read_config
 from gateway.options import ConfigError
+from pipelines.backends.base import ModelSource
+from pipelines.backends.llm.setup import set_up
+from pipelines.repository.config_text import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -136,6 +139,20 @@ class TestSizesOfAStep:
         monkeypatch.syspath_prepend(str(STAND_INS))
         given = engine("--runtime", "tensorrt_llm", "--runtime-setting", "max_batch_size=512")
         assert (given.max_num_seqs, given.max_num_batched_tokens) == (EngineConfig(model_path="").max_num_seqs, 8192)
+
+    def test_of_a_model_that_names_its_runtime_they_are_that_ones(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A step of a GPU's size would take the CPU longer than a heartbeat."""
+        monkeypatch.syspath_prepend(str(STAND_INS))
+        folder = tmp_path / "models" / "m"
+        (make_checkpoint(folder / "1", with_tokenizer=True) / "model.safetensors").touch()
+        config, _ = parse_config('backend: "tensorrtllm"', "config.pbtxt")
+        options = read_config(parse_flags([]), {})
+        for runtime, sizes in (("tensorrt_llm", (256, 8192)), ("openvino", (64, 512))):
+            config.parameters["runtime"].string_value = runtime
+            given = set_up(ModelSource(folder, 1, config), options.engine, options.engine).engine
+            assert (given.max_num_seqs, given.max_num_batched_tokens) == sizes
 
     def test_many_sequences_get_their_tokens_on_the_cpu_too(self) -> None:
         given = engine("--max-num-seqs", "1000")

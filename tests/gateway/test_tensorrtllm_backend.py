@@ -21,6 +21,7 @@ STAGES = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
 FACES = ("ensemble", "tensorrt_llm_bls")
 PROMPTS = [f"A river runs {word}" for word in ("north", "south", "east", "west", "fast", "deep", "dry", "home")]
 NUM_TOKENS = 12
+NUM_TRIES = 10
 
 
 def write_repository(folder: Path, checkpoint: Path) -> Path:
@@ -129,7 +130,8 @@ def test_text_is_that_of_the_text_face(client: httpx.Client, face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_streams(client: httpx.Client, face: str, prompt: str) -> None:
     assert "".join(streamed(client, face, text_input=prompt)) == generate(client, MODEL, text_input=prompt)
-    assert len(streamed(client, face, max_tokens=400)) > 1
+    # What nobody has fetched yet comes in one piece, and a busy machine's stages may fetch late.
+    assert any(len(streamed(client, face, max_tokens=400)) > 1 for _ in range(NUM_TRIES))
 
 
 def test_characters_of_several_tokens_come_whole(client: httpx.Client, is_native: bool) -> None:

@@ -17,8 +17,8 @@ from engine.tensorrt_llm.configuration.wishes import Strength, Wishes, flattened
 from engine.tensorrt_llm.folder import ModelFolder
 from engine.tensorrt_llm.library import Library
 from engine.tensorrt_llm.sampling.grammars import LLGUIDANCE, XGRAMMAR
-from engine.tensorrt_llm.sampling.parameters import SAMPLING_FIELDS
 from engine.tensorrt_llm.versions import is_before
+from engine.validation import RUNTIME_FIELDS
 
 _BACKEND = "backend"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
@@ -58,7 +58,7 @@ class LlmPlan:
     @property
     def sampling_fields(self) -> tuple[str, ...]:
         """`EngineInfo.sampling_fields`."""
-        return tuple(name for name in SAMPLING_FIELDS if name not in self.ignored_sampling)
+        return tuple(name for name in RUNTIME_FIELDS if name not in self.ignored_sampling)
 
 
 def plan_llm(config: EngineConfig, folder: ModelFolder, library: Library) -> LlmPlan:

@@ -20,6 +20,7 @@ _MODEL = f"{SPECULATION}.speculative_model"
 _NGRAM = f"{SPECULATION}.max_matching_ngram_size"
 _NGRAM_SIZE = 4
 """Some versions have 0 as default, and then refuse it."""
+_USUAL_LEN = EngineConfig(model_path="").num_speculative_tokens
 
 _ENGINES_ALONE = ENGINE_TYPES - {"Eagle"}
 _WITHOUT_LENGTH = frozenset({"Lookahead", "MTP"})
@@ -34,7 +35,8 @@ def add_fields(wishes: Wishes, config: EngineConfig) -> None:
     if config.speculation is Speculation.OFF:
         return
     wishes.add(DECODING_TYPE, _OF_FIELD[config.speculation], "speculation", Strength.ASKED)
-    wishes.add(_DRAFT_LEN, config.num_speculative_tokens, "num_speculative_tokens", Strength.ASKED)
+    if config.num_speculative_tokens != _USUAL_LEN:
+        wishes.add(_DRAFT_LEN, config.num_speculative_tokens, "num_speculative_tokens", Strength.ASKED)
     if config.speculation is Speculation.DRAFT_MODEL:
         if config.draft_model_path is None:
             raise invalid("draft_model_path", "draft_model_path must be given where speculation is draft_model")

@@ -37,15 +37,16 @@ class Books:
         num_run = num_tokens
         if sequence.num_tokens_left > 1:
             num_run = sequence.num_tokens
-            self.counters.prompt_tokens += sequence.num_prompt
         self.counters.generation_tokens += num_tokens
         step = self._pace.observe(sequence.stream_id, num_run, now)
         if step is not None and not self.has_iterations(now):
             self._observe_step(step.num_tokens, step.num_seqs, step.seconds)
 
-    def take_cached(self, num_tokens: int) -> None:
-        """So many of a prompt's tokens needed no computing."""
-        self.counters.cached_tokens += num_tokens
+    def take_prompt(self, sequence: LlmSequence, num_cached: int) -> None:
+        """So many tokens of its prompt needed no computing. Versions tell it early, at the end, or never."""
+        sequence.is_prompt_counted = True
+        self.counters.cached_tokens += num_cached
+        self.counters.prompt_tokens += sequence.num_prompt - num_cached
 
     def begin(self, now: float) -> None:
         """TensorRT-LLM has something to do again."""

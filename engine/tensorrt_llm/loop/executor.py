@@ -225,7 +225,7 @@ class TensorRtLlmExecutor:
 
     def _hand_over(self) -> None:
         queue, now = self._reception.queue, self._clock()
-        if not queue:
+        if not queue or self._end.done():  # those who wait as TensorRT-LLM is lost go on in the next engine
             return
         for sequence in to_hand_over(queue, self._inside.sequences, self._capacity):
             if not self._inside:
@@ -260,7 +260,7 @@ class TensorRtLlmExecutor:
             sequence.num_output += len(news.token_ids)
             self._charge(sequence, CHARGED_TOKENS)
         if news.detail is not None and news.detail.num_cached_tokens is not None:
-            self._books.take_cached(news.detail.num_cached_tokens)
+            self._books.take_prompt(sequence, news.detail.num_cached_tokens)
         self._events.append(TokenEvent(sequence.stream_id, news.token_ids, news.finish_reason, news.detail))
         if news.finish_reason is not None:
             sequence.is_told = True
@@ -275,6 +275,8 @@ class TensorRtLlmExecutor:
 
     def on_left(self, sequence: LlmSequence) -> None:
         self._charge(sequence, 1)
+        if sequence.has_begun and not sequence.is_prompt_counted:
+            self._books.take_prompt(sequence, 0)
         self._reception.queue.remove(sequence.stream_id)
         self._deadlines.discard(sequence.stream_id)
         if not self._inside:

@@ -15,6 +15,8 @@ _FATAL = re.compile(
     r"|rank \d+ (died|is gone)",
     re.I,
 )
+_OF_REQUEST = "RequestError"
+"""TensorRT-LLM's class for what fails one request. When it is the engine that failed, its health says so."""
 _AT_FAULT = re.compile(
     r"should not exceed|cannot exceed|exceeds? (the )?max|larger than (the )?max|(prompt|sequence) is too long"
     r"|must be (less|greater|between|at (most|least)|smaller|larger)|token ids? .*out of range"
@@ -28,9 +30,19 @@ def is_fatal(error: BaseException) -> bool:
     return any(_is_fatal(each) for each in _chain(error))
 
 
+def is_response(error: BaseException) -> bool:
+    """Whether it came as one request's response: its text says what happened, and where it was raised nothing."""
+    return _OF_REQUEST in _names(error)
+
+
 def _is_fatal(error: BaseException) -> bool:
-    names = {base.__name__ for base in type(error).__mro__}
-    return bool(_FATAL_NAMES & names) or (isinstance(error, RuntimeError) and bool(_FATAL.search(str(error))))
+    if is_response(error):  # its text may quote the request: a client could put any words into it
+        return False
+    return bool(_FATAL_NAMES & _names(error)) or (isinstance(error, RuntimeError) and bool(_FATAL.search(str(error))))
+
+
+def _names(error: BaseException) -> set[str]:
+    return {base.__name__ for base in type(error).__mro__}
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -48,7 +60,7 @@ def refusal(error: Exception) -> SluiceError:
         return error
     if isinstance(error, ValueError):
         return SluiceError(ErrorCode.INVALID, f"TensorRT-LLM refuses the request: {error}")
-    return _ours()
+    return internal()
 
 
 def failure(error: Exception) -> SluiceError:
@@ -60,8 +72,9 @@ def failure(error: Exception) -> SluiceError:
         return error
     if _AT_FAULT.search(str(error)) and not is_fatal(error):
         return SluiceError(ErrorCode.INVALID, f"TensorRT-LLM refuses the request: {error}")
-    return _ours()
+    return internal()
 
 
-def _ours() -> SluiceError:
+def internal() -> SluiceError:
+    """Nobody's fault but the engine's; what it was is in the log."""
     return SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")

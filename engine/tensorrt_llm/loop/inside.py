@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from engine.errors import ErrorCode, SluiceError
 from engine.tensorrt_llm.loop.events import News
-from engine.tensorrt_llm.loop.failures import failure, is_fatal, refusal
+from engine.tensorrt_llm.loop.failures import failure, internal, is_fatal, is_response, refusal
 from engine.tensorrt_llm.loop.llm import Llm
 from engine.tensorrt_llm.loop.sequence import LlmSequence
 from engine.types import FinishReason
@@ -117,6 +117,10 @@ class Inside:
         except SluiceError as error:
             self._listener.on_failure(sequence, error)
             return
+        except Exception:  # it would go on in TensorRT-LLM unless it were aborted
+            log.exception("a response to request %s cannot be read", sequence.request.request_id)
+            self._listener.on_failure(sequence, internal())
+            return
         if news.finish_reason is FinishReason.CANCELLED:
             raise RuntimeError("TensorRT-LLM cancelled the request of its own accord")
         if not news.is_empty:
@@ -132,7 +136,8 @@ class Inside:
         if sequence.is_told:
             return
         if answer.code is ErrorCode.INTERNAL:
-            log.error("request %s failed in TensorRT-LLM", sequence.request.request_id, exc_info=error)
+            trace = None if is_response(error) else error
+            log.error("request %s failed in TensorRT-LLM: %s", sequence.request.request_id, error, exc_info=trace)
             await asyncio.sleep(JUDGEMENT_S)
             if not self._llm.is_healthy():
                 self._listener.on_lost(error)
@@ -144,8 +149,7 @@ class Inside:
         error = None if done.cancelled() else done.exception()
         if error is not None:
             log.error("reading request %s failed", sequence.request.request_id, exc_info=error)
-            message = "the engine failed while it worked on this request"
-            self._listener.on_failure(sequence, SluiceError(ErrorCode.INTERNAL, message))
+            self._listener.on_failure(sequence, internal())
         self._drop(sequence)
 
     def _drop(self, sequence: LlmSequence) -> None:

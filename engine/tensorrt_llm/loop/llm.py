@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 STATS_TIMEOUT_S = 1.0
 """How long a stream of statistics or events waits for the next before it ends."""
+_SALT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Llm:
         keywords: dict[str, Any] = {"sampling_params": params, "streaming": request.sampling.beam_width == 1}
         if request.adapter:
             keywords["lora_request"] = self._lora_request(request.adapter)
-        if request.cache_salt:
-            keywords["cache_salt"] = self._salt(request.cache_salt)
+        if salt := self._salt(request):
+            keywords["cache_salt"] = salt
         return Call([*request.prompt_token_ids, *resumed], keywords)
 
     def generate(self, call: Call) -> Any:
@@ -71,8 +73,12 @@ class Llm:
     def _lora_request(self, adapter: str) -> Any:
         return self.library.lora_request(adapter, self._adapters[adapter], self.plan.adapters[adapter])
 
-    def _salt(self, salt: str) -> str:
-        if not self._has_salt:
+    def _salt(self, request: GenerateRequest) -> str:
+        """Prompt log probabilities are told of tokens alone that are computed: a salt of its own keeps all blocks away
+        from a request that wants them."""
+        wants_whole = request.sampling.prompt_logprobs is not None and not request.resume_token_ids
+        salt = secrets.token_hex(_SALT_BYTES) if wants_whole else request.cache_salt
+        if salt and not self._has_salt:
             raise SluiceError(
                 ErrorCode.UNIMPLEMENTED,
                 f"TensorRT-LLM {self.library.version} cannot keep KV blocks apart by cache_salt; version 1.2 can",

@@ -17,6 +17,7 @@ class LlmSequence:
         "call",
         "deadline",
         "is_inside",
+        "is_prompt_counted",
         "is_told",
         "max_tokens",
         "num_charged",
@@ -65,6 +66,8 @@ class LlmSequence:
         """Whether it was handed to TensorRT-LLM."""
         self.output: Any = None
         """TensorRT-LLM's RequestOutput, while something may come of it."""
+        self.is_prompt_counted = False
+        """Whether the counters have its prompt."""
         self.is_told = False
         """Whether its client has had its last event; what TensorRT-LLM still brings is for nobody."""
         self.aborted_at: float | None = None
@@ -72,7 +75,12 @@ class LlmSequence:
     @property
     def num_tokens_left(self) -> int:
         """Tokens still to run before the next one is sampled: 1 while it decodes."""
-        return 1 if self.num_output > len(self.request.resume_token_ids) else self.num_tokens
+        return 1 if self.has_begun else self.num_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_output > len(self.request.resume_token_ids)
 
     @property
     def num_held_blocks(self) -> int:

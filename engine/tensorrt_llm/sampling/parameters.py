@@ -12,19 +12,7 @@ from engine.tensorrt_llm.sampling.grammars import grammar_kinds
 from engine.tensorrt_llm.sampling.values import Asked
 from engine.types import GenerateRequest, SamplingParams
 
-__all__ = ["FIELDS", "SAMPLING_FIELDS", "SamplingField", "grammar_kinds", "sampling_params"]
-
-SAMPLING_FIELDS = (
-    "beam_width",
-    "length_penalty",
-    "early_stopping",
-    "beam_search_diversity_rate",
-    "no_repeat_ngram_size",
-    "top_p_min",
-    "top_p_decay",
-    "top_p_reset_ids",
-)
-"""Those of `engine.types.SamplingParams` that our own executor does not have."""
+__all__ = ["FIELDS", "SamplingField", "grammar_kinds", "sampling_params"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +72,21 @@ def _check(asked: Asked, library: Library) -> None:
         raise invalid(
             "typical_p", f"typical_p must be 1, since TensorRT-LLM has no such filter, got {params.typical_p}"
         )
-    for number, word in enumerate(params.bad_words):
+    for word in params.bad_words:
         if len(word) > 1:
-            raise invalid(
-                "bad_words",
-                f"bad_words must be single tokens, which is what TensorRT-LLM bans by id; the one at {number} has "
-                f"{len(word)} tokens",
-            )
+            raise _longer(word)
     default = SamplingParams()
     for name in sorted(asked.ignored & set(SamplingParams.__struct_fields__)):
         if getattr(params, name) != getattr(default, name) and name != "bad_words":
             raise _ignored(name, library)
+
+
+def _longer(word: tuple[int, ...]) -> SluiceError:
+    return invalid(
+        "bad_words",
+        "bad_words must be of one token each, also after a space: TensorRT-LLM bans single tokens. One of them has the "
+        f"tokens {', '.join(map(str, word))}; leave it out, or ban one of these by a logit_bias of -100",
+    )
 
 
 def _ignored(name: str, library: Library) -> SluiceError:

@@ -80,7 +80,7 @@ async def load_checkpoint(
 
 
 def _set_up(source: ModelSource, context: BackendContext) -> Setup:
-    setup = set_up(source, context.engine_config)
+    setup = set_up(source, context.engine_config, context.engine_config_on)
     log.info("model '%s' runs on %s: %s", source.name, setup.choice.runtime, setup.choice.reason)
     if setup.notes:
         log.info("model '%s': without effect as written: %s", source.name, "; ".join(setup.notes))

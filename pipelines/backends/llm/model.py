@@ -77,6 +77,10 @@ class LlmModel(Model):
         is_well = engine.failure is None and not engine.is_restarting
         return is_well and not self._is_closing and engine.heartbeat_age_s() < self._heartbeat_timeout_s
 
+    @property
+    def is_lost(self) -> bool:
+        return self.engine.failure is not None
+
     def is_decoupled_for(self, request: InferRequest) -> bool:
         if not self.spec.is_decoupled:
             return False

@@ -35,8 +35,12 @@ class Setup:
     """On what has no effect as written."""
 
 
-def set_up(source: ModelSource, engine_config: Callable[[str], EngineConfig]) -> Setup:
-    """Reads files. `engine_config` makes the command line's configuration for the checkpoint in a folder.
+def set_up(
+    source: ModelSource,
+    engine_config: Callable[[str], EngineConfig],
+    engine_config_on: Callable[[str, Runtime], EngineConfig] | None = None,
+) -> Setup:
+    """Reads files. The two are those of BackendContext.
 
     Raises SluiceError: NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be obeyed, UNAVAILABLE where
     the model needs a runtime that is not installed.
@@ -44,9 +48,16 @@ def set_up(source: ModelSource, engine_config: Callable[[str], EngineConfig]) ->
     yaml = read_model_yaml(source.version_folder)
     texts = _texts(source, yaml)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder)).engine_python)
+    named = _named_runtime(source.name, texts)
+    if named is not None and engine_config_on is not None:
+        given = engine_config_on(str(checkpoint.path), named)
+    else:
+        given = engine_config(str(checkpoint.path))
+        given = msgspec.structs.replace(given, runtime=named or given.runtime)
     # Adapters and tokenizer of the command line are MODEL's.
-    given = msgspec.structs.replace(engine_config(str(checkpoint.path)), lora_modules={}, tokenizer_path=None)
-    engine, choice = _with_runtime(given, source.name, texts)
+    given = msgspec.structs.replace(given, lora_modules={}, tokenizer_path=None)
+    choice = choose_runtime(given)
+    engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once: rules, notes and process go by it
     notes: list[str] = []
     if choice.runtime is Runtime.TENSORRT_LLM:
         engine = _for_tensorrt_llm(engine, checkpoint, yaml)
@@ -81,16 +92,14 @@ def _has_lora(texts: dict[str, str]) -> bool:
         return False  # its rule says what is wrong with it
 
 
-def _with_runtime(engine: EngineConfig, model: str, texts: dict[str, str]) -> tuple[EngineConfig, RuntimeChoice]:
-    """Chosen once: rules, notes and process go by it."""
-    if "runtime" in texts:
-        try:
-            engine = msgspec.structs.replace(engine, runtime=runtime_of(texts["runtime"]))
-        except ValueError as error:
-            message = f"parameter 'runtime' of model '{model}' {error}, got '{texts['runtime']}'"
-            raise invalid("runtime", message) from None
-    choice = choose_runtime(engine)
-    return msgspec.structs.replace(engine, runtime=choice.runtime), choice
+def _named_runtime(model: str, texts: dict[str, str]) -> Runtime | None:
+    if "runtime" not in texts:
+        return None
+    try:
+        return runtime_of(texts["runtime"])
+    except ValueError as error:
+        message = f"parameter 'runtime' of model '{model}' {error}, got '{texts['runtime']}'"
+        raise invalid("runtime", message) from None
 
 
 def _for_tensorrt_llm(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: ModelYaml) -> EngineConfig:

@@ -100,8 +100,11 @@ class LlmText:
     async def warm_up(self) -> None:
         """Generate one token as for a client, outside the metrics. Raises what a client would see."""
         request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
-        async with aclosing(self._generate(request, is_counted=False)) as events:
-            num_tokens = sum([event.num_tokens async for event in events])
+        try:
+            async with aclosing(self._generate(request, is_counted=False)) as events:
+                num_tokens = sum([event.num_tokens async for event in events])
+        except SluiceError as error:
+            raise SluiceError(error.code, f"the model failed when it was tried: {error.message}") from error
         if num_tokens == 0:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
 

@@ -46,13 +46,32 @@ def test_ranks_in_groups_of_their_own_end_with_the_session() -> None:
     with leader:
         assert leader.stdout is not None
         rank = int(leader.stdout.readline())
-        assert set(session_members(leader.pid)) == {leader.pid, rank}
+        assert session_members(leader.pid) == {leader.pid, rank}
         os.kill(leader.pid, signal.SIGKILL)
         leader.wait()
         kill_session(leader.pid)
         wait_for_end([rank])
-    assert session_members(leader.pid) == []
+    assert session_members(leader.pid) == set()
     kill_session(leader.pid)
+
+
+def test_an_engine_that_leads_its_session_ends_with_all_of_it(tmp_path: Path) -> None:
+    """With its own process group it would be gone before it had found the others."""
+    cleaned = tmp_path / "cleaned"
+    gateway = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    command = [sys.executable, "-c", WORKER, str(gateway.pid), str(cleaned)]
+    engine = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    with engine:
+        assert engine.stdout is not None
+        pids = [int(each) for each in engine.stdout.readline().split()]
+        assert pids[0] == engine.pid and session_members(engine.pid) == set(pids)
+        try:
+            gateway.kill()
+            gateway.wait()
+            wait_for_end(pids)
+        finally:
+            kill_session(engine.pid)
+    assert cleaned.exists()
 
 
 def test_an_engine_behind_a_launcher_ends_with_the_gateway(tmp_path: Path) -> None:
@@ -67,7 +86,7 @@ def test_an_engine_behind_a_launcher_ends_with_the_gateway(tmp_path: Path) -> No
     with launcher:
         assert launcher.stdout is not None
         pids = [int(each) for each in launcher.stdout.readline().split()]
-        assert set(session_members(launcher.pid)) == {launcher.pid, *pids}
+        assert session_members(launcher.pid) == {launcher.pid, *pids}
         gateway.kill()
         gateway.wait()
         wait_for_end([launcher.pid, *pids])

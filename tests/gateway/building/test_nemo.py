@@ -116,6 +116,16 @@ def test_an_archive_must_say_what_it_is_of(build: Build, tmp_path: Path) -> None
     assert "--nemo-model-id" in done.err
 
 
+def test_what_an_archive_says_is_no_command(build: Build, tmp_path: Path) -> None:
+    """Its text stands in the script, which is to be run by a shell."""
+    config = {**FIRST, "target": "nemo.Model\ntouch stolen #", "tokenizer": "none"}
+    archive = write_archive(tmp_path / "llama3.nemo", config)
+    done = build(archive, "--output", tmp_path / "models", "--dry-run", "--nemo-model-id", "meta-llama/Meta-Llama-3-8B")
+    assert done.code == 0, done.err
+    assert "Model touch stolen #" in done.out
+    assert not any(line.startswith("touch") for line in done.out.splitlines())
+
+
 @pytest.mark.parametrize("content", [b"no archive", b""])
 def test_a_damaged_archive(build: Build, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.nemo").write_bytes(content)
@@ -137,7 +147,10 @@ def test_an_unpacked_archive(build: Build, tmp_path: Path) -> None:
     assert f"tar -cf llama3.nemo -C {tmp_path / 'llama3'} ." in done.err
 
 
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     write_program(tmp_path / "bin" / "nemo", NEMO_HANGS)
     began, folder = tmp_path / "began", write_folder(tmp_path / "second")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
@@ -151,8 +164,8 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.01)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 128 + number
         finally:
             process.kill()
     assert names(tmp_path) == {"bin", "began", "second"}

@@ -195,6 +195,25 @@ def test_a_move_that_fails_brings_back_what_was_there(tmp_path: Path) -> None:
     assert names(tmp_path / "models" / "a") == {"before"}
 
 
+def test_a_move_that_is_interrupted_brings_back_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "built" / name).mkdir(parents=True)
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "before").touch()
+    rename = Path.rename
+
+    def interrupted(before: Path, after: Path) -> Path:
+        moved = rename(before, after)
+        if before == tmp_path / "models" / "b":
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publish(tmp_path / "built", tmp_path / "models", ["a", "b"], tmp_path / "aside")
+    assert [names(tmp_path / "models" / name) for name in ("a", "b")] == [{"before"}, {"before"}]
+
+
 def test_too_little_space_is_seen_before(
     build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """`--dry-run` is a shell script: run by a shell, it makes what the build makes."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,22 @@ from tests.gateway.building.trees import tree
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--link", "--layout", "prefixed"), ("--runtime", "tensorrt_llm", "--name", "a")]
+    "arguments",
+    [
+        (),
+        ("--link", "--layout", "prefixed"),
+        ("--runtime", "tensorrt_llm", "--name", "a"),
+        ("--quantization", "int8"),
+    ],
 )
-def test_the_script_makes_the_same(build: Build, tiny: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_the_script_makes_the_same(
+    build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
     (tmp_path / "with 'a space").mkdir()
     by_script, by_build = tmp_path / "with 'a space" / "models", tmp_path / "models"
     done = build(tiny, "--output", by_script, "--dry-run", *arguments)
     assert (done.code, by_script.exists()) == (0, False), done.err
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # sluice is there
     subprocess.run(["sh"], input=done.out, text=True, check=True)
     assert build(tiny, "--output", by_build, *arguments).code == 0
     made = tree(by_build)

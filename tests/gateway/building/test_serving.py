@@ -81,12 +81,17 @@ def test_stop_words_end_the_ensembles_text(served: Served) -> None:
     assert len(got["text_output"].split()) <= 5
 
 
+def test_the_ensemble_takes_words_with_weights(served: Served) -> None:
+    got = served.generate("ensemble", max_tokens=3, embedding_bias_words="time", embedding_bias_weights=90.0)
+    assert got["text_output"] == "timetimetime"
+
+
 def test_the_ensemble_streams(served: Served) -> None:
-    asked = {"text_input": PROMPT, "max_tokens": 24, "stream": True}
+    asked = {"text_input": PROMPT, "max_tokens": 200, "stream": True}
     with served.built.stream("POST", "/v2/models/ensemble/generate_stream", json=asked) as answered:
         events = [json.loads(line.removeprefix("data: ")) for line in answered.iter_lines() if line]
     assert len(events) > 1  # pieces that wait for a slow reader come together
-    assert "".join(event["text_output"] for event in events) == served.expected(max_tokens=24)["text_output"]
+    assert "".join(event["text_output"] for event in events) == served.expected(max_tokens=200)["text_output"]
 
 
 def test_chat_by_the_models_own_template(served: Served) -> None:

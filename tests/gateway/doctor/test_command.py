@@ -8,8 +8,11 @@ import pytest
 
 from gateway.bundled import models_folder
 from gateway.doctor.command import command
+from gateway.doctor.facts import Gpus
+from tests.stand_ins.model_folders import make_compiled_engine
 
 MODEL = models_folder() / "rill" / "1"
+STAND_INS = Path(__file__).parents[2] / "stand_ins"
 FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
@@ -44,12 +47,26 @@ def test_a_repository_s_language_models_are_looked_at(tmp_path: Path, capsys: py
     levels = {(finding["subject"], finding["level"]) for finding in json.loads(said)["findings"]}
     assert code == 1 and ("empty", "fail") in levels
     assert ("good", "ok") in levels and ("good", "fail") not in levels
+    _, unasked = run(capsys, "--json", str(tmp_path))
+    assert "runs on" in unasked and "it was asked for" not in unasked
 
 
 def test_what_is_asked_of_a_machine_without_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = run(capsys, "--runtime", "tensorrt_llm", "--tensor-parallel-size", "64", str(MODEL))
     assert code == 1
     assert said.rstrip().splitlines()[-1].startswith("Will not work as it is")
+
+
+def test_a_model_that_runs_on_gpus_alone_needs_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT-LLM's image, started without the GPUs."""
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    monkeypatch.setattr("gateway.doctor.machine.read_gpus", lambda: Gpus(reason="no driver"))
+    code, said = run(capsys, "--json", str(make_compiled_engine(tmp_path / "engine")))
+    assert code == 1
+    failing = {each["subject"]: each["text"] for each in json.loads(said)["findings"] if each["level"] == "fail"}
+    assert failing["GPU"] == "no NVIDIA GPU: no driver"
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +78,11 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("/no/such/folder", "is neither a model's folder"), ("acme/never-downloaded", "")],
+    [
+        ("/no/such/folder", "/no/such/folder is no folder"),
+        ("/", "is neither a model's folder"),
+        ("acme/never-downloaded", ""),
+    ],
 )
 def test_paths_that_are_no_model(path: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = command([*FREE_PORTS, path])

@@ -102,8 +102,24 @@ def test_on_the_cpu_memory_and_architecture_count() -> None:
     assert level is Level.FAIL and "does not fit" in text
     quantized = Wanted(quantization="int4", max_model_len=4096)
     assert not wrong(findings(model(size=LLAMA_70B), machine(none), quantized, ON_CPU))
+    compressed = findings(model(size=LLAMA_70B, quantization="int4"), machine(none), quantized, ON_CPU)
+    assert "does not fit" in compressed[-1].text  # what is compressed already becomes no smaller
     ((level, text),) = wrong(findings(model(openvino_problem="no graph for mamba"), machine(none), choice=ON_CPU))
     assert (level, text) == (Level.FAIL, "no graph for mamba")
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "said"),
+    [
+        ({"kv_cache_dtype": "fp8"}, ON_CPU, "OpenVINO has no KV cache of fp8"),
+        ({"kv_cache_dtype": "u8"}, ON_GPU, "TensorRT-LLM has no KV cache of u8"),
+        ({"quantization": "fp8"}, ON_CPU, "OpenVINO does not compress weights to fp8"),
+        ({"quantization": "fp8"}, ON_GPU, "these are not compressed to fp8"),
+    ],
+)
+def test_types_that_the_runtime_does_not_have(asked: dict[str, Any], choice: RuntimeChoice, said: str) -> None:
+    ((level, text),) = wrong(findings(model(), machine(gpus()), Wanted(**asked), choice))
+    assert level is Level.FAIL and said in text
 
 
 def test_where_no_runtime_would_serve_it_that_is_the_finding() -> None:

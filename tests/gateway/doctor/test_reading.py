@@ -16,6 +16,7 @@ from gateway.doctor.facts import Capability
 from gateway.doctor.gpus import read_gpus
 from gateway.doctor.libraries import read_libraries
 from gateway.doctor.models import cache_width, read_model
+from tests.stand_ins.model_folders import make_checkpoint
 
 LLAMA = Path(__file__).parents[2] / "data" / "checkpoints" / "llama_tiny"
 
@@ -130,6 +131,13 @@ def test_a_compiled_engine_tells_its_version_and_its_gpus(tmp_path: Path) -> Non
     assert "compiled" not in found.openvino_problem and "tensorrt llm engine" in found.openvino_problem
 
 
+def test_weights_that_a_build_compressed_are_known(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "model-int8.safetensors").write_bytes(b"x" * 100)
+    found = read_model("model", folder)
+    assert (found.quantization, found.size.weight_bytes) == ("int8", 100)
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SluiceError) as raised:
         read_model("x", tmp_path)
@@ -144,6 +152,7 @@ def test_how_wide_a_cached_value_is() -> None:
     assert cache_width("auto", "bfloat16") == 1.0
     assert cache_width("fp8", "torch.bfloat16") == 0.5
     assert cache_width("u8", "float32") == 0.25
+    assert cache_width("nvfp4", "bfloat16") < 0.3
 
 
 def test_the_engines_own_python_is_asked_for_its_libraries(tmp_path: Path) -> None:

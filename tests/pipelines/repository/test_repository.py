@@ -171,6 +171,24 @@ async def test_what_has_not_changed_is_not_loaded_again(bench: Bench, repository
     assert sorted(bench.stamp.loads[3:]) == [("a", 1), ("a", 2)]
 
 
+@pytest.mark.parametrize("overrides", [None, LoadOverrides('{"backend": "stamp"}')])
+async def test_what_is_lost_is_loaded_again(
+    repository: ModelRepository, root: Path, monkeypatch: pytest.MonkeyPatch, overrides: LoadOverrides | None
+) -> None:
+    """Its files are as they were; what ran it is not."""
+    write_model(root, "a", 1)
+    await repository.load("a", overrides)
+    lost = repository.find("a")
+    await repository.load("a")
+    assert repository.find("a") is lost
+    monkeypatch.setattr(type(lost), "is_lost", property(lambda model: model is lost))
+    await repository.load("a")
+    fresh = repository.find("a")
+    assert fresh is not lost
+    await repository.load("a")
+    assert repository.find("a") is fresh
+
+
 async def test_versions_load_all_or_none(bench: Bench, repository: ModelRepository, root: Path) -> None:
     write_model(root, "half", 1, "fail", config=CONFIG + "version_policy { all {} }")
     await failure(repository.load("half"))

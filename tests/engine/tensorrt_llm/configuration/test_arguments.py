@@ -239,6 +239,9 @@ def test_an_engine_compiled_at_load_is_quantised(plan: Plan) -> None:
 
 
 def test_n_gram(plan: Plan) -> None:
+    settings = {"speculative_max_draft_len": "8"}
+    by_setting = plan(speculation=Speculation.NGRAM, settings=settings).arguments["speculative_config"]
+    assert by_setting.max_draft_len == 8
     config = plan(speculation=Speculation.NGRAM, num_speculative_tokens=6).arguments["speculative_config"]
     assert type(config).__name__ == "NGramDecodingConfig"
     assert (config.max_draft_len, config.max_matching_ngram_size) == (6, 4)

@@ -95,6 +95,17 @@ async def test_log_probabilities(pytorch: StandIn) -> None:
     assert [(each.token_id, each.top) for each in own.logprobs] == [(token_id, []) for token_id in own.token_ids]
 
 
+async def test_prompt_logprobs_are_whole_though_the_prompt_is_cached(stand_in: StandIn) -> None:
+    """TensorRT-LLM tells them of tokens alone that it computes, so such a request finds nobody's blocks."""
+    prompt = list(range(100, 200))
+    async with stand_in.client() as client:
+        await answer(client.submit(request(prompt, 2)))
+        for _ in range(2):
+            told = await answer(client.submit(request(prompt, 2, prompt_logprobs=0, cache_salt="a")))
+            assert told.prompt_logprobs is not None and told.num_cached == 0
+            assert [each.token_id for each in told.prompt_logprobs[1:] if each is not None] == prompt[1:]
+
+
 async def test_cached_prompt_tokens_are_told_once_and_counted(stand_in: StandIn) -> None:
     prompt = list(range(100, 200))
     async with stand_in.client() as client:
@@ -106,6 +117,7 @@ async def test_cached_prompt_tokens_are_told_once_and_counted(stand_in: StandIn)
         assert (first.num_cached, salted.num_cached) == (0, 0)
         assert again.num_cached is not None and 64 <= again.num_cached <= 100
         assert client.stats.cached_tokens_total == again.num_cached
+        assert client.stats.prompt_tokens_total == 3 * len(prompt) - again.num_cached
 
 
 async def test_beams_come_whole(newest: StandIn) -> None:
@@ -276,6 +288,7 @@ async def test_cancel_frees_what_it_held(stand_in: StandIn) -> None:
         assert await tokens(waiting) == echo([7], 5)
         await until_idle(client)
         assert client.stats.generation_tokens_total < 600
+        assert client.stats.prompt_tokens_total >= 2
 
 
 ASKED = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=12)
@@ -371,7 +384,7 @@ async def test_cached_blocks_are_counted_from_events(newest: StandIn) -> None:
 # -- errors
 
 
-async def test_an_error_response_hurts_nobody_else(pytorch: StandIn) -> None:
+async def test_an_error_response_hurts_nobody_else(pytorch: StandIn, capfd: pytest.CaptureFixture[str]) -> None:
     pytorch.set(STEP_MS=1, FAULT="error_on_token=4001")
     async with pytorch.client() as client:
         good = [await running(client, request([10 + i], 100)) for i in range(3)]
@@ -379,11 +392,21 @@ async def test_an_error_response_hurts_nobody_else(pytorch: StandIn) -> None:
         assert await asyncio.gather(*map(tokens, good)) == [echo([10 + i], 100) for i in range(3)]
         await until_idle(client)
         assert client.num_restarts == 0
+    log = capfd.readouterr().err
+    assert "request r7 failed in TensorRT-LLM: a fault was asked for: token 4001 is in the prompt" in log
+    assert "Traceback" not in log
 
 
 async def test_a_model_that_cannot_load_says_why(newest: StandIn) -> None:
     newest.set(FAULT="load_error=no room on the GPU")
     with pytest.raises(SluiceError, match="no room on the GPU"):
+        async with newest.client():
+            raise AssertionError
+
+
+async def test_a_model_that_is_ill_from_the_start_is_a_load_error(newest: StandIn) -> None:
+    newest.set(FAULT="unhealthy")
+    with pytest.raises(SluiceError, match="loaded the model, but says that it is not healthy"):
         async with newest.client():
             raise AssertionError
 

@@ -28,7 +28,13 @@ def test_what_ends_the_engine(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RequestError("prompt is too long"), ValueError("shutting down"), RuntimeError("CUDA error: misaligned")]
+    "error",
+    [
+        RequestError("prompt is too long"),
+        RequestError("guided decoding error: no rule 'executor has failed' in the grammar"),
+        ValueError("shutting down"),
+        RuntimeError("CUDA error: misaligned"),
+    ],
 )
 def test_what_need_not(error: Exception) -> None:
     assert not is_fatal(error)

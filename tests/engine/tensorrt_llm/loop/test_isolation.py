@@ -89,3 +89,35 @@ async def test_a_loop_that_fails_ends_the_engine() -> None:
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RuntimeError, match="the socket is gone"):
             await running
+
+
+class Unreadable(Output):
+    """Its responses lack what every one has, and go on until it is aborted."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Completion] = []
+        self.aborted = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        yield self
+        await self.aborted.wait()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_a_request_whose_response_cannot_be_read_is_aborted() -> None:
+    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+    output = Unreadable()
+    library = Library()
+    library.generate = lambda call: output  # type: ignore[method-assign]
+    executor = TensorRtLlmExecutor(cast(Llm, library), INFO, EngineConfig(model_path=""), frames.put_nowait)
+    running = asyncio.create_task(executor.run())
+    executor.obey([submit(1, 5)])
+    async with asyncio.timeout(PATIENCE_S):
+        while not (failures := (await frames.get()).failures):
+            pass
+        assert failures[0].code is ErrorCode.INTERNAL
+        await output.aborted.wait()
+        executor.obey([Shutdown()])
+        await running

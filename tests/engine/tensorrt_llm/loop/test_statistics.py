@@ -132,7 +132,9 @@ def test_tokens_tell_the_time_where_statistics_do_not() -> None:
     for number, now in enumerate((0.0, 0.1, 0.2, 0.3)):
         books.take_tokens(one, 1, now)
         one.num_output = number + 1
-    assert (books.counters.prompt_tokens, books.counters.generation_tokens, books.counters.steps) == (3, 4, 2)
+    books.take_prompt(one, 1)
+    assert (books.counters.prompt_tokens, books.counters.cached_tokens) == (2, 1)
+    assert (books.counters.generation_tokens, books.counters.steps) == (4, 2)
     assert books.blocks_used([one]) == 2
     assert books.blocks_used([]) == 0
 

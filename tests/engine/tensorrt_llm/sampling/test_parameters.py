@@ -142,7 +142,7 @@ def test_bad_words_of_one_token(sample: Sample) -> None:
     assert (params.bad_token_ids, params.embedding_bias) == ([4, 9], None)
     error = refusal(sample, bad_words=((4,), (5, 6)))
     assert (error.code, error.param) == (ErrorCode.INVALID, "bad_words")
-    assert "the one at 1 has 2 tokens" in error.message
+    assert "one token each" in error.message and "has the tokens 5, 6;" in error.message
 
 
 def test_a_sampler_without_bad_words_gets_them_as_biases(sample: Sample) -> None:

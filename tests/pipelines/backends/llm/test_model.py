@@ -186,6 +186,7 @@ async def test_it_is_ready_while_its_engine_is(model: LlmModel, engine: InProces
     assert model.is_ready
     engine.is_restarting = True
     assert not model.is_ready
+    assert not model.is_lost
     engine.is_restarting = False
     engine._last_report -= 11
     assert not model.is_ready
@@ -193,6 +194,7 @@ async def test_it_is_ready_while_its_engine_is(model: LlmModel, engine: InProces
     assert model.is_ready
     engine._die("the engine is gone")
     assert not model.is_ready
+    assert model.is_lost
     with pytest.raises(SluiceError, match="the engine is gone"):
         await ask(model, {"text_input": "hello"})
 

@@ -111,6 +111,15 @@ async def test_parameters_reach_the_constructor(tmp_path: Path, record: Path, ve
     assert cache["enable_block_reuse"] is False
 
 
+@pytest.mark.usefixtures("record")
+@pytest.mark.parametrize("version", ["1.3.0"], indirect=True)
+async def test_an_engine_that_cannot_be_tried_is_a_load_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_FAULT", "exit_after=2")  # the engine's own try is the first
+    with pytest.raises(SluiceError, match="the model failed when it was tried: this request crashed the engine twice"):
+        async with loaded(source(make_model(tmp_path / "m"), runtime="tensorrt_llm")):
+            pass
+
+
 async def test_a_model_yaml_reaches_it(tmp_path: Path, record: Path) -> None:
     folder = make_model(tmp_path / "m")
     (folder / "1" / "model.yaml").write_text(

@@ -147,10 +147,11 @@ class Work:
         return SequenceResponse(new, sequence.shown.copy(), fresh, total, sequence.finish_reason)
 
     def _prompt_logprobs(self) -> list[Likeliest]:
-        """For each token of the prompt but the first, in its place; the last entry is for what follows."""
+        """For each token of the prompt but the first, in its place; the last entry is for what follows. Those of reused
+        blocks are not computed, and missing."""
         prompt = self.order.prompt_token_ids
         told = []
-        for place in range(1, len(prompt) + 1):
+        for place in range(1 + self.num_cached, len(prompt) + 1):
             _, likeliest = self._model.next(prompt[:place], place, self._params, self.order.adapter, 0)
             following = prompt[place] if place < len(prompt) else likeliest
             told.append(self._model.logprobs(likeliest, following, self._params.prompt_logprobs or 0))

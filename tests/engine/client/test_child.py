@@ -1,0 +1,29 @@
+"""One engine process, from its start to its end."""
+
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from engine.client import child as module
+from engine.client.child import EngineChild
+from engine.config import EngineConfig
+from engine.errors import SluiceError
+
+
+async def test_what_has_ended_is_not_killed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process id may be another's by then."""
+    killed: list[int] = []
+    monkeypatch.setattr(module, "kill_session", killed.append)
+    context = zmq.asyncio.Context()
+    child = EngineChild(context)
+    with pytest.raises(SluiceError):
+        await child.load("engine.process", EngineConfig(model_path=str(tmp_path / "nothing")))
+    await child.exited
+    await child.last_reports()
+    assert killed == [child.pid]
+    child.kill()
+    await child.close()
+    context.term()
+    assert killed == [child.pid]
+    assert not child.folder.exists()
