@@ -1,6 +1,5 @@
 """From a configuration to an LLM that has generated a token, and what it is to be told of as."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from engine.tensorrt_llm.folder import read_folder
 from engine.tensorrt_llm.library import load_library
 from engine.tensorrt_llm.loop.following import first_of
 from engine.tensorrt_llm.loop.llm import Llm
+from engine.tensorrt_llm.loop.probe import one_token
 from engine.tensorrt_llm.loop.statistics import iteration_stats
 from engine.tensorrt_llm.loop.watch import stall_timeout_s
 from engine.tensorrt_llm.sampling.parameters import grammar_kinds
-from engine.types import EngineInfo, GenerateRequest, IterationStats, SamplingParams
+from engine.types import EngineInfo, IterationStats
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +50,9 @@ async def warm_up(llm: Llm, config: EngineConfig) -> tuple[EngineInfo, Iteration
     Raises SluiceError where no token comes, and where TensorRT-LLM says that it is ill.
     """
     info = engine_info(llm, config, None)
-    # A prompt of this token alone cannot be found in the cache by any other.
-    token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)  # so that it ends by its length
-    request = GenerateRequest(request_id="warm-up", prompt_token_ids=[token_id], sampling=params)
     limit_s = stall_timeout_s(config.runtime_settings)
     try:
-        output = await asyncio.wait_for(_whole(llm, request), limit_s)
+        output = await one_token(llm, info, "warm-up", limit_s)
     except TimeoutError:
         message = f"TensorRT-LLM loaded the model, but brings no token within {limit_s:g} s"
         raise SluiceError(ErrorCode.INTERNAL, message) from None
@@ -66,13 +62,6 @@ async def warm_up(llm: Llm, config: EngineConfig) -> tuple[EngineInfo, Iteration
         raise SluiceError(ErrorCode.INTERNAL, "TensorRT-LLM loaded the model, but says that it is not healthy")
     stats = await _first_statistics(llm)
     return engine_info(llm, config, stats), stats
-
-
-async def _whole(llm: Llm, request: GenerateRequest) -> Any:
-    output = llm.generate(llm.prepare(request))
-    async for _ in output:
-        pass
-    return output
 
 
 async def _first_statistics(llm: Llm) -> IterationStats | None:

@@ -20,8 +20,9 @@ from engine.tensorrt_llm.loop.failures import EngineLost
 from engine.tensorrt_llm.loop.following import follow
 from engine.tensorrt_llm.loop.inside import Inside
 from engine.tensorrt_llm.loop.llm import Llm
+from engine.tensorrt_llm.loop.probe import one_token
 from engine.tensorrt_llm.loop.sequence import LlmSequence, blocks_to_completion
-from engine.tensorrt_llm.loop.watch import Progress, check_health, stall_timeout_s
+from engine.tensorrt_llm.loop.watch import STALL_SETTING, Progress, check_health, stall_timeout_s
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
 
@@ -72,6 +73,7 @@ class TensorRtLlmExecutor:
         self._last_emit = 0.0
         self._predicted_wait_s = self._last_prediction = 0.0
         self._is_busy = asyncio.Event()
+        self._probe: asyncio.Task[None] | None = None
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -88,6 +90,7 @@ class TensorRtLlmExecutor:
                     each.result()
         finally:
             self._flush()
+            tasks += [self._probe] if self._probe is not None else []
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, self._inside.close(), return_exceptions=True)
@@ -315,10 +318,21 @@ class TensorRtLlmExecutor:
             if now - self._last_emit >= HEARTBEAT_S:
                 self._flush()
             check_health(self._llm)
-            self._inside.forget_lost(now)
+            if self._inside.forget_lost(now) and self._probe is None:
+                self._probe = asyncio.create_task(self._prove(), name="probe")
             if self._can_stall:
                 self._progress.check(now)
             await asyncio.sleep(HEARTBEAT_S / 2)
+
+    async def _prove(self) -> None:
+        """A token within the time that no token may take, or the engine is lost."""
+        try:
+            await one_token(self._llm, self.info, "probe", self._progress.timeout_s)
+        except TimeoutError:
+            self.on_lost(RuntimeError(f"an aborted request did not end, and no token came in {STALL_SETTING}"))
+        except Exception as error:
+            self.on_lost(error)
+        self._probe = None
 
     @property
     def _can_stall(self) -> bool:

@@ -85,12 +85,17 @@ class Inside:
         except Exception as error:
             log.warning("request %s could not be aborted: %s", sequence.request.request_id, error)
 
-    def forget_lost(self, now: float) -> None:
-        """An aborted request whose last response does not come keeps its blocks from others no longer."""
-        for sequence in self._sequences.values():
-            if sequence.aborted_at is not None and now - sequence.aborted_at > ABORT_GRACE_S:
-                log.warning("TensorRT-LLM did not end the aborted request %s", sequence.request.request_id)
-                self._tasks[sequence.stream_id].cancel()
+    def forget_lost(self, now: float) -> bool:
+        """An aborted request whose last response does not come keeps its blocks from others no longer.
+
+        Returns whether there was one: then perhaps nothing comes any more, and nobody is there to miss it.
+        """
+        aborted = [each for each in self._sequences.values() if each.aborted_at is not None]
+        lost = [each for each in aborted if now - (each.aborted_at or 0.0) > ABORT_GRACE_S]
+        for sequence in lost:
+            log.warning("TensorRT-LLM did not end the aborted request %s", sequence.request.request_id)
+            self._tasks[sequence.stream_id].cancel()
+        return bool(lost)
 
     async def close(self) -> None:
         """Read no more."""

@@ -27,7 +27,7 @@ class Progress:
     """When something was last brought."""
 
     def __init__(self, timeout_s: float, now: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._last = now
 
     def made(self, now: float) -> None:
@@ -37,7 +37,7 @@ class Progress:
     def check(self, now: float) -> None:
         """Raises EngineLost after too long without. For while somebody waits for something."""
         silent_s = now - self._last
-        if silent_s > self._timeout_s:
+        if silent_s > self.timeout_s:
             raise EngineLost(
                 f"TensorRT-LLM has brought no token and run no iteration for {silent_s:.1f} s ({STALL_SETTING})"
             )

@@ -8,9 +8,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ErrorCode
-from engine.frames import Shutdown, StepFrame, Submit
+from engine.frames import Cancel, Shutdown, StepFrame, Submit
 from engine.tensorrt_llm.loop.executor import TensorRtLlmExecutor
+from engine.tensorrt_llm.loop.failures import EngineLost
+from engine.tensorrt_llm.loop.inside import ABORT_GRACE_S
 from engine.tensorrt_llm.loop.llm import Call, Llm
+from engine.tensorrt_llm.loop.watch import STALL_SETTING
 from engine.types import FinishReason, GenerateRequest, SamplingParams
 from tests.engine.tensorrt_llm.loop.test_events import INFO, Completion
 
@@ -32,6 +35,14 @@ class Output:
 
     def abort(self) -> None:
         """It is over."""
+
+
+class Silent(Output):
+    """Nothing ever comes of it."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        await asyncio.Event().wait()
+        yield self
 
 
 class Library:
@@ -119,5 +130,66 @@ async def test_a_request_whose_response_cannot_be_read_is_aborted() -> None:
             pass
         assert failures[0].code is ErrorCode.INTERNAL
         await output.aborted.wait()
+        executor.obey([Shutdown()])
+        await running
+
+
+class Clock:
+    """Shows what it was set to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Hanging(Library):
+    """Answers nothing of prompts with UNLUCKY, not even their abort; of others only where it `goes_on`."""
+
+    def __init__(self, *, goes_on: bool) -> None:
+        self._goes_on = goes_on
+        self.begun, self.probed = asyncio.Event(), asyncio.Event()
+
+    def prepare(self, request: GenerateRequest) -> Call:
+        if request.request_id == "probe":
+            self.probed.set()
+        return Call(request.prompt_token_ids, {})
+
+    def generate(self, call: Call) -> Output:
+        self.begun.set()
+        return Output() if self._goes_on and UNLUCKY not in call.inputs else Silent()
+
+
+async def forget_an_aborted_request(library: Hanging) -> tuple[TensorRtLlmExecutor, "asyncio.Task[None]"]:
+    clock = Clock()
+    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+    config = EngineConfig(model_path="", runtime_settings={STALL_SETTING: "0.2"})
+    executor = TensorRtLlmExecutor(cast(Llm, library), INFO, config, frames.put_nowait, clock)
+    running = asyncio.create_task(executor.run())
+    executor.obey([submit(1, UNLUCKY)])
+    await library.begun.wait()
+    executor.obey([Cancel(1)])
+    while not (await frames.get()).events:
+        pass
+    clock.now += 2 * ABORT_GRACE_S
+    return executor, running
+
+
+async def test_an_engine_that_hangs_with_nobody_left_is_found_out() -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        _, running = await forget_an_aborted_request(Hanging(goes_on=False))
+        with pytest.raises(EngineLost, match="an aborted request did not end, and no token came"):
+            await running
+
+
+async def test_one_that_only_forgets_to_end_an_aborted_request_goes_on() -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        library = Hanging(goes_on=True)
+        executor, running = await forget_an_aborted_request(library)
+        while executor.stats().num_running:
+            await asyncio.sleep(0)
+        await library.probed.wait()
+        assert not running.done()
         executor.obey([Shutdown()])
         await running
