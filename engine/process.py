@@ -1,4 +1,4 @@
-"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_JSON`.
+"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`.
 
 It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between
 steps, so there is no second thread that would fight it for Python's lock.

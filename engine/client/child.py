@@ -61,7 +61,9 @@ class EngineChild:
         """
         endpoint = f"ipc://{self.folder / 'engine'}"
         level = logging.getLevelName(logging.root.level)
-        arguments = (endpoint, str(os.getpid()), level, msgspec.json.encode(config).decode())
+        config_file = self.folder / "config"
+        config_file.write_bytes(msgspec.json.encode(config))  # the folder is this user's alone
+        arguments = (endpoint, str(os.getpid()), level, str(config_file))
         command = (*config.launcher, _python(module, config), "-m", module, *arguments)
         try:
             self._process = await asyncio.create_subprocess_exec(

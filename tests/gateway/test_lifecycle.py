@@ -194,7 +194,8 @@ def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServ
     engine = server.engine()
     endpoint = next(part for part in engine.cmdline() if part.startswith("ipc://"))
     folder = Path(endpoint.removeprefix("ipc://")).parent
-    assert folder.exists()
+    assert [file.name for file in folder.iterdir()] == ["engine"]  # its configuration is read, and gone
+    assert not any("model_path" in part for part in engine.cmdline())
     server.process.kill()
     server.process.wait(SOON_S)
     until(lambda: not folder.exists())
