@@ -6,8 +6,7 @@ import pytest
 from gateway.checkpoint import find_checkpoint, model_name
 from gateway.options import ConfigError
 from tests.stand_ins.model_folders import make_compiled_engine, make_converted_checkpoint
-
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
+from tests.stand_ins.paths import STAND_INS
 
 
 def make(folder: Path) -> Path:

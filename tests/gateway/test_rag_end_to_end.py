@@ -106,9 +106,10 @@ def test_v2_infer_over_http_and_grpc(bundled: ServerProcess) -> None:
         client.close()
 
 
-def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
+def streamed_over_grpc(address: str) -> list[bytes]:
+    """The texts of the answer's responses, of which the first has the sources."""
     answers: list[Any] = []
-    with tritonclient.grpc.InferenceServerClient(bundled.grpc_address) as client:
+    with tritonclient.grpc.InferenceServerClient(address) as client:
         client.start_stream(lambda result, error: answers.append((result, error)))
         query = tritonclient.grpc.InferInput("query", [1, 1], "BYTES")
         query.set_data_from_numpy(np.array([[QUESTION.encode()]], dtype=object))
@@ -117,8 +118,17 @@ def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
     assert not any(error for _, error in answers)
     assert answers[0][0].as_numpy("sources") is not None
     texts = [result.as_numpy("response") for result, _ in answers]
-    assert len([text for text in texts if text is not None]) > 3
-    assert b"".join(text.ravel()[0] for text in texts if text is not None).decode() == ANSWER
+    return [text.ravel()[0] for text in texts if text is not None]
+
+
+def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
+    """In pieces, unless this machine is so busy that all of them wait for their reader."""
+    for _ in range(10):
+        texts = streamed_over_grpc(bundled.grpc_address)
+        assert b"".join(texts).decode() == ANSWER
+        if len(texts) > 3:
+            return
+    raise AssertionError(f"the answer came in {len(texts)} pieces")
 
 
 def test_generate_and_generate_stream(bundled: ServerProcess) -> None:

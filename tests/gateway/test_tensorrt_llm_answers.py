@@ -22,8 +22,8 @@ from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.gateway.answering import Answering, answering
 from tests.stand_ins.model_folders import MAX_POSITIONS, VOCAB_SIZE, make_checkpoint
+from tests.stand_ins.paths import PYTHONPATH
 
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
 FLAVOURS = ("1.2.1", "1.3.0")
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the sea?"}]
@@ -76,7 +76,7 @@ def theirs(request: pytest.FixtureRequest, checkpoint: Path, config: EngineConfi
         return ProcessEngineClient(config, module="engine.tensorrt_llm.process")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(STAND_INS))
+        patch.setenv("PYTHONPATH", PYTHONPATH)
         patch.setenv("STAND_IN_VERSION", request.param)
         with answering(engine, checkpoint) as running:
             assert running.engine.info.runtime_version == request.param

@@ -16,8 +16,8 @@ from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import echo_next
 from tests.gateway.answering import Answering, answering
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_checkpoint
+from tests.stand_ins.paths import PYTHONPATH
 
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
 FLAVOURS = ("1.2.1", "1.3.0")
 ADAPTER_SHIFT = 31
 """The stand-in adds so much to each token for each place of an adapter."""
@@ -56,7 +56,7 @@ def theirs(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> It
         runtime_settings={"max_beam_width": str(MAX_BEAM_WIDTH)},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(STAND_INS))
+        patch.setenv("PYTHONPATH", PYTHONPATH)
         patch.setenv("STAND_IN_VERSION", request.param)
         with answering(lambda: ProcessEngineClient(config, module=MODULE), checkpoint) as running:
             yield running

@@ -12,8 +12,7 @@ from pipelines.backends.base import ModelSource
 from pipelines.backends.llm.setup import set_up
 from pipelines.repository.config_text import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
-
-STAND_INS = Path(__file__).parents[1] / "stand_ins"
+from tests.stand_ins.paths import STAND_INS
 
 
 def engine(*argv: str, model: str = "/models/x", **environ: str) -> EngineConfig:

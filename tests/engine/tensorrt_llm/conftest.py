@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
+from tests.stand_ins.paths import PATHS
 
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
-PATHS = [STAND_INS] if find_spec("torch") else [STAND_INS, STAND_INS / "without_torch"]
 FLAVOURS = ("1.2.1", "1.3.0")
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.engine.tensorrt_llm.conftest import PATHS
+from tests.stand_ins.paths import PATHS
 
 ONLY_1_2 = pytest.mark.parametrize("flavour", ["1.2.1"], indirect=True)
 ONLY_1_3 = pytest.mark.parametrize("flavour", ["1.3.0"], indirect=True)

@@ -18,8 +18,8 @@ from engine.errors import SluiceError
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from tests.engine.fake_runner import echo_next
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
+from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
 PATIENCE_S = 30.0
 FLAVOURS = ("1.2.1", "1.3.0")
 VOCAB_SIZE = 4096
@@ -46,7 +46,7 @@ class StandIn:
             self.model = make_compiled_engine(folder / "engine")
         self.record = folder / "record"
         monkeypatch.syspath_prepend(STAND_INS)
-        monkeypatch.setenv("PYTHONPATH", str(STAND_INS), prepend=os.pathsep)
+        monkeypatch.setenv("PYTHONPATH", PYTHONPATH, prepend=os.pathsep)
         self.set(VERSION=version)
 
     def set(self, **variables: object) -> "StandIn":

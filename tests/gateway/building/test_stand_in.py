@@ -13,8 +13,8 @@ from gateway.building.command import command
 from gateway.bundled import models_folder
 from tests.gateway.conftest import running_bundled
 from tests.stand_ins.model_folders import make_compiled_engine
+from tests.stand_ins.paths import PYTHONPATH
 
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
 TOKENIZER = models_folder() / "rill" / "1"
 HOW = ("--tensor-parallel-size", "2", "--max-num-seqs", "8", "--max-model-len", "512", "--kv-cache-dtype", "fp8")
 
@@ -31,7 +31,7 @@ def made_with(record: Path) -> dict[str, Any]:
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Serves a repository by a version of the stand-in."""
-    monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("STAND_IN_RECORD", str(tmp_path / "record"))
     with ExitStack() as stack:
 

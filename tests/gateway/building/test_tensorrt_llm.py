@@ -20,8 +20,8 @@ from tests.gateway.building.fake_tools import (
     write_script,
 )
 from tests.gateway.building.trees import names, tree
+from tests.stand_ins.paths import STAND_INS
 
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
 DRY = ("--runtime", "tensorrt_llm", "--layout", "single", "--dry-run")
 V12, V13 = ("--tensorrt-llm-version", "1.2.1"), ("--tensorrt-llm-version", "1.3.0")
 

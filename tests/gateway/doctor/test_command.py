@@ -10,9 +10,9 @@ from gateway.bundled import models_folder
 from gateway.doctor.command import command
 from gateway.doctor.facts import Gpus
 from tests.stand_ins.model_folders import make_compiled_engine
+from tests.stand_ins.paths import STAND_INS
 
 MODEL = models_folder() / "rill" / "1"
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
 FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 

@@ -9,8 +9,7 @@ from pipelines.repository.inspection.report import ModelReport, RuntimeReport
 from pipelines.repository.inspection.repositories import inspect_repositories
 from pipelines.repository.roots import LocalRoot
 from tests.stand_ins.model_folders import make_compiled_engine
-
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
+from tests.stand_ins.paths import STAND_INS
 
 
 def parameter(key: str, text: str) -> str:

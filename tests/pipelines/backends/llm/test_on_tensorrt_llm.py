@@ -20,8 +20,8 @@ from pipelines.inference.model import Model
 from pipelines.repository.config_text import parse_config
 from tests.pipelines.backends.llm.asking import Record, ask
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
+from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 
-STAND_INS = Path(__file__).parents[3] / "stand_ins"
 PATIENCE_S = 60.0
 
 
@@ -39,7 +39,7 @@ def version(request: pytest.FixtureRequest) -> str:
 def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> Path:
     """TensorRT-LLM of that version is installed. The file gets what it is given."""
     monkeypatch.syspath_prepend(str(STAND_INS))
-    monkeypatch.setenv("PYTHONPATH", str(STAND_INS), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH, prepend=os.pathsep)
     monkeypatch.setenv("STAND_IN_VERSION", version)
     monkeypatch.setenv("STAND_IN_RECORD", str(tmp_path / "record"))
     return tmp_path / "record"

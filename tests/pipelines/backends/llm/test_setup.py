@@ -13,8 +13,8 @@ from pipelines.backends.llm.checkpoint import CheckpointFolder
 from pipelines.backends.llm.setup import Setup, set_up
 from pipelines.repository.config_text import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
+from tests.stand_ins.paths import STAND_INS
 
-STAND_INS = Path(__file__).parents[3] / "stand_ins"
 GIVEN = EngineConfig(
     model_path="",
     num_threads=2,
