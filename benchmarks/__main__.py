@@ -26,7 +26,7 @@ from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, s
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
-from gateway.options import ConfigError
+from gateway.options.option import ConfigError
 
 DEFAULT = ("serving", "executor")
 FILE_WIDTH = 140

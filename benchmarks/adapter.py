@@ -18,10 +18,10 @@ import zmq
 
 from benchmarks.figures import BenchmarkError, Figure
 from engine.config import EngineConfig
+from engine.delegated.tensorrt_llm.loop.executor import TensorRtLlmExecutor
+from engine.delegated.tensorrt_llm.loop.llm import Call, Llm
 from engine.frames import Shutdown, Submit
-from engine.tensorrt_llm.loop.executor import TensorRtLlmExecutor
-from engine.tensorrt_llm.loop.llm import Call, Llm
-from engine.transport import Transport
+from engine.process.transport import Transport
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 NUM_STEPS = 400

@@ -10,10 +10,10 @@ import zmq
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from engine.config import EngineConfig
-from engine.executor import InflightExecutor
 from engine.frames import Submit
+from engine.loop.executor import InflightExecutor
+from engine.process.transport import Transport
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
-from engine.transport import Transport
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_STEPS = 200

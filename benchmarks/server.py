@@ -54,7 +54,7 @@ def running_server(checkpoint: Path | None, log: Path, *options: str) -> Iterato
     """
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     models = () if checkpoint is None else (str(checkpoint),)
-    command = (sys.executable, "-m", "gateway", "serve", *models, *ports, *options)
+    command = (sys.executable, "-m", "cli", "serve", *models, *ports, *options)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stderr:
         launched_s = time.perf_counter()

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.scheduling.trace import Replay, Sent, replay
 from engine.config import EngineConfig, Speculation
+from engine.loop.load import load_runner
 from engine.runners.base import Runner
-from engine.runners.loader import load_runner
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS, NUM_PASSAGES = 24, 6

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import invalid
+from sluice.errors import invalid
 
 
 class SchedulerPolicy(StrEnum):
@@ -87,7 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     launcher: list[str] = []
     """Command that the engine's process is started by, as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
-    """Settings of TensorRT-LLM that have no field here, by names of `engine.tensorrt_llm.configuration.settings`."""
+    """Settings of TensorRT-LLM that have no field here, by the names in
+    `engine.delegated.tensorrt_llm.configuration.settings`."""
     llm_arguments: dict[str, Any] = {}
     """Arguments of TensorRT-LLM's LLM class as they are, over all else."""
 

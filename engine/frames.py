@@ -3,8 +3,8 @@ between processes they travel as msgpack, one message a ZeroMQ frame."""
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, EngineStats, GenerateRequest, RequestFailed, TokenEvent
+from sluice.errors import ErrorCode, SluiceError
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

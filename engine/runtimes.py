@@ -1,48 +1,28 @@
 """Which runtime serves a model folder, and why."""
 
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from engine.config import EngineConfig, Runtime
-from engine.errors import ErrorCode, SluiceError
-
-_IR_FILE = "openvino_model.xml"
-_CONFIG_FILE = "config.json"
-_ENGINE_FILES = ("*.engine",)
-_ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
-_RANK_WEIGHTS = ("rank*.safetensors",)
-_GPU = re.compile(r"nvidia\d+")
-_DEVICES = Path("/dev")
+from engine.model_folder import ModelFormat, model_format
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gpus import num_gpus
 
 ANSWER_S = 20.0
 """How long another Python may take to start."""
-PROCESS_NEEDS = ("engine", "msgspec", "zmq", "packaging")
+PROCESS_NEEDS = ("engine", "sluice", "msgspec", "zmq", "packaging")
 """Modules that the engine's process imports beside TensorRT-LLM and what that brings."""
 REMEDY = (
     "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "
     "(--engine-python)"
 )
 
-PROCESSES = {Runtime.OPENVINO: "engine.process", Runtime.TENSORRT_LLM: "engine.tensorrt_llm.process"}
+PROCESSES = {Runtime.OPENVINO: "engine.process", Runtime.TENSORRT_LLM: "engine.delegated.tensorrt_llm.process"}
 """The module that is the engine's process, by runtime."""
-
-
-class ModelFormat(StrEnum):
-    """What a model folder holds."""
-
-    HUGGINGFACE = "huggingface"
-    OPENVINO_IR = "openvino_ir"
-    TENSORRT_LLM_CHECKPOINT = "tensorrt_llm_checkpoint"
-    TENSORRT_LLM_ENGINE = "tensorrt_llm_engine"
 
 
 _RUN_BY_TENSORRT_LLM = frozenset({ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE})
@@ -54,40 +34,6 @@ class RuntimeChoice:
 
     runtime: Runtime
     reason: str
-
-
-def model_format(folder: Path) -> ModelFormat | None:
-    """Found from the folder's files; None for one that holds no model.
-
-    A compiled engine's config.json has `pretrained_config` and `build_config` beside rank0.engine; a converted
-    checkpoint's is the former alone, beside rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`).
-    """
-    if (folder / _IR_FILE).is_file():
-        return ModelFormat.OPENVINO_IR
-    if not (folder / _CONFIG_FILE).is_file():
-        return None
-    config = _read_config(folder)
-    if _has(folder, _ENGINE_FILES) or config.keys() >= _ENGINE_KEYS:
-        return ModelFormat.TENSORRT_LLM_ENGINE
-    if "architecture" in config and "architectures" not in config and _has(folder, _RANK_WEIGHTS):
-        return ModelFormat.TENSORRT_LLM_CHECKPOINT
-    return ModelFormat.HUGGINGFACE
-
-
-def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
-    return any(True for pattern in patterns for _ in folder.glob(pattern))
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode((folder / _CONFIG_FILE).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return {}  # who loads it says what is wrong with it
-
-
-def num_gpus(devices: Path = _DEVICES) -> int:
-    """How many NVIDIA GPUs the driver shows; which libraries can use them is theirs to say."""
-    return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
 
 
 def has_tensorrt_llm(python: str | None = None) -> bool:

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from engine.kv.blocks import blocks_for, worst_case_blocks
-from engine.kv.prefix import BlockHash, HashChain
+from engine.blocks import BlockHash, HashChain, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
 from engine.sampling.constraint import Constraint
 from engine.sampling.state import SamplingState

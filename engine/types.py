@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from engine.errors import ErrorCode
+from sluice.errors import ErrorCode
 
 
 class FinishReason(StrEnum):

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection
 
-from engine.errors import SluiceError, invalid
-from engine.kv.blocks import blocks_for, worst_case_blocks
+from engine.blocks import blocks_for, worst_case_blocks
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from sluice.errors import SluiceError, invalid
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20

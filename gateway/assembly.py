@@ -6,36 +6,42 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.errors import SluiceError
-from gateway.config import ServeConfig
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.servers import HttpServer
-from gateway.instance_options import OFF, InstanceOptions
-from gateway.log_options import LoggingOptions
-from gateway.options import ConfigError
-from gateway.rag_options import RagOptions
+from gateway.options.config import ServeConfig
+from gateway.options.instances import OFF, InstanceOptions
+from gateway.options.logging import LoggingOptions
+from gateway.options.option import ConfigError
+from gateway.options.rag import RagOptions
+from gateway.options.trace import TraceOptions
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
-from gateway.trace_options import TraceOptions
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
-from pipelines.backends.base import BackendContext, ModelLookup
-from pipelines.backends.host_policy import HostPolicy, parse_host_policies
-from pipelines.backends.registry import BackendRegistry
-from pipelines.batching.rate_limiter import RateLimiter
-from pipelines.batching.resources import parse_resources
-from pipelines.caching.opening import open_cache
-from pipelines.caching.store import CacheStore
-from pipelines.inference.custom_metrics import CustomMetrics
-from pipelines.inference.latencies import LatencyOptions
+from pipelines.llm.backend import LlmBackend
+from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import Library
+from pipelines.rag.retriever.backend import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.routing import RoutedModels
+from pipelines.remote.backend import OpenAIBackend
+from pipelines.stages.replacement import with_native_stage
+from pipelines.text.tensor_text import text_model_of
+from serving.backend import BackendContext, ModelLookup
+from serving.backends.registry import BackendRegistry
+from serving.batching.rate_limiter import RateLimiter
+from serving.batching.resources import parse_resources
+from serving.caching.opening import open_cache
+from serving.caching.store import CacheStore
+from serving.custom_metrics import CustomMetrics
+from serving.host_policy import HostPolicy, parse_host_policies
+from serving.latencies import LatencyOptions
+from serving.repository.loader import LoadHooks
+from serving.repository.repository import ModelRepository, RoutedModels
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from gateway.listeners import Listeners
@@ -140,11 +146,6 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
     def context(models: RoutedModels) -> BackendContext:
         return BackendContext(
             models=models,
-            engine_config=config.engine,
-            engine_config_on=config.engine,
-            open_record=lent.metrics.open_request,
-            engine_heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
-            request_limits=config.request_limits(),
             backend_options=options.by_backend(),
             control=models,
             custom_metrics=lent.custom_metrics,
@@ -152,11 +153,9 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
             response_cache=lent.response_cache,
             host_policies=lent.host_policies,
             latencies=lent.latencies,
-            native_text_stages=options.has_native_text_stages,
-            library=lent.library,
         )
 
-    registry = BackendRegistry()
+    registry = make_registry(config, lent)
     for name in sorted(options.by_backend().keys() - {"", *registry.names}):
         log.warning("--backend-config=%s,... has no effect: backends are %s", name, ", ".join(registry.names))
     return ModelRepository(
@@ -167,7 +166,23 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
         strict_config=options.is_strict_config,
         registry=registry,
         settings=options.repository_settings(),
+        hooks=LoadHooks(
+            substitute=with_native_stage if options.has_native_text_stages else lambda config: config,
+            check=text_model_of,
+        ),
     )
+
+
+def make_registry(config: ServeConfig, lent: Lent) -> BackendRegistry:
+    """The installed backends; those that need more of the server than every backend does are made here with it."""
+    services = LlmServices(
+        config.engine, lent.metrics.open_request, config.shutdown.heartbeat_timeout_s, config.request_limits()
+    )
+    registry = BackendRegistry()
+    registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")
+    registry.register(OpenAIBackend(services))
+    registry.register(RetrieverBackend(lent.library))
+    return registry
 
 
 def make_http_servers(service: InferenceService, config: ServeConfig, listeners: "Listeners") -> list[HttpServer]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway.options import ConfigError
+from gateway.options.option import ConfigError
 
 BUNDLED_MODEL = "rill"
 DOCUMENTATION_COLLECTION = "sluice"

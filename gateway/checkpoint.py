@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from engine.runtimes import REMEDY, ModelFormat, has_tensorrt_llm, model_format
+from engine.model_folder import ModelFormat, model_format
+from engine.runtimes import REMEDY, has_tensorrt_llm
 from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.hub import download, is_hub_id, name_of_snapshot
-from gateway.options import ConfigError
+from gateway.options.option import ConfigError
 
 _ONLY_TENSORRT_LLM = {
     ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 
-from engine.errors import SluiceError
 from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
 from pipelines.rag.library import Library, PutStatus
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
+from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 

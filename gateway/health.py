@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
     from engine.client.base import EngineClient

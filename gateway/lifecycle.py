@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from engine.client.process import ProcessEngineClient
-from engine.errors import ErrorCode, SluiceError
 from gateway.checkpoint import served_name
-from gateway.config import ServeConfig
 from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
-from pipelines.repository.types import ControlMode, ModelState
+from gateway.options.config import ServeConfig
+from serving.repository.types import ControlMode, ModelState
+from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:  # imported for real while the engine loads
     from engine.client.base import EngineClient
@@ -206,7 +206,7 @@ class Server:
 
     async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
         """MODEL, tried with one token; it is in no repository."""
-        from pipelines.backends.llm.backend import load_checkpoint
+        from pipelines.llm.backend import load_checkpoint
 
         if self._engine is None or self._checkpoint is None:
             return
@@ -355,12 +355,14 @@ def _import_what_is_slow() -> None:
     """On a thread, so that the event loop goes on."""
     # Else gRPC logs a line for every process that we start: the workers that it fears for never use it.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - a library's switch, not an option of ours
-    for name in ("gateway.assembly", "pipelines.backends.llm.backend"):
+    for name in ("gateway.assembly", "pipelines.llm.backend"):
         import_module(name)
 
 
 def what_is_served(service: "InferenceService") -> str:
     """In words: the one language model with its limits, else the names of the models, and how many are missing."""
+    from pipelines.llm.model import llm_text_of  # imported by now
+
     models = service.repository.models()
     names = sorted({model.name for model in models})
     num_missing = sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index())
@@ -369,7 +371,7 @@ def what_is_served(service: "InferenceService") -> str:
         if num_missing
         else ""
     )
-    texts = [model.text for model in models if model.text is not None]
+    texts = [text for model in models if (text := llm_text_of(model)) is not None]
     if len(texts) == 1:
         text, info = texts[0], texts[0].info
         what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"

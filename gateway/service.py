@@ -3,28 +3,27 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from engine.errors import ErrorCode, SluiceError
+from engine.client.base import EngineClient
 from gateway.health import Health, Phase, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.text_models import chosen, split_name, with_adapters
 from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.backends.llm.recording import recorded
+from pipelines.llm.model import LlmModel
+from pipelines.llm.recording import recorded
+from pipelines.llm.text import LlmText
+from pipelines.llm.text_models import chosen, split_name, with_adapters
+from pipelines.rag.library import Library
+from pipelines.text.model import TextModel
+from pipelines.text.tensor_text import text_model_of
 from pipelines.text.types import TextEvent, TextRequest
-
-if TYPE_CHECKING:  # all are heavy to import, and the server listens before they are
-    from engine.client.base import EngineClient
-    from pipelines.backends.llm.text import LlmText
-    from pipelines.inference.model import Model
-    from pipelines.inference.types import InferRequest
-    from pipelines.rag.library import Library
-    from pipelines.repository.repository import ModelRepository
-    from pipelines.text.model import TextModel
+from serving.model import Model
+from serving.repository.repository import ModelRepository
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError
 
 LATEST = -1
 _ABORTED_S = 1.0
@@ -40,7 +39,7 @@ class InferenceService:
 
     def __init__(
         self,
-        repository: "ModelRepository",
+        repository: ModelRepository,
         metrics: GatewayMetrics,
         heartbeat_timeout_s: float,
         *,
@@ -48,7 +47,7 @@ class InferenceService:
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
-        library: "Library | None" = None,
+        library: Library | None = None,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         """`closes_last` are called when everything else is closed. `library` None: no collections of documents."""
@@ -68,12 +67,12 @@ class InferenceService:
 
     # --- what there is ---
 
-    def find(self, name: str, version: int = LATEST) -> "Model":
+    def find(self, name: str, version: int = LATEST) -> Model:
         """The model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
         self._health.refuse_unless_serving()
         return self.repository.find(name, version)
 
-    def route(self, name: str, version: int = LATEST, key: str = "") -> "Model":
+    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
         """As `find`, for inference: where versions have weights, requests of one `key` get one version."""
         self._health.refuse_unless_serving()
         return self.repository.route(name, version, key)
@@ -82,7 +81,7 @@ class InferenceService:
         """Whether `route` looks at the key of a request to the model `name`. Raises NOT_FOUND."""
         return self.repository.has_weights(name)
 
-    def route_sequence(self, model: "Model", request: "InferRequest", version: int = LATEST, key: str = "") -> "Model":
+    def route_sequence(self, model: Model, request: InferRequest, version: int = LATEST, key: str = "") -> Model:
         """The version for a request that was read for `model`: all of a sequence get one, that of their first's id.
 
         `version` and `key` are what it was found by; where they say enough, it is `model` itself.
@@ -91,32 +90,34 @@ class InferenceService:
             return model
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
-    def llm(self, name: str, key: str = "") -> "TextModel":
+    def llm(self, name: str, key: str = "") -> TextModel:
         """The language model `name`, or the pipeline with one at its end; `base:adapter` with a LoRA adapter.
 
         Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve. Where its versions have weights, it is
         the one that `key` falls to.
         """
         self._health.refuse_unless_serving()
-        base, adapter = split_name(name, [model.name for model in self.repository.models() if model.chat is not None])
+        models = self.repository.models()
+        base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
         found = chosen(self.repository.route(base, LATEST, key), adapter)
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
 
-    def text_models(self) -> list["TextModel"]:
+    def text_models(self) -> list[TextModel]:
         """Everything that `llm` finds, its highest version; none while loading."""
         return list(with_adapters(self.repository.models()))
 
-    def llms(self) -> list["LlmText"]:
+    def llms(self) -> list[LlmText]:
         """Every loaded language model of our own, its highest version; none while loading."""
-        texts = (model.text for model in self.repository.models())
-        return list({text.name: text for text in texts if text is not None}.values())
+        return list({model.name: model.text for model in self._language_models()}.values())
 
-    def engines(self) -> list["EngineClient"]:
+    def engines(self) -> list[EngineClient]:
         """Those of all language models, of every version."""
-        texts = (model.text for model in self.repository.models())
-        return [text.engine for text in texts if text is not None]
+        return [model.engine for model in self._language_models()]
+
+    def _language_models(self) -> list[LlmModel]:
+        return [model for model in self.repository.models() if isinstance(model, LlmModel)]
 
     # --- how it is ---
 
@@ -146,9 +147,7 @@ class InferenceService:
 
     # --- what it does ---
 
-    async def generate(
-        self, model: "TextModel", request: TextRequest, protocol: str
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, model: TextModel, request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
         """Streams the answer to `request`; `protocol` is its label in the metrics.
 
         Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first
@@ -195,9 +194,9 @@ class InferenceService:
         models = self.repository.models()
         with suppress(TimeoutError):  # ensembles tell that error too, unless closed before it has reached them
             async with asyncio.timeout(_ABORTED_S):
-                await asyncio.gather(*(model.wait_idle() for model in models if model.text is not None))
+                await asyncio.gather(*(model.wait_idle() for model in models if isinstance(model, LlmModel)))
         for model in models:
-            if model.text is None:
+            if not isinstance(model, LlmModel):
                 await model.close()
 
     async def close(self) -> None:

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkError
-from engine.config import EngineConfig
 from gateway.bundled import models_folder
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.base import BackendContext, ModelLookup
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import Library, LibrarySettings
 from pipelines.rag.stores.opening import open_store
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.types import ControlMode
+from serving.backend import BackendContext, ModelLookup
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode
 from training.rill.sources import SOURCES, fetch
 
 COLLECTION = "python"
@@ -55,7 +53,7 @@ async def bundled_models(*names: str) -> AsyncGenerator[ModelRepository, None]:
     """A repository that serves these of the bundled models, with their members."""
 
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models, lambda path: EngineConfig(model_path=path), GatewayMetrics().open_request)
+        return BackendContext(models)
 
     repository = ModelRepository([models_folder()], ControlMode.EXPLICIT, context)
     failures = await repository.start(names)

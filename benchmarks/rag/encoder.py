@@ -18,8 +18,8 @@ from benchmarks.rag.pipeline import QUESTIONS
 from benchmarks.triton.servers import V2Server, sluice
 from benchmarks.triton.wrk import LONGEST_S, check_wrk
 from gateway.bundled import models_folder
-from pipelines.backends.tokenizer.text_tokenizer import TextTokenizer
 from pipelines.rag.encoder import TextEncoder
+from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer
 
 CLIENTS = (1, 16, 64)
 SECONDS = 5.0

@@ -10,14 +10,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from benchmarks.figures import Figure, Target
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.base import BackendContext, ModelSource, StreamRecord
-from pipelines.backends.ensemble.backend import EnsembleBackend
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.spec import spec_of
-from pipelines.inference.types import InferRequest, InferResponse
-from pipelines.tensors.tensor import Tensor
+from pipelines.llm.services import StreamRecord
+from serving.backend import BackendContext
+from serving.backends.ensemble.backend import EnsembleBackend
+from serving.job import Job
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSource, spec_of
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 NUM_STEPS = 5
 NUM_PIECES = 1000
@@ -113,7 +114,7 @@ async def _ensemble(steps: list[Identity]) -> Model:
     )
     ends = f'input {{ name: "X" {_TENSOR} }} output {{ name: "Y" {_TENSOR} }}'
     config = _parsed(f'name: "chain" platform: "ensemble" {ends} ensemble_scheduling {{ step [ {maps} ] }}')
-    context = BackendContext(_Models(*steps), _no_engine, _no_record)
+    context = BackendContext(_Models(*steps))
     return await EnsembleBackend().load(ModelSource(Path(), 1, config), context)
 
 

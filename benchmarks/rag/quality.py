@@ -18,8 +18,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from benchmarks.figures import Figure, Target
 from benchmarks.rag.corpus import COLLECTION, Corpus, python_corpus
 from gateway.bundled import models_folder
-from pipelines.backends.retriever.asked import settings_of
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
+from pipelines.rag.retriever.asked import settings_of
 from pipelines.rag.types import Hit, RetrievalMode
 
 QUESTIONS = Path(__file__).parent / "data" / "python_questions.jsonl"

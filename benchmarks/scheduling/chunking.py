@@ -10,7 +10,7 @@ from benchmarks.figures import Figure
 from benchmarks.models import model_s
 from benchmarks.scheduling.trace import Replay, Sent, percentile, replay
 from engine.config import EngineConfig
-from engine.runners.loader import load_runner
+from engine.loop.load import load_runner
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_STREAMS, LONG_PROMPT, CONTEXT = 16, 2000, 4096

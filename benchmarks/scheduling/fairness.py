@@ -6,8 +6,8 @@ from pathlib import Path
 from benchmarks.figures import Figure, Target
 from benchmarks.scheduling.trace import Sent, replay
 from engine.config import EngineConfig
+from engine.loop.load import load_runner
 from engine.runners.base import Runner
-from engine.runners.loader import load_runner
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS, LATE_S = 100, 0.2

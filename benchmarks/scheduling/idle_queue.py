@@ -9,8 +9,8 @@ from itertools import islice
 from benchmarks.executor import NullRunner
 from benchmarks.figures import BenchmarkError, Figure, Target
 from engine.config import EngineConfig
-from engine.executor import InflightExecutor
 from engine.frames import Command, Submit
+from engine.loop.executor import InflightExecutor
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_RUNNING, NUM_WAITING, NUM_TENANTS = 64, 10_000, 10

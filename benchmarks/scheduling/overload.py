@@ -14,8 +14,8 @@ import msgspec
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.scheduling.trace import Replay, Sent, percentile, replay
 from engine.config import EngineConfig, SchedulerPolicy
+from engine.loop.load import load_runner
 from engine.runners.base import Runner
-from engine.runners.loader import load_runner
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS = 160

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
-from engine.executor import InflightExecutor
 from engine.forecast.forecast import Forecast
 from engine.frames import Command, StepFrame, Submit
+from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 

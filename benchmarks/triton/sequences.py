@@ -14,15 +14,13 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from engine.config import EngineConfig
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.base import BackendContext, ModelLookup
-from pipelines.inference.call import infer_one
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest, SequenceFlag
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.types import ControlMode
-from pipelines.tensors.tensor import Tensor
+from serving.backend import BackendContext, ModelLookup
+from serving.call import infer_one
+from serving.model import Model
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode
+from serving.request import InferRequest, SequenceFlag
+from serving.tensors.tensor import Tensor
 
 NUM_SEQUENCES = 1_000
 NUM_REQUESTS = 100_000
@@ -95,10 +93,8 @@ def measure(out: Path, num_sequences: int = NUM_SEQUENCES, num_requests: int = N
 
 
 async def _measure(folder: Path, num_sequences: int, num_requests: int) -> list[Figure]:
-    metrics = GatewayMetrics()
-
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models, lambda path: EngineConfig(model_path=path), metrics.open_request)
+        return BackendContext(models)
 
     repository = ModelRepository([folder], ControlMode.NONE, context)
     await repository.start()

@@ -9,15 +9,13 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from engine.config import EngineConfig
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.base import BackendContext, ModelLookup
-from pipelines.inference.call import infer_one
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.types import ControlMode
-from pipelines.tensors.tensor import Tensor
+from serving.backend import BackendContext, ModelLookup
+from serving.call import infer_one
+from serving.model import Model
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode
+from serving.request import InferRequest
+from serving.tensors.tensor import Tensor
 
 SIZE_BYTES = 10_000_000
 ROUNDS = 30
@@ -80,10 +78,8 @@ async def _ms(model: Model) -> float:
 
 
 def _repository(folder: Path) -> ModelRepository:
-    metrics = GatewayMetrics()
-
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models, lambda path: EngineConfig(model_path=path), metrics.open_request)
+        return BackendContext(models)
 
     return ModelRepository([folder], ControlMode.NONE, context)
 

@@ -17,11 +17,11 @@ from engine.client.supervision import MAX_SHARED_CRASHES, Roster, resumption
 from engine.client.time_limits import TimeLimits
 from engine.client.totals import NO_STATS, add_counters, without_gauges
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.scheduling.admission import check_places
 from engine.types import EngineInfo, GenerateRequest
 from engine.validation import check_request
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import zmq
 import zmq.asyncio
 
 from engine.config import EngineConfig, Runtime
-from engine.errors import ErrorCode, SluiceError
-from engine.family import kill_session
 from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.process.process_group import kill_session
 from engine.runtimes import PROCESSES
 from engine.types import EngineInfo
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import zmq.asyncio
 
 from engine.client.base import EngineClient
 from engine.client.child import EngineChild
-from engine.client.supervision import STABLE_S, Patience
 from engine.config import EngineConfig, Runtime
-from engine.errors import ErrorCode, SluiceError
 from engine.frames import Command, Report, StepFrame
 from engine.runtimes import PROCESSES, check_process, choose_runtime
 from engine.types import EngineInfo
+from sluice.backoff import STABLE_S, RestartBudget
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
@@ -92,14 +92,14 @@ class ProcessEngineClient(EngineClient):
 
     async def _supervise(self) -> None:
         """Serve with one engine after the other, until one cannot be had any more."""
-        patience = Patience()
+        budget = RestartBudget()
         try:
-            while not patience.is_over:
+            while not budget.is_exhausted:
                 reason = await self._serve()
                 noticed = perf_counter()
-                await self._bury(patience)
+                await self._bury(budget)
                 log.error("%s; starting another, %d requests wait for it", reason, len(self._streams))
-                await self._replace(reason, noticed, patience)
+                await self._replace(reason, noticed, budget)
         except Exception as error:
             log.exception("supervising the engine failed")
             self._child.kill()
@@ -142,7 +142,7 @@ class ProcessEngineClient(EngineClient):
             now = perf_counter()
             self._last_report = min(self._last_report + max(now - before - 2 * WATCH_S, 0.0), now)
 
-    async def _bury(self, patience: Patience) -> None:
+    async def _bury(self, budget: RestartBudget) -> None:
         """End the lost engine, hear what it had to say, and judge."""
         self._begin_loss()
         self._child.kill()
@@ -152,20 +152,20 @@ class ProcessEngineClient(EngineClient):
         is_stable = perf_counter() - self._ready_at >= STABLE_S
         has_culprit = self._lose()
         if has_worked or is_stable:
-            patience.served()
+            budget.refill()
         else:
-            patience.failed(has_culprit=has_culprit)
+            budget.spend(has_culprit=has_culprit)
 
-    async def _replace(self, reason: str, noticed: float, patience: Patience) -> None:
+    async def _replace(self, reason: str, noticed: float, budget: RestartBudget) -> None:
         """Start another engine, or give up."""
-        while not patience.is_over:
-            await asyncio.sleep(patience.delay_s())
+        while not budget.is_exhausted:
+            await asyncio.sleep(budget.delay_s())
             try:
                 self._info = await self._load_another()
             except SluiceError as error:
                 reason = f"it could not be started anew: {error.message}"
                 log.error(reason)
-                patience.failed()
+                budget.spend()
                 continue
             self._ready_at = perf_counter()
             self._regain(self._ready_at - noticed)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
-from engine.errors import SluiceError
 from engine.types import EventDetail, FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from sluice.errors import SluiceError
 
 
 class GenerationStream:

@@ -8,19 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import GenerateRequest
+from sluice.errors import ErrorCode, SluiceError
 
 MAX_SHARED_CRASHES = 5
 """A request fails when so many engines crashed while it ran and none of the crashes could be laid on anyone."""
-MAX_FUTILE_STARTS = 5
-"""Engines in a row that brought nobody a token; after so many another try is not worth it."""
-CULPRIT_WEIGHT = 0.25
-"""Of such an engine that left a request to blame: without it the next will fare better, unless any request kills it."""
-FIRST_DELAY_S = 0.5
-"""Before a start that follows a futile one; each further one waits twice as long."""
-STABLE_S = 60.0
-"""An engine that ran for so long was a good start, even if nobody asked it for anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,29 +124,6 @@ class Roster:
 def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:
     for stream_id in stream_ids:
         counts[stream_id] = counts.get(stream_id, 0) + 1
-
-
-class Patience:
-    """How often, and after what delay, an engine is started anew before it is given up."""
-
-    def __init__(self) -> None:
-        self._num_futile = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return self._num_futile >= MAX_FUTILE_STARTS
-
-    def delay_s(self) -> float:
-        """How long to wait before the next start."""
-        return FIRST_DELAY_S * 2.0 ** (int(self._num_futile) - 1) if self._num_futile >= 1 else 0.0
-
-    def served(self) -> None:
-        """The engine that was lost had brought somebody a token, or had run for long."""
-        self._num_futile = 0.0
-
-    def failed(self, *, has_culprit: bool = False) -> None:
-        """The engine that was lost had brought nobody anything, or it did not load."""
-        self._num_futile += CULPRIT_WEIGHT if has_culprit else 1.0
 
 
 def resumption(request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool) -> GenerateRequest:

@@ -10,10 +10,10 @@ from typing import Any
 
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
-from engine.executor import InflightExecutor
 from engine.frames import Command, Shutdown, StepFrame
+from engine.loop.executor import InflightExecutor
+from engine.loop.load import load_draft_runner, load_runner
 from engine.runners.base import Runner
-from engine.runners.loader import load_draft_runner, load_runner
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import GenerateRequest
+from sluice.errors import ErrorCode, SluiceError
 
 GRACE_S = 0.25
 """How long after a deadline the engine's own answer is awaited."""

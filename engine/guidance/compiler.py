@@ -6,13 +6,13 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from engine.errors import ErrorCode, SluiceError
 from engine.guidance.matching import CompiledGrammar
 from engine.guidance.stack import call_with_large_stack
 from engine.guidance.tokenizer import Vocabulary, load_vocabulary
 from engine.guidance.translate import translate
 from engine.guidance.workers import Workers
 from engine.types import Grammar
+from sluice.errors import ErrorCode, SluiceError
 
 MAX_KEPT_GRAMMARS = 32
 MAX_KEPT_BYTES = 1 << 20

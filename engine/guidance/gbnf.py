@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 ROOT = "root"
 

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import invalid
 from engine.runners.base import FloatArray
+from sluice.errors import invalid
 
 WORD_BITS = 32
 

@@ -3,13 +3,13 @@
 import threading
 from typing import TYPE_CHECKING
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.guidance.masks import Mask, new_bitmask, to_mask
 from engine.guidance.messages import readable
 from engine.guidance.tokenizer import Vocabulary
 from engine.guidance.workers import Workers
 from engine.runners.base import FloatArray
 from engine.sampling.constraint import Constraint
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

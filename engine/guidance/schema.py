@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 MAX_PATTERN_CHARS = 4096
 MAX_ALL_PATTERNS_CHARS = 32768

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

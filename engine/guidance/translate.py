@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.errors import SluiceError, invalid
 from engine.guidance.gbnf import LarkGrammar, is_gbnf, to_lark
 from engine.guidance.messages import position, readable, regex_fault
 from engine.guidance.schema import Probe, check_schema, locate, parse_schema
 from engine.types import Grammar, GrammarKind
+from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

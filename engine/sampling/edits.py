@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import SluiceError
 from engine.runners.base import FloatArray
 from engine.sampling.state import SamplingState
+from sluice.errors import SluiceError
 
 _Rows = NDArray[np.intp]
 _States = Sequence[SamplingState]

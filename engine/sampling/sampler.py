@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray
 from engine.sampling.draw import draw
 from engine.sampling.draws import draws_of
@@ -15,6 +14,7 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.softmax import Rows, likeliest
 from engine.sampling.state import SamplingState
 from engine.types import TokenLogprob
+from sluice.errors import ErrorCode, SluiceError
 
 NO_TOKEN = -1
 

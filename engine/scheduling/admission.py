@@ -4,9 +4,9 @@ import math
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.forecast.backlog import Backlog
 from engine.types import EngineStats, GenerateRequest
+from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0

@@ -4,13 +4,13 @@ from collections.abc import Collection
 from typing import Generic, Protocol
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.forecast.forecast import Forecast, Running
 from engine.frames import Submit
 from engine.scheduling.admission import Prediction, Room, check_queue
 from engine.scheduling.fair_share import Q
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo, GenerateRequest
+from sluice.errors import ErrorCode, SluiceError
 
 
 class Reception(Generic[Q]):

@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kv.held import KvBlocks
+from engine.kv.manager import KvCacheManager
 from engine.runners.base import Runner, StepBatch
 from engine.sequence import Sequence
 from engine.speculation.gate import Gate, TokenPrices
@@ -42,7 +42,7 @@ class DraftModel:
     def __init__(
         self,
         runner: Runner,
-        kv: KvBlocks,
+        kv: KvCacheManager,
         num_drafts: int,
         max_num_batched_tokens: int,
         clock: Callable[[], float] = perf_counter,

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from engine.config import EngineConfig, Speculation
-from engine.kv.held import KvBlocks
+from engine.kv.manager import KvCacheManager
 from engine.runners.base import Runner
 from engine.sequence import Sequence
 from engine.speculation.draft_model import DraftModel
@@ -27,7 +27,7 @@ class Drafter(Protocol):
         ...
 
 
-def make_drafter(config: EngineConfig, kv: KvBlocks, draft_runner: Runner | None) -> Drafter | None:
+def make_drafter(config: EngineConfig, kv: KvCacheManager, draft_runner: Runner | None) -> Drafter | None:
     """The source of drafts that `config` asks for."""
     match config.speculation:
         case Speculation.OFF:

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.access.restricted import Api, Restrictions
 from gateway.grpc.errors import abort
+from sluice.errors import ErrorCode, SluiceError
 
 _OPEN_METHODS = frozenset(
     ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),

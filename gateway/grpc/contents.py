@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.tensors import byte_strings
-from pipelines.tensors.datatypes import DATA_TYPES
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import DATA_TYPES
+from sluice.errors import ErrorCode, SluiceError
 
 _FIELDS = {
     "bool_contents": ("BOOL", ("BOOL",)),

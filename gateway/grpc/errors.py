@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from gateway.grpc.infer import parse
 from gateway.grpc.unary import simple
 from gateway.v2.service import Service
-from pipelines.inference.types import LATEST
+from serving.request import LATEST
 
 NAME = "grpc.health.v1.Health"
 _WATCH_PERIOD_S = 0.5

@@ -9,14 +9,15 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.grpc.requests import Asked, read_request
 from gateway.grpc.responses import write_response
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from gateway.v2.version import parse_version
-from pipelines.inference.call import infer_one
-from pipelines.inference.types import LATEST, InferResponse
+from pipelines.text.tensor_text import text_model_of
+from serving.call import infer_one
+from serving.request import LATEST, InferResponse
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _TENANT = "x-sluice-tenant"
 _STICKY = "x-sluice-sticky"
@@ -52,7 +53,7 @@ class InferReader:
         # whatever the message is.
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
-        if self._forwarded is None and model.chat is None:
+        if self._forwarded is None and text_model_of(model) is None:
             return read_request(message, model, self._service.shared_memory)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
         asked = read_request(message, model, self._service.shared_memory, self._forward(metadata))

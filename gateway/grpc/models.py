@@ -6,13 +6,13 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc.unary import simple, waiting
 from gateway.v2.description import index_row, model_metadata, server_metadata, statistics
 from gateway.v2.service import Service
 from gateway.v2.version import parse_version
-from pipelines.inference.types import LATEST
-from pipelines.repository.types import LoadOverrides
+from serving.backend import LoadOverrides
+from serving.request import LATEST
+from sluice.errors import ErrorCode, SluiceError
 
 _FILE = "file:"
 

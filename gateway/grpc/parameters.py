@@ -5,8 +5,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.types import InferRequest, Parameter, SequenceFlag
+from serving.request import InferRequest, Parameter, SequenceFlag
+from sluice.errors import ErrorCode, SluiceError
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 """Asks for a message that says that a stream's request has ended, where the last response did not."""

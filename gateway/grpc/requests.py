@@ -6,13 +6,13 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc import contents
 from gateway.grpc.parameters import of_tensor, read_parameters
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.tensors.tensor import Buffer, Tensor
+from serving.model import Model
+from serving.request import InferRequest
+from serving.tensors.tensor import Buffer, Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 PROTOCOL = "v2_grpc"
 """The label of these requests in the metrics."""

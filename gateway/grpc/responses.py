@@ -2,12 +2,12 @@
 
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc.parameters import write_parameter
 from gateway.grpc.requests import Asked
 from gateway.v2.classification import classify
-from pipelines.inference.types import InferResponse
-from pipelines.tensors.tensor import Tensor
+from serving.request import InferResponse
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 _FINAL = "triton_final_response"
 

@@ -6,19 +6,19 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.access.restricted import Restrictions
 from gateway.grpc import health
 from gateway.grpc.access import ApiKeyInterceptor, RestrictedProtocolInterceptor
 from gateway.grpc.errors import abort, as_sluice_error
 from gateway.grpc.infer import InferReader, ModelInfer
 from gateway.grpc.models import ModelCalls
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.settings import SettingCalls
 from gateway.grpc.stream import InferStream
 from gateway.grpc.unary import unary
-from gateway.options import ConfigError
+from gateway.options.grpc import GrpcOptions
+from gateway.options.option import ConfigError
 from gateway.v2.service import Service
+from sluice.errors import ErrorCode, SluiceError
 
 _SERVICE = "inference.GRPCInferenceService"
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}

@@ -4,10 +4,10 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc.unary import simple
 from gateway.v2.service import Service
 from gateway.v2.settings import LOG_SETTINGS, TRACE_SETTINGS, SettingValue
+from sluice.errors import ErrorCode, SluiceError
 
 _LOG_KINDS = {
     "log_file": ("string_param", "string"),

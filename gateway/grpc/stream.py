@@ -13,15 +13,15 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc.errors import as_sluice_error
 from gateway.grpc.infer import InferReader, parse
 from gateway.grpc.requests import Asked
 from gateway.grpc.responses import refusal_message, stream_message
 from gateway.v2.trace import Trace
-from pipelines.inference.call import MAX_UNREAD
-from pipelines.inference.job import Job
-from pipelines.inference.types import InferResponse
+from serving.call import MAX_UNREAD
+from serving.job import Job
+from serving.request import InferResponse
+from sluice.errors import ErrorCode, SluiceError
 
 MAX_IN_FLIGHT = 1024
 """Requests of one stream that are read and not answered; the client's next ones wait in the connection."""

@@ -11,10 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access.api_key import ApiKeyMiddleware
 from gateway.access.restricted import Restrictions
-from gateway.config import AccessOptions, ServeConfig
 from gateway.http import health
+from gateway.http.api_key import ApiKeyMiddleware
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
 from gateway.http.rag import routes as rag_routes
@@ -22,6 +21,7 @@ from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.restricted import RestrictedApiMiddleware
 from gateway.http.v2.app import create_v2
 from gateway.http.v2.openapi import openapi_paths
+from gateway.options.config import AccessOptions, ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 

@@ -5,7 +5,7 @@ import asyncio
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 PATIENCE_S = 60.0
 """Longest silence within a body: a client that stops half way must not hold its connection for ever."""

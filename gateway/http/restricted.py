@@ -2,9 +2,9 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.access.restricted import Api, Restriction, Restrictions
 from gateway.http.errors import error_response
+from sluice.errors import ErrorCode, SluiceError
 
 _OPENAI = {
     "/v1/chat/completions": Api.INFERENCE,

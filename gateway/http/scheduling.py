@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
-from engine.errors import invalid
-from gateway.config import RequestOptions
+from gateway.options.config import RequestOptions
+from sluice.errors import invalid
 
 TENANT = "x-sluice-tenant"
 PRIORITY = "x-sluice-priority"

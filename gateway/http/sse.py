@@ -7,9 +7,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import SluiceError
 from gateway.http.disconnect import run_while_connected
 from gateway.http.errors import as_sluice_error
+from sluice.errors import SluiceError
 
 EncodeError = Callable[[SluiceError], bytes]
 """A protocol's final frame for a stream that failed."""

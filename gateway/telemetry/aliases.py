@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 
 from gateway.telemetry.families import COUNTER, GAUGE, ModelFamily, Source, family, model_family
 from gateway.telemetry.gpu import GpuSample, gpu_values
-from pipelines.inference.statistics import ModelStatistics
+from serving.statistics import ModelStatistics
 
 _NS_PER_US = 1000
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.telemetry.families import COUNTER, ModelFamily, Source, model_family
-from pipelines.inference.statistics import CacheUsage
+from serving.statistics import CacheUsage
 
 _NS_PER_US = 1000
 

@@ -7,12 +7,12 @@ from math import inf
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.telemetry.families import COUNTER, GAUGE, Labels, empty_family
 from gateway.telemetry.latencies import add_histogram
 from gateway.telemetry.reserved import is_reserved
-from pipelines.inference.custom_metrics import CustomMetric, MetricFamily, MetricKind
-from pipelines.inference.latencies import Histogram
+from serving.custom_metrics import CustomMetric, MetricFamily, MetricKind
+from serving.latencies import Histogram
+from sluice.errors import ErrorCode, SluiceError
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)

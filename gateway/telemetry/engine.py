@@ -1,17 +1,15 @@
 """The engine's state as Prometheus families, read from its last frame when somebody scrapes."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.client.base import EngineClient
 from engine.types import EngineInfo, EngineStats
-
-if TYPE_CHECKING:
-    from engine.client.base import EngineClient
-    from gateway.service import InferenceService
-    from pipelines.backends.llm.text import LlmText
+from pipelines.llm.text import LlmText
+from serving.repository.repository import ModelRepository
 
 _LABELS = ("model",)
 _INFO = (
@@ -63,7 +61,7 @@ _COUNTERS: tuple[tuple[str, str, Stat], ...] = (
     ),
 )
 
-Supervised = Callable[["EngineClient"], float]
+Supervised = Callable[[EngineClient], float]
 
 _SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_restarts", "Engines started in place of a lost one.", lambda e: e.num_restarts),
@@ -86,13 +84,26 @@ _PULSE: tuple[tuple[str, str, Supervised], ...] = (
 )
 
 
+class ServedModels(Protocol):
+    """The server that is watched."""
+
+    @property
+    def repository(self) -> ModelRepository: ...
+
+    def llms(self) -> Sequence[LlmText]: ...
+
+    def is_live(self) -> bool: ...
+
+    def is_ready(self) -> bool: ...
+
+
 class EngineCollector(Collector):
     """Families of every loaded language model's engine, and of the server as a whole.
 
     An engine's own state goes back as far as its start.
     """
 
-    def __init__(self, service: "InferenceService") -> None:
+    def __init__(self, service: ServedModels) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
@@ -118,7 +129,7 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
 
 
-def _info(llms: "Iterable[LlmText]") -> Metric:
+def _info(llms: Iterable[LlmText]) -> Metric:
     family = GaugeMetricFamily(
         "sluice_engine_info", "1 for each model: what its engine is.", labels=(*_LABELS, "version", *_INFO)
     )

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from pipelines.inference.model import Model
-from pipelines.inference.statistics import ModelStatistics
+from serving.model import Model
+from serving.statistics import ModelStatistics
 
 Labels = dict[str, str]
 

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 from prometheus_client.core import Metric
 
 from gateway.telemetry.families import GAUGE, Labels, family
-from pipelines.inference.model import Model
+from pipelines.llm.model import LlmModel
+from serving.model import Model
 
 _FAMILY = "sluice_gpu_process_memory_bytes"
 _PROC = Path("/proc")
@@ -51,7 +52,7 @@ def _parent(pid: int, proc: Path) -> int:
 
 def engine_pids(models: Iterable[Model]) -> dict[int, str]:
     """The engines' processes, with the names of their models."""
-    engines = ((model.text.engine, model.name) for model in models if model.text is not None)
+    engines = ((model.engine, model.name) for model in models if isinstance(model, LlmModel))
     return {engine.pid: name for engine, name in engines if isinstance(engine, _HasProcess) and engine.pid is not None}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.options.metrics_settings import MetricsSettings
 from gateway.telemetry import latencies
 from gateway.telemetry.aliases import alias_families
 from gateway.telemetry.cache import cache_counters, cache_gauges
@@ -12,9 +13,8 @@ from gateway.telemetry.families import COUNTER, GAUGE, ModelFamily, Source, fami
 from gateway.telemetry.gpu import GpuSample, gpu_families
 from gateway.telemetry.gpu_processes import engine_pids, process_memory
 from gateway.telemetry.host import HostMetrics
-from gateway.telemetry.settings import MetricsSettings
-from pipelines.inference.model import Model
-from pipelines.inference.statistics import CacheUsage, FailureReason
+from serving.model import Model
+from serving.statistics import CacheUsage, FailureReason
 
 _SUCCESSES = ModelFamily(
     "nv_inference_request_success",

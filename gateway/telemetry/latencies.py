@@ -7,10 +7,10 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
+from gateway.options.metrics_settings import Quantile
 from gateway.telemetry.families import Labels, ModelFamily, Source, empty_family
-from gateway.telemetry.settings import Quantile
-from pipelines.inference.latencies import FIRST_RESPONSE_FAMILY, Histogram, LatencySummaries, SlidingSketch
-from pipelines.inference.statistics import Duration, InferStatistics
+from serving.latencies import FIRST_RESPONSE_FAMILY, Histogram, LatencySummaries, SlidingSketch
+from serving.statistics import Duration, InferStatistics
 
 _NS_PER_US = 1000
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
+from gateway.options.metrics_settings import MetricsSettings
 from gateway.telemetry.custom import CustomMetricRegistry
 from gateway.telemetry.gpu import GpuSampler
 from gateway.telemetry.inference import InferenceCollector
-from gateway.telemetry.settings import MetricsSettings
 from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.inference.latencies import LatencyOptions
-from pipelines.inference.model import Model
-from pipelines.inference.statistics import CacheUsage
+from serving.latencies import LatencyOptions
+from serving.model import Model
+from serving.statistics import CacheUsage
 
 
 class MetricsPage:

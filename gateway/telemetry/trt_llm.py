@@ -16,11 +16,12 @@ from engine.config import SchedulerPolicy
 from engine.types import IterationStats
 from gateway.telemetry.families import GAUGE, Labels, empty_family, family, source_of
 from gateway.telemetry.latencies import add_histogram
-from pipelines.inference.model import Model
+from pipelines.llm.model import LlmModel
+from serving.model import Model
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.backends.llm.text import LlmText
-    from pipelines.inference.latencies import Histogram
+    from pipelines.llm.text import LlmText
+    from serving.latencies import Histogram
 
 _US_PER_S = 1_000_000
 _OF_THE_BATCH = {"num_active", "num_scheduled", "num_context", "num_generation", "num_paused", "context_tokens"}
@@ -116,7 +117,7 @@ class TrtLlmCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        texts = [(source_of(model).labels, model.text) for model in self._models() if model.text is not None]
+        texts = [(source_of(model).labels, model.text) for model in self._models() if isinstance(model, LlmModel)]
         iterations = [(labels, last_iteration(text)) for labels, text in texts]
         for gauge in _GAUGES:
             yield family(gauge.name, gauge.text, GAUGE, _values(gauge, iterations))

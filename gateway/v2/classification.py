@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.tensors.tensor import Array, Tensor
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 _SUPPORTED = frozenset(
     ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"),

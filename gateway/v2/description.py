@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.model import Model
-from pipelines.inference.spec import TensorSpec
-from pipelines.inference.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
-from pipelines.inference.types import LATEST
-from pipelines.repository.types import IndexEntry
+from serving.model import Model
+from serving.repository.types import IndexEntry
+from serving.request import LATEST
+from serving.spec import TensorSpec
+from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
+from sluice.errors import ErrorCode, SluiceError
 
 EXTENSIONS = (
     "classification",

@@ -6,10 +6,11 @@ from typing import Protocol
 from gateway.v2.description import ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.repository.routing import Routing
-from pipelines.repository.types import IndexEntry, LoadOverrides
+from serving.backend import LoadOverrides
+from serving.model import Model
+from serving.repository.routing import Routing
+from serving.repository.types import IndexEntry
+from serving.request import InferRequest
 
 
 class Repository(Protocol):

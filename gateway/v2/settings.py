@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.v2.trace import Record, Trace, TraceFile
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
+from serving.model import Model
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 SettingValue = bool | int | str | list[str]
 

@@ -5,7 +5,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 _FOLDER = "/dev/shm"
 """Where Linux keeps what `shm_open` opens."""

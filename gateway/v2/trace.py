@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.tensors.tensor import Tensor
+from serving.job import Job
+from serving.model import Model
+from serving.request import InferRequest
+from serving.tensors.tensor import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import re
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.types import LATEST
+from serving.request import LATEST
+from sluice.errors import ErrorCode, SluiceError
 
 _LEADING_INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _HIGHEST = 2**63 - 1

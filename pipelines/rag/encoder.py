@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.backends.base import ModelLookup
-from pipelines.inference.call import infer_one
-from pipelines.inference.model import Model
-from pipelines.inference.spec import TensorSpec
-from pipelines.inference.types import InferRequest
 from pipelines.rag.encoding.estimate import estimated_starts
 from pipelines.rag.encoding.faces import Face, face_of, tokenizer_of
 from pipelines.rag.encoding.output import vector_output, vectors_of
 from pipelines.rag.types import Vector, Vectors
+from serving.backend import ModelLookup
+from serving.call import infer_one
+from serving.model import Model
+from serving.request import InferRequest
+from serving.spec import TensorSpec
+from sluice.errors import ErrorCode, SluiceError
 
 _NUM_PARALLEL = 2
 """Requests of one call at once: one is being gathered while another runs. Models that do not batch get more."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import orjson
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 Scalar = str | int | float | bool | None
 

@@ -3,8 +3,8 @@
 import hashlib
 import hmac
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.types import CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
 
 HEADER = "x-sluice-collection-key"
 """The HTTP header that carries a key. As a request parameter it is called `collection_key`."""

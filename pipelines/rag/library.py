@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag import keys
 from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents.parse import ParseLimits, parse_document
@@ -29,6 +28,7 @@ from pipelines.rag.types import (
     Vectors,
 )
 from pipelines.rag.upload import Upload, check_id, content_hash_of
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

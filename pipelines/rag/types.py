@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.rag.filters import Filter
+from pipelines.text.sources import Source
 
 Vectors = npt.NDArray[np.float32]
 """[n, dim] float32, each row of length 1."""
@@ -162,3 +163,18 @@ class RetrievalMode(StrEnum):
     VECTOR = "vector"
     BM25 = "bm25"
     HYBRID = "hybrid"
+
+
+def source_of(hit: Hit) -> Source:
+    """Without an id."""
+    return Source(
+        document=hit.document_id,
+        title=hit.title,
+        heading=hit.heading,
+        start=hit.start,
+        end=hit.end,
+        score=round(float(hit.score), 6),
+        similarity=None if hit.similarity is None else round(float(hit.similarity), 4),
+        metadata=dict(hit.metadata),
+        text=hit.text,
+    )

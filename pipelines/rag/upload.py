@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from engine.errors import invalid
 from pipelines.rag.types import DocumentFormat, Metadata
+from sluice.errors import invalid
 
 _MAX_ID_CHARS = 512
 

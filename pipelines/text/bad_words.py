@@ -1,7 +1,7 @@
 """Words that must not come, as the token sequences that spell them."""
 
-from engine.errors import invalid
 from pipelines.text.tokenizer import Tokenizer
+from sluice.errors import invalid
 
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 1024

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from engine.errors import SluiceError, invalid
 from pipelines.text.tokenizer import Tokenizer
+from sluice.errors import SluiceError, invalid
 
 MAX_BIASED_WORDS = 256
 MAX_BIASED_WORD_LENGTH = 1024

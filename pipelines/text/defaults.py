@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import SamplingParams
 from pipelines.text.types import SamplingOverrides
+from sluice.errors import ErrorCode, SluiceError
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

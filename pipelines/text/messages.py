@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.errors import invalid
 from pipelines.text.types import ChatMessage
+from sluice.errors import invalid
 
 
 class _TextPart(msgspec.Struct, frozen=True):

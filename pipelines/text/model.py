@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from engine.errors import invalid
 from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from sluice.errors import invalid
 
 
 class TextModel(Protocol):

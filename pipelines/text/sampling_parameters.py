@@ -2,10 +2,10 @@
 
 import msgspec
 
-from engine.errors import SluiceError, invalid
 from engine.types import Grammar, GrammarKind
 from pipelines.text.runtime_fields import RUNTIME_FIELDS, wanted_of_runtime
 from pipelines.text.types import TextRequest
+from sluice.errors import SluiceError, invalid
 
 Scalars = dict[str, str | int | float | bool]
 
@@ -24,7 +24,7 @@ _NOT_PASSED_ON = ("logit_bias", "logprobs", "prompt_logprobs", *RUNTIME_FIELDS)
 
 
 def as_parameters(request: TextRequest, model: str) -> Scalars:
-    """What the client sent, under the names of a language model's inputs (`pipelines/backends/llm/fields.py`).
+    """What the client sent, under the names of a language model's inputs (`pipelines/llm/fields.py`).
 
     Raises SluiceError INVALID, which names the field, for what would be lost on the way to the steps of `model`.
     """

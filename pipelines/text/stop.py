@@ -1,6 +1,6 @@
 """Stop strings in streamed text."""
 
-from engine.errors import invalid
+from sluice.errors import invalid
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024

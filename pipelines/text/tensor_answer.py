@@ -1,18 +1,16 @@
 """The responses of a model over tensors as the events of a text."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason
-from pipelines.inference.types import InferResponse
-from pipelines.tensors.tensor import Tensor
+from pipelines.text.citations import cite
+from pipelines.text.sources import Source, decoded
 from pipelines.text.types import Retrieval, TextDetail, TextEvent
-
-if TYPE_CHECKING:
-    from pipelines.rag.sources import Source
+from serving.request import InferResponse
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 SOURCES, DROPPED = "sources", "dropped"
 """Outputs that tell what was retrieved: a source as JSON in each element, "" where there are fewer."""
@@ -61,9 +59,7 @@ class TensorAnswer:
         )
         return True
 
-    def _sources(self, tensor: Tensor) -> "tuple[Source, ...]":
-        from pipelines.rag.sources import decoded
-
+    def _sources(self, tensor: Tensor) -> tuple[Source, ...]:
         try:
             return tuple(decoded(element) for element in tensor.array.ravel() if element)
         except msgspec.DecodeError as error:
@@ -93,8 +89,6 @@ class TensorAnswer:
         )
 
     def _with_citations(self, retrieval: Retrieval) -> Retrieval:
-        from pipelines.rag.citations import cite
-
         citations = cite("".join(self._texts), retrieval.sources)
         return msgspec.structs.replace(retrieval, citations=tuple(citations))
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.errors import invalid
-from pipelines.inference.spec import ModelSpec, TensorSpec
-from pipelines.tensors.datatypes import BYTES
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.datatypes import BYTES
+from sluice.errors import invalid
 
 MESSAGES = "messages"
 """An input of this name takes a whole conversation, as JSON (`pipelines/text/messages.py`)."""

@@ -2,22 +2,18 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from functools import singledispatch
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from engine.errors import invalid
 from engine.validation import check_sampling
-from pipelines.inference.call import infer_stream
-from pipelines.inference.types import InferRequest
-from pipelines.tensors.datatypes import BYTES
-from pipelines.tensors.tensor import Tensor
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.messages import encode_messages
-from pipelines.text.model import refuse_parameters
+from pipelines.text.model import TextModel, refuse_parameters
 from pipelines.text.sampling_parameters import as_parameters
 from pipelines.text.tensor_answer import SOURCES, TOLD, TensorAnswer
-from pipelines.text.tensor_face import TensorFace
+from pipelines.text.tensor_face import TensorFace, face_of
 from pipelines.text.types import (
     ChatMessage,
     EncodedPrompt,
@@ -27,15 +23,36 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-
-if TYPE_CHECKING:
-    from pipelines.inference.model import Model
+from serving.call import infer_stream
+from serving.model import Model
+from serving.request import InferRequest
+from serving.tensors.datatypes import BYTES
+from serving.tensors.tensor import Tensor
+from sluice.errors import invalid
 
 HISTORY = "history"
 """The request parameter with the turns before the question, as JSON."""
 _ENSEMBLE = "ensemble"
 _US_PER_S = 1_000_000
 _ANY_LENGTH = 2**31 - 1
+
+
+_signatures: WeakKeyDictionary[Model, TensorFace | None] = WeakKeyDictionary()
+"""Reading a configuration is slow, and every request to an OpenAI route looks at every model."""
+
+
+@singledispatch
+def text_model_of(model: Model) -> TextModel | None:
+    """Return what generates text for `model`; None for a model that cannot be asked with one text.
+
+    Kinds of models that are language models themselves register what they answer with. Any other is asked through its
+    tensors, where they are a question and a text. Raises SluiceError INVALID where a parameter of its configuration
+    names a tensor that cannot be one.
+    """
+    if model not in _signatures:
+        _signatures[model] = face_of(model.config, model.spec)
+    face = _signatures[model]
+    return None if face is None else TensorText(model, face)
 
 
 class TensorText:
@@ -47,7 +64,7 @@ class TensorText:
     parent = None
     failure = None
 
-    def __init__(self, model: "Model", face: TensorFace) -> None:
+    def __init__(self, model: Model, face: TensorFace) -> None:
         self._model = model
         self._face = face
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import jinja2
 import tokenizers
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.text.detokenizer import Detokenizer, detokenizer_factory
 from pipelines.text.slow import SlowBackend, SlowDetokenizer
 from pipelines.text.spelling import TokenTexts
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """The roles that a message may have, and under which name the chat template sees them."""

@@ -1,13 +1,9 @@
 """What a protocol asks of a text model and gets back. All values are frozen."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from engine.types import FinishReason, Grammar
-
-if TYPE_CHECKING:  # a server without pipelines need not import what they retrieve
-    from pipelines.rag.sources import Citation, Source
+from pipelines.text.sources import Citation, Source
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -121,9 +117,9 @@ class Retrieval(msgspec.Struct, frozen=True):
     others with the one before the first text and again with the last.
     """
 
-    sources: "tuple[Source, ...]" = ()
-    dropped: "tuple[Source, ...]" = ()
-    citations: "tuple[Citation, ...]" = ()
+    sources: tuple[Source, ...] = ()
+    dropped: tuple[Source, ...] = ()
+    citations: tuple[Citation, ...] = ()
 
 
 class TextDetail(msgspec.Struct, frozen=True):

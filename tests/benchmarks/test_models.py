@@ -7,13 +7,12 @@ from safetensors import deserialize
 from tokenizers import Tokenizer
 
 from benchmarks.models import M, S, model_s, tensor_shapes
-
-BUNDLED_TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
+from tests.paths import RILL_TOKENIZER
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_s(tmp_path_factory.mktemp("models"), BUNDLED_TOKENIZER)
+    return model_s(tmp_path_factory.mktemp("models"), RILL_TOKENIZER)
 
 
 def test_weights_have_the_size_and_precision_that_the_comparison_states(checkpoint: Path) -> None:
@@ -34,7 +33,7 @@ def test_every_id_decodes_to_text_of_its_own(checkpoint: Path) -> None:
 
 def test_a_finished_checkpoint_is_kept(checkpoint: Path) -> None:
     before = (checkpoint / "model.safetensors").stat().st_mtime_ns
-    assert model_s(checkpoint.parent, BUNDLED_TOKENIZER) == checkpoint
+    assert model_s(checkpoint.parent, RILL_TOKENIZER) == checkpoint
     assert (checkpoint / "model.safetensors").stat().st_mtime_ns == before
     assert json.loads((checkpoint / "config.json").read_text()) == S
 

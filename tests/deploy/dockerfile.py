@@ -6,7 +6,9 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "docker"
+from tests import paths
+
+FOLDER = paths.ROOT / "deploy" / "docker"
 DOCKERFILES = (FOLDER / "Dockerfile", FOLDER / "Dockerfile.gpu")
 
 

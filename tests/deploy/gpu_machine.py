@@ -21,7 +21,8 @@ from engine.types import EngineStats, IterationStats
 from gateway.telemetry.gpu import GpuSample, gpu_families
 from gateway.telemetry.gpu_processes import GpuProcess, process_memory
 from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.backends.llm.activity import TextActivity
+from pipelines.llm.activity import TextActivity
+from tests.pipelines.llm.doubles import language_model
 
 _GIB = 1 << 30
 _ENGINE_PID = 4711
@@ -65,8 +66,10 @@ def _on_tensorrt_llm() -> Any:
     engine.heartbeat_age_s = lambda: 0.01
     info = SimpleNamespace(scheduler_policy="guaranteed_no_evict", max_num_seqs=64, num_blocks=1000, block_size=32)
     text = SimpleNamespace(engine=engine, info=info, activity=TextActivity())
-    config = SimpleNamespace(metric_tags={})
-    return SimpleNamespace(name="llama", spec=SimpleNamespace(version=1), config=config, statistics=None, text=text)
+    model: Any = language_model(text, "llama")
+    model.config = SimpleNamespace(metric_tags={})
+    model.statistics = None
+    return model
 
 
 @contextmanager

@@ -13,7 +13,9 @@ import httpx
 import pytest
 import yaml
 
-SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
+from tests import paths
+
+SHIPPED = paths.ROOT / "deploy" / "prometheus"
 PATIENCE_S = 90.0
 SCRAPE_S = 1
 

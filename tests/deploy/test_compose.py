@@ -13,18 +13,19 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.command_line import parse_flags
-from gateway.config import read_config, unknown_variables
+from gateway.options.command_line import parse_flags
+from gateway.options.config import read_config, unknown_variables
+from tests import paths
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.programs import program
 from tests.deploy.prometheus import SHIPPED, free_port, needs_prometheus, started
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 GATEWAYS = {"gateway": DOCKERFILES[0], "gateway-gpu": DOCKERFILES[1]}
 AROUND = {"redis", "prometheus", "grafana"}
-SCHEMA = Path(__file__).parents[1] / "data" / "compose" / "compose-spec.json"
+SCHEMA = paths.DATA / "compose" / "compose-spec.json"
 each_service = pytest.mark.parametrize("name", SERVICES)
 each_gateway = pytest.mark.parametrize("name", GATEWAYS)
 

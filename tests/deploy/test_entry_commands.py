@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from tests.deploy.dockerfile import DOCKERFILES, stages
-from tests.gateway.conftest import PATIENCE_S, running_server
+from tests.paths import ROOT
+from tests.server_process import PATIENCE_S, running_server
 
-ROOT = Path(__file__).parents[2]
 _, IMAGE = stages(DOCKERFILES[0])
 USER = IMAGE.texts("USER")[0].split(":")[0]
 UNPRIVILEGED = [
@@ -55,7 +55,7 @@ class Container:
         """The image's, moved; its programs are this environment's, under an interpreter that everybody may run."""
         programs = folder / "bin"
         programs.mkdir()
-        for name, code in (("sluice", "from gateway.cli import main; raise SystemExit(main())"), ("python", None)):
+        for name, code in (("sluice", "from cli.main import main; raise SystemExit(main())"), ("python", None)):
             command = [interpreter, *(() if code is None else ("-c", code))]
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)

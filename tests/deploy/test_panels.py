@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -15,10 +14,10 @@ from tests.deploy.gpu_machine import page_with_gpus
 from tests.deploy.prometheus import Prometheus, backfill, configured, needs_prometheus, promtool, running_prometheus
 from tests.deploy.test_rules import RULES, rules_of
 from tests.deploy.traffic import API_KEY, HEADERS, traffic, write_repository
-from tests.gateway.conftest import ServerProcess, running_bundled
+from tests.paths import ROOT
+from tests.server_process import ServerProcess, running_bundled
 
 pytestmark = needs_prometheus
-ROOT = Path(__file__).parents[2]
 HOUR_S = 3600
 ONLY_AFTER_TROUBLE = {"sluice_model_load_failures_total", "sluice_response_cache_up"}
 """What a server tells when a load has failed, and of a response cache in Redis."""

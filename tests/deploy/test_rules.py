@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import GROUPS, options_of
+from gateway.options.config import GROUPS, options_of
 from tests.deploy.prometheus import SHIPPED, configured, needs_prometheus, promtool
 
 ROOT = SHIPPED.parents[1]

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.executor import InflightExecutor
 from engine.frames import Command, StepFrame, Submit
+from engine.loop.executor import InflightExecutor
 from engine.types import EventDetail, FinishReason, GenerateRequest, RequestFailed, SamplingParams
 from tests.engine.fake_runner import EchoRunner, echo_next
 

@@ -1,7 +1,7 @@
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_decode_must_fit_into_a_step() -> None:

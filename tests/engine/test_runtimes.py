@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig, Runtime
-from engine.errors import ErrorCode, SluiceError
-from engine.runtimes import (
-    PROCESSES,
-    ModelFormat,
-    RuntimeChoice,
-    check_process,
-    choose_runtime,
-    has_tensorrt_llm,
-    model_format,
-    num_gpus,
-)
+from engine.model_folder import ModelFormat, model_format
+from engine.runtimes import PROCESSES, RuntimeChoice, check_process, choose_runtime, has_tensorrt_llm
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gpus import num_gpus
+from tests import paths
 
 HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 CONVERTED = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
@@ -128,7 +122,7 @@ def test_every_runtime_has_a_process() -> None:
 
 def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
     """One that finds it, one that does not, and none at all."""
-    stand_ins = Path(__file__).parents[1] / "stand_ins"
+    stand_ins = paths.TESTS / "stand_ins"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={stand_ins} {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -149,7 +143,7 @@ def test_another_python_must_have_what_the_process_needs(tmp_path: Path, monkeyp
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    with pytest.raises(SluiceError, match=r"has TensorRT-LLM, but not engine, msgspec, zmq, packaging; .*pip install"):
+    with pytest.raises(SluiceError, match=r"but not engine, sluice, msgspec, zmq, packaging; .*pip install"):
         check_process(str(python))
     check_process(sys.executable)
     check_process(None)

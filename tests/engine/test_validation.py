@@ -3,9 +3,9 @@ import math
 import msgspec
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
 from engine.validation import RUNTIME_FIELDS, check_request, check_sampling
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.mark.parametrize(

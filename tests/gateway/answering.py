@@ -17,12 +17,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from engine.client.base import EngineClient
-from gateway.config import ServeConfig
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
+from gateway.options.config import ServeConfig
+from gateway.options.grpc import GrpcOptions
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.http.sse import events_of

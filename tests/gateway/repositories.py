@@ -3,25 +3,20 @@
 from pathlib import Path
 
 from engine.client.base import EngineClient
-from engine.config import EngineConfig
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.base import BackendContext, ModelLookup
-from pipelines.backends.llm.configuration import bundled_config, with_engine_parameters
-from pipelines.backends.llm.model import LlmModel
-from pipelines.backends.llm.text import LlmText
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.types import ControlMode
+from pipelines.llm.configuration import bundled_config, with_engine_parameters
+from pipelines.llm.model import LlmModel
+from pipelines.llm.text import LlmText
+from serving.backend import BackendContext, ModelLookup
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode
 
 
 def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
     """One without folders; `await start()` makes it ready."""
 
     def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(
-            models=models,
-            engine_config=lambda checkpoint: EngineConfig(model_path=checkpoint),
-            open_record=metrics.open_request,
-        )
+        return BackendContext(models)
 
     return ModelRepository((), ControlMode.NONE, context)
 

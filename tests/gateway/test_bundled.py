@@ -6,11 +6,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from cli.serve import _pipeline
 from gateway.bundled import PIPELINE, documentation, models_folder, pipeline_repository
-from gateway.config import ServeConfig
-from gateway.engine_options import ModelOptions
-from gateway.options import ConfigError
-from gateway.serve import _pipeline
+from gateway.options.config import ServeConfig
+from gateway.options.engine import ModelOptions
+from gateway.options.option import ConfigError
 
 
 def config_of(repository: str, model: str) -> ModelConfig:

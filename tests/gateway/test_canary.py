@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.inference.types import InferRequest
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel
 from tests.gateway.repositories import empty_repository
 

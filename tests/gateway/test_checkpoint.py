@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gateway.checkpoint import find_checkpoint, model_name
-from gateway.options import ConfigError
+from gateway.options.option import ConfigError
 from tests.stand_ins.model_folders import make_compiled_engine, make_converted_checkpoint
 from tests.stand_ins.paths import STAND_INS
 

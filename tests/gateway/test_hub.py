@@ -24,7 +24,7 @@ FILES = {
 SCRIPT = """
 import json, sys
 from gateway.checkpoint import find_checkpoint
-from gateway.options import ConfigError
+from gateway.options.option import ConfigError
 said = []
 for name in sys.argv[1:]:
     try:

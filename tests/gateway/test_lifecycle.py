@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gateway.listeners import listen
-from tests.gateway.conftest import PATIENCE_S, ServerProcess, StartServer, serve_command
+from tests.server_process import PATIENCE_S, ServerProcess, StartServer, serve_command
 
 SOON_S = 8.0
 """Much less than the shutdown's own deadlines, so that an end within it shows that nothing waited for them."""

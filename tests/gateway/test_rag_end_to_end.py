@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.gateway.conftest import ServerProcess, running_bundled
+from tests.server_process import ServerProcess, running_bundled
 
 FACTS = {
     "pumps.md": "# Pumps\n\nThe Zantavor pump must be oiled every 40 days. The Zantavor pump is painted green.\n",
@@ -167,7 +167,7 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
     (tmp_path / "more" / "broken.pdf").write_bytes(b"%PDF-1.7 broken")
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "gateway", "rag", *arguments, "--url", bundled.base_url]
+        command = [sys.executable, "-m", "cli", "rag", *arguments, "--url", bundled.base_url]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     first = run("ingest", str(tmp_path / "more"), "--collection", "ferries")

@@ -5,15 +5,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.gateway.conftest import ServerProcess, running_server
+from tests.paths import ROOT
+from tests.server_process import ServerProcess, running_server
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CALLS: list[tuple[str, str]] = re.findall(r"```bash\n(curl (?:(?!```).)*)\n```\n```text\n(.*?)\n```", README, re.DOTALL)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.conftest import running_server
+from tests.paths import ROOT
+from tests.server_process import running_server
 
-ROOT = Path(__file__).parents[2]
 SNIPPET = re.search(r"```python\n(from transformers import .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 

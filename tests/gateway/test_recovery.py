@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess, StartServer
+from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 
 NUM_STREAMS = 32
 MAX_TOKENS = 150

@@ -19,22 +19,23 @@ import uvloop
 from prometheus_client import generate_latest
 
 from gateway.assembly import make_service
-from gateway.config import ServeConfig
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
-from gateway.repository_options import RepositoryOptions
+from gateway.options.config import ServeConfig
+from gateway.options.repository import RepositoryOptions
 from gateway.service import InferenceService
-from pipelines.repository.types import ControlMode, ModelState
-from tests.pipelines.backends.onnxruntime.parts import one_op
-from tests.pipelines.repository.small_models import write_python
+from serving.repository.types import ControlMode, ModelState
+from tests import paths
+from tests.serving.backends.onnxruntime.parts import one_op
+from tests.serving.repository.small_models import write_python
 
 PATIENCE_S = 30.0
 WARM_UP = 8
 """Rounds after which libraries have what they keep for good."""
 ROUNDS = {"onnxruntime": 20, "openvino": 20, "tensorflow": 20, "ensemble": 20, "python": 10}
 BLOCKS_A_ROUND = 20
-SAVED_MODEL = Path(__file__).parents[1] / "data" / "tensorflow" / "dense" / "model.savedmodel"
+SAVED_MODEL = paths.DATA / "tensorflow" / "dense" / "model.savedmodel"
 ENSEMBLE = """
 platform: "ensemble"
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]

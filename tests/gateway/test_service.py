@@ -5,7 +5,6 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,18 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.llm.model import LlmModel
-from pipelines.backends.llm.text import LlmText
+from pipelines.llm.model import LlmModel
+from pipelines.llm.text import LlmText
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.gateway.repositories import empty_repository, llm_model
+from tests.paths import RILL_TOKENIZER
 
-TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
 PATIENCE_S = 20.0
 HEARTBEAT_TIMEOUT_S = 5.0
 FIRST_STEPS = 10
@@ -86,7 +85,7 @@ async def rig(**limits: int) -> AsyncIterator[Rig]:
     repository = empty_repository(metrics)
     await repository.start()
     service = InferenceService(repository, metrics, HEARTBEAT_TIMEOUT_S)
-    model = llm_model("rill", TOKENIZER, engine, metrics)
+    model = llm_model("rill", RILL_TOKENIZER, engine, metrics)
     try:
         yield Rig(service, engine, runner, model.text, model)
     finally:

@@ -73,7 +73,7 @@ def own(checkpoint: Path, config: EngineConfig) -> Iterator[Answering]:
 @pytest.fixture(scope="module", params=FLAVOURS)
 def theirs(request: pytest.FixtureRequest, checkpoint: Path, config: EngineConfig) -> Iterator[Answering]:
     def engine() -> ProcessEngineClient:
-        return ProcessEngineClient(config, module="engine.tensorrt_llm.process")
+        return ProcessEngineClient(config, module="engine.delegated.tensorrt_llm.process")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)

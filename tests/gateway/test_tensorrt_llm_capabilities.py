@@ -24,7 +24,7 @@ ADAPTER_SHIFT = 31
 IDS = [11, 12, 13, 14]
 NUM_TOKENS = 8
 MAX_BEAM_WIDTH = 4
-MODULE = "engine.tensorrt_llm.process"
+MODULE = "engine.delegated.tensorrt_llm.process"
 
 
 def make_adapter(folder: Path) -> str:

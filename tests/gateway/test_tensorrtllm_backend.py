@@ -14,9 +14,10 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from pipelines.text.tokenizer import Tokenizer
-from tests.gateway.conftest import MODEL, ServerProcess, running_server
+from tests import paths
+from tests.server_process import MODEL, ServerProcess, running_server
 
-REPOSITORY = Path(__file__).parents[1] / "data" / "tensorrtllm_backend"
+REPOSITORY = paths.DATA / "tensorrtllm_backend"
 STAGES = ("preprocessing", "postprocessing", "tensorrt_llm_bls")
 FACES = ("ensemble", "tensorrt_llm_bls")
 PROMPTS = [f"A river runs {word}" for word in ("north", "south", "east", "west", "fast", "deep", "dry", "home")]

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
+from tests.paths import RILL_TOKENIZER
+
 MAX_MODEL_LEN = 32768
 _HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _HEAD_DIM, _LAYERS = 32, 64, 2, 1, 16, 2
 
 
 def write_tiny_checkpoint(folder: Path) -> Path:
     """Write the checkpoint to `folder`, which must not exist, and return it."""
-    shutil.copytree(TOKENIZER, folder)
+    shutil.copytree(RILL_TOKENIZER, folder)
     config = json.loads((folder / "config.json").read_text())
     config.update(
         hidden_size=_HIDDEN,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import transformers
 
-DATA = Path(__file__).parents[1] / "data"
+from tests.paths import DATA
+
 NAME = "gpt2_ir"
 MAX_TOKENS = 32
 REPETITION_PENALTY = 1.3

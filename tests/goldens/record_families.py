@@ -15,11 +15,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests import paths
 from tests.goldens.checkpoints import Blueprint, write_checkpoint
 from tests.goldens.families import RECIPES, Recipe
 from tests.goldens.models import generate_greedily, load_checkpoint
 
-DATA = Path(__file__).parents[1] / "data" / "families"
+DATA = paths.DATA / "families"
 LEAST_MARGIN = 2e-3
 """Float32 sums in another order differ by some 1e-5: a token that wins by less than this proves nothing."""
 MOST_SEEDS = 40

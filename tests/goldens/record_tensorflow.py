@@ -8,13 +8,14 @@ Each model is a folder under tests/data/tensorflow as it lies in a version's fol
 inputs and outputs of one run of each signature: arrays `SIGNATURE/in/NAME` and `SIGNATURE/out/NAME`.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf  # type: ignore[import-untyped]
 
-ROOT = Path(__file__).parents[1] / "data" / "tensorflow"
+from tests import paths
+
+ROOT = paths.DATA / "tensorflow"
 Signatures = dict[str, Any]
 Answers = dict[str, Any]
 

@@ -21,11 +21,12 @@ from tempfile import TemporaryDirectory
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tests import paths
 from tests.triton.exam.questions import questions
 from tests.triton.records import Exchange
 from tests.triton.wire import open_wire
 
-DATA = Path(__file__).parents[1] / "data" / "triton"
+DATA = paths.DATA / "triton"
 LOADED_ON_REQUEST = {"on_demand", "bad_load"}
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 10.0

@@ -5,9 +5,9 @@ import pytest
 
 from load.config import Api, ConfigError, Workload
 from load.prompts import ApproximateWords, FittedWords, TokenIds, prompt_source
+from tests.paths import RILL_TOKENIZER
 
 tokenizers = pytest.importorskip("tokenizers")
-TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "rill"
 
 
 def rng() -> np.random.Generator:
@@ -22,13 +22,13 @@ def test_token_ids_are_exact_and_keep_clear_of_special_tokens() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 64, 257])
 def test_fitted_words_have_exactly_the_tokens_asked_for(num_tokens: int) -> None:
-    text = FittedWords(TOKENIZER).make(rng(), num_tokens)
-    counter = tokenizers.Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    text = FittedWords(RILL_TOKENIZER).make(rng(), num_tokens)
+    counter = tokenizers.Tokenizer.from_file(str(RILL_TOKENIZER / "tokenizer.json"))
     assert len(counter.encode(text, add_special_tokens=False).ids) == num_tokens
 
 
 def test_fitted_words_vary() -> None:
-    prompts, random = FittedWords(TOKENIZER), rng()
+    prompts, random = FittedWords(RILL_TOKENIZER), rng()
     assert prompts.make(random, 32) != prompts.make(random, 32)
 
 
@@ -41,7 +41,7 @@ def test_approximate_words_say_so() -> None:
 
 def test_completions_need_no_tokenizer() -> None:
     assert isinstance(prompt_source(Api.COMPLETIONS, Workload()), TokenIds)
-    assert isinstance(prompt_source(Api.COMPLETIONS, Workload(tokenizer=TOKENIZER)), FittedWords)
+    assert isinstance(prompt_source(Api.COMPLETIONS, Workload(tokenizer=RILL_TOKENIZER)), FittedWords)
 
 
 def test_a_missing_tokenizer_is_a_settings_error() -> None:

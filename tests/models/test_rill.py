@@ -2,15 +2,15 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
+from tests import paths
 from training.rill.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation
 
-RILL = Path(__file__).parents[2] / "models" / "rill"
+RILL = paths.MODELS / "rill"
 
 
 def tokenizer() -> Any:

@@ -11,21 +11,23 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import ServeConfig
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.inference.call import infer_one
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.repository.repository import ModelRepository
-from pipelines.tensors.tensor import Array, Tensor
-from tests.pipelines.rag.bundled import MODELS, copy_models, serving
+from serving.call import infer_one
+from serving.model import Model
+from serving.repository.repository import ModelRepository
+from serving.request import InferRequest
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests import paths
+from tests.paths import MODELS
+from tests.pipelines.rag.bundled import copy_models, serving
 
-DATA = Path(__file__).parents[1] / "data" / "rag"
+DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)
 """The package's own, of float weights."""

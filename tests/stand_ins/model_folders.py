@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-_DATA = Path(__file__).parents[1] / "data"
-_CHECKPOINT = _DATA / "checkpoints" / "llama_tiny"
-_TOKENIZER = _DATA / "tokenizers" / "rill"
+from tests.paths import DATA
+
+_CHECKPOINT = DATA / "checkpoints" / "llama_tiny"
+_TOKENIZER = DATA / "tokenizers" / "rill"
 
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 1024

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.tensorrt_llm.configuration.fields import FIELDS
-from engine.tensorrt_llm.configuration.settings import GROUPS, Setting
-from engine.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
+from engine.delegated.tensorrt_llm.configuration.fields import FIELDS
+from engine.delegated.tensorrt_llm.configuration.settings import GROUPS, Setting
+from engine.delegated.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
+from tests import paths
 
-DOCS = Path(__file__).parents[2] / "docs" / "tensorrt-llm.md"
+DOCS = paths.DOCS / "tensorrt-llm.md"
 
 
 def tables() -> dict[str, str]:

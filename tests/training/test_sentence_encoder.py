@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.pipelines.rag.bundled import MODELS
+from tests.paths import MODELS
 from training.sentence_encoder.checkpoint import NORM_EPSILON, NUM_HEADS, WIDTH, Checkpoint, Floats, Layer, Linear, Norm
 from training.sentence_encoder.graph import build
 from training.sentence_encoder.quantize import by_column, by_row, smoothed

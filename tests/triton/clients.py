@@ -12,7 +12,7 @@ import tritonclient.http
 from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.server import http_address
 
 

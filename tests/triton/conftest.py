@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
 from tests.triton.held import Hold, write_held_models
 from tests.triton.onnx_models import write_scale

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tests import paths
 from tests.triton.clients import Library
 
 PATIENCE_S = 20.0
-_FOLDER = Path(__file__).parents[1] / "data" / "faults" / "held"
+_FOLDER = paths.DATA / "faults" / "held"
 
 
 def write_held_models(repository: Path) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import paths
 from tests.triton.compare import Verdict, compare
 from tests.triton.records import Exchange, read_exchanges
 from tests.triton.wire import open_wire
 
-EXCHANGES = Path(__file__).parents[1] / "data" / "triton" / "exchanges.jsonl"
+EXCHANGES = paths.DATA / "triton" / "exchanges.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess, serve_command
+from tests import paths
+from tests.server_process import PATIENCE_S, ServerProcess, serve_command
 
-MODELS = Path(__file__).parents[1] / "data" / "triton" / "models"
+MODELS = paths.DATA / "triton" / "models"
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import Library
 
 MODEL = "versioned"

@@ -10,7 +10,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library, text
 from tests.triton.held import Hold
 from tests.triton.server import http_address

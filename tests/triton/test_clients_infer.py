@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.server_process import PATIENCE_S, ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library, text
 
 LEFT = np.arange(8, dtype=np.float32).reshape(2, 4)

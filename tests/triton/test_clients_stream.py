@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.server_process import PATIENCE_S, ServerProcess
 from tests.triton.clients import GRPC, Library, text
 from tests.triton.held import Hold
 

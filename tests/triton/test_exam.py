@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.compare import Verdict
 from tests.triton.on_purpose import BY_CHANCE, ON_PURPOSE
 from tests.triton.records import read_exchanges

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.server_process import PATIENCE_S, ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
 from tests.triton.held import Hold, wait_until, write_held_models
 from tests.triton.onnx_models import write_scale

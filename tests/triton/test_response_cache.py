@@ -9,8 +9,8 @@ from time import monotonic
 import httpx
 import pytest
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
-from tests.pipelines.caching.parts import RedisServer
+from tests.server_process import PATIENCE_S, ServerProcess
+from tests.serving.caching.parts import RedisServer
 from tests.triton.server import copy_models, serving
 
 MODEL = "cached_square"

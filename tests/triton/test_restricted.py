@@ -10,7 +10,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.server import copy_models, http_address, serving
 
 ADMIN, INFER = {"admin-key": "admin value"}, {"infer-key": "secret"}

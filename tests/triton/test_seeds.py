@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 from tritonclient.utils import InferenceServerException
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
-from tests.gateway.tiny_checkpoint import TOKENIZER, write_tiny_checkpoint
+from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
+from tests.paths import DATA, RILL_TOKENIZER
+from tests.server_process import PATIENCE_S, ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library, text
 from tests.triton.onnx_models import write_text_classifier
 from tests.triton.server import http_address, serving
 from tests.triton.test_clients_stream import streaming
 
-DATA = Path(__file__).parents[1] / "data"
 PROMPT = "Once upon a time"
 MAX_TOKENS = 12
 INPUT_IDS = np.array([[101, 2054, 2003, 1996, 2034, 102]], np.int64)
@@ -74,7 +74,7 @@ def _write_streaming_twin(models: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(TOKENIZER)
+    return AutoTokenizer.from_pretrained(RILL_TOKENIZER)
 
 
 def run_program(name: str, **settings: object) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def greedy_answer(server: ServerProcess, tokens: list[int]) -> list[int]:
 
 
 def test_the_llm_program(seeded: ServerProcess, tokenizer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    program = run_program("triton_http_llm.py", ADDRESS=http_address(seeded), TOKENIZER=str(TOKENIZER))
+    program = run_program("triton_http_llm.py", ADDRESS=http_address(seeded), TOKENIZER=str(RILL_TOKENIZER))
     with HTTP.client(seeded) as program["client"]:
         said = program["generate_text"](PROMPT, MAX_TOKENS)
     tokens = greedy_answer(seeded, tokenizer.encode(PROMPT))

@@ -5,7 +5,7 @@ import json
 
 import aiohttp
 
-from tests.gateway.conftest import PATIENCE_S, ServerProcess
+from tests.server_process import PATIENCE_S, ServerProcess
 
 CLIENTS, STREAMS_EACH, EVENTS = 64, 4, 128
 QUESTION = {"text_input": "a b c", "max_tokens": EVENTS}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.errors import invalid
 from engine.runners.openvino.graph.attention import BLOCK_SIZE
 from engine.runners.openvino.graph.model import is_cache
 from engine.runners.openvino.memory import shared_tensor
+from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.openvino.config.config_file import ConfigFile
 from engine.runners.openvino.config.model_config import read_json
+from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import openvino as ov
 
-from engine.errors import invalid
+from sluice.errors import invalid
 
 
 class Weights(Protocol):

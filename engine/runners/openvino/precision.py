@@ -5,7 +5,7 @@ from typing import Any
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.errors import invalid
+from sluice.errors import invalid
 
 DEVICE = "CPU"
 _COMPUTE_TYPES = {"bf16": ov.Type.bf16, "f32": ov.Type.f32}

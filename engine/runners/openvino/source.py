@@ -7,7 +7,6 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.openvino.architectures import ARCHITECTURES
 from engine.runners.openvino.config.model_config import read_model_config, read_model_type
 from engine.runners.openvino.convert import can_convert, convert
@@ -18,6 +17,7 @@ from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
 from engine.runners.openvino.weights.checkpoint import Checkpoint, weight_files
 from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
 from engine.runners.openvino.weights.compression import compress
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Beam search, of which a model that has it tells the best beam."""
 
-from engine.errors import SluiceError, invalid
 from gateway.http.openai.schemas import GenerationRequest
+from sluice.errors import SluiceError, invalid
 
 _LIMIT = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 

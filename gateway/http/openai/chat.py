@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from engine.errors import invalid
 from gateway.http.frames import event_frame
 from gateway.http.openai.beams import wants_beams
 from gateway.http.openai.job import Job, job_of
@@ -10,6 +9,7 @@ from gateway.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
 from gateway.http.openai.schemas import ChatCompletionRequest
 from pipelines.text.types import ChatMessage, TextEvent, TextLogprob
+from sluice.errors import invalid
 
 
 def chat_job(request: ChatCompletionRequest) -> Job:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import cast
 
-from engine.errors import invalid
 from gateway.http.openai.beams import wants_beams
 from gateway.http.openai.job import Job, job_of
 from gateway.http.openai.logprobs import completion_logprobs, prompt_logprobs
 from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
 from gateway.http.openai.schemas import CompletionRequest
 from pipelines.text.types import PlainPrompt, TextEvent, TextLogprob
+from sluice.errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from engine.errors import invalid
 from engine.types import Grammar, GrammarKind
 from gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
+from sluice.errors import invalid
 
 Constraint = tuple[str, Grammar]
 """The path of the client's field, and what it says."""

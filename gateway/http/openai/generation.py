@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
-from engine.errors import SluiceError
 from gateway.http.disconnect import run_while_connected
 from gateway.http.openai.job import Job
 from gateway.http.openai.merge import IndexedEvents, merged
@@ -17,9 +16,10 @@ from gateway.http.request_id import request_id_of
 from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
-from pipelines.backends.llm.adapter import SEPARATOR
+from pipelines.llm.adapter import SEPARATOR
 from pipelines.rag import keys
 from pipelines.text.types import Prompt, TextEvent
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from pipelines.text.model import TextModel

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.errors import SluiceError, invalid
 from engine.types import Grammar
 from gateway.http.openai.beams import beam_width_of, check_beams
 from gateway.http.openai.constraints import constraint_of
@@ -16,6 +15,7 @@ from gateway.http.openai.retrieval import retrieval_param_names, retrieval_param
 from gateway.http.openai.schemas import MAX_SEQUENCES, GenerationRequest
 from gateway.http.scheduling import Scheduling
 from pipelines.text.types import PlainPrompt, Prompt, SamplingOverrides, TextRequest
+from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from pipelines.text.model import TextModel

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from engine.errors import SluiceError
 from gateway.http.errors import openai_error_body
 from gateway.http.frames import DONE, HOLE, TextFrame, event_frame
-from gateway.http.openai.retrieval import citations_of, sources_of
+from gateway.http.retrieval import citations_of, sources_of
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob
+from sluice.errors import SluiceError
 
 JsonObject = dict[str, Any]
 

@@ -5,16 +5,16 @@ from typing import TypeVar
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.config import ServeConfig
 from gateway.http.body import read_body
 from gateway.http.openai.chat import chat_job
 from gateway.http.openai.completions import completion_job
 from gateway.http.openai.generation import answer
 from gateway.http.openai.models import model_list, model_object
-from gateway.http.openai.openapi import body_of
-from gateway.http.openai.parsing import parse, warning_header
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.http.openapi import body_of
+from gateway.http.parsing import parse, warning_header
 from gateway.http.scheduling import Scheduling, scheduling_of
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)

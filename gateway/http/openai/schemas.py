@@ -7,7 +7,9 @@ words. Null means that a field was not given. Lists fail fast, as only the first
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
+
+from gateway.http.json_fields import Message, RequestObject, StopStrings, expected
 
 MAX_PROMPTS = 512
 """Prompts in one completion request: each is a sequence of its own."""
@@ -23,17 +25,6 @@ MAX_LOGPROBS = 20
 
 MAX_PROMPT_TOKENS = 1 << 20
 """Token ids in one prompt, far above any context; checking many millions would hold up all other streams."""
-
-
-def is_tag(part: str | int) -> bool:
-    """Whether a part of an error's location is the name of a union's member, not of a field."""
-    return isinstance(part, str) and part.startswith("<")
-
-
-def _text_or_list(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<list>" if isinstance(value, list) else None
 
 
 def _text_or_object(value: Any) -> str | None:
@@ -60,71 +51,29 @@ def _prompt_kind(value: Any) -> str | None:
     return "<ids>" if isinstance(first, int) else "<texts>"
 
 
-def _expected(what: str) -> dict[str, str]:
-    """What a union says of a value that is none of its members."""
-    return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
-
-
-class _Object(BaseModel):
-    """A JSON object. Fields that it does not declare are kept, for `parsing` to judge."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-
-
 TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
-
-StopStrings = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
-    Discriminator(_text_or_list, **_expected("a string or an array of strings")),
-]
 
 
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-    Discriminator(_text_or_object, **_expected("a JSON schema, as an object or as text")),
+    Discriminator(_text_or_object, **expected("a JSON schema, as an object or as text")),
 ]
 
 EarlyStopping = Annotated[
     Annotated[bool, Tag("<flag>")] | Annotated[int, Tag("<number>")],
-    Discriminator(_flag_or_number, **_expected("true, false or an integer")),
+    Discriminator(_flag_or_number, **expected("true, false or an integer")),
 ]
 
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
-class TextPart(_Object):
-    """A piece of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
-    Discriminator(_text_or_list, **_expected('a string or an array of {"type": "text", "text": ...} parts')),
-]
-
-
-class Message(_Object):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-    def text(self) -> str:
-        """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class StreamOptions(_Object):
+class StreamOptions(RequestObject):
     """What a stream carries besides the text."""
 
     include_usage: bool | None = None
 
 
-class JsonSchema(_Object):
+class JsonSchema(RequestObject):
     """The schema that an answer must match."""
 
     name: str = Field(description="Accepted and not used.")
@@ -132,14 +81,14 @@ class JsonSchema(_Object):
     strict: bool | None = Field(None, description="Accepted and not used: the answer always matches.")
 
 
-class ResponseFormat(_Object):
+class ResponseFormat(RequestObject):
     """What an answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Object):
+class StructuredOutputs(RequestObject):
     """vLLM's; one of the fields says what the output must match."""
 
     json_: JsonText | None = Field(None, alias="json")
@@ -149,7 +98,7 @@ class StructuredOutputs(_Object):
     json_object: bool | None = None
 
 
-class RagOptions(_Object):
+class RagOptions(RequestObject):
     """What a pipeline looks for its answer in. Null and what is left out: as the pipeline is set up."""
 
     collection: str | None = None
@@ -158,7 +107,7 @@ class RagOptions(_Object):
     mode: Literal["vector", "bm25", "hybrid"] | None = None
 
 
-class LoraRequest(_Object):
+class LoraRequest(RequestObject):
     """trtllm-serve's and vLLM's way to name a LoRA adapter."""
 
     lora_name: str = Field(min_length=1)
@@ -166,7 +115,7 @@ class LoraRequest(_Object):
     lora_path: str | None = Field(None, description="Accepted and not used: adapters are given at the start.")
 
 
-class GenerationRequest(_Object):
+class GenerationRequest(RequestObject):
     """The fields that chat and plain completions share."""
 
     model: str = Field(description="The model; base:adapter for one of its LoRA adapters.")
@@ -239,7 +188,7 @@ Prompt = Annotated[
     | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<id lists>")],
     Discriminator(
         _prompt_kind,
-        **_expected("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
+        **expected("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
     ),
 ]
 

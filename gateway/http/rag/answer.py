@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.http.frames import DONE
 from gateway.http.rag.frames import named_frame, token_frame
 from gateway.http.rag.objects import JsonObject
-from pipelines.rag.sources import as_objects
+from pipelines.text.sources import as_objects
 from pipelines.text.types import Retrieval, TextEvent
 
 Events = AsyncGenerator[TextEvent, None]

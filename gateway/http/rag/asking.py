@@ -4,26 +4,26 @@ from contextlib import aclosing
 
 from fastapi import Request, Response
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import ServeConfig
 from gateway.http.disconnect import run_while_connected
-from gateway.http.openai.retrieval import step_parameters
 from gateway.http.rag.answer import AnswerHead, Events, answer_frames, whole_answer
 from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.frames import error_frame
 from gateway.http.rag.objects import list_object
 from gateway.http.rag.schemas import QueryRequest, SearchRequest
 from gateway.http.request_id import request_id_of
+from gateway.http.retrieval import step_parameters
 from gateway.http.scheduling import Scheduling, scheduling_of
 from gateway.http.sse import EventStreamResponse
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.filters import parse_filter
 from pipelines.rag.library import Library
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
-from pipelines.rag.sources import as_objects, source_of
-from pipelines.rag.types import RetrievalMode
+from pipelines.rag.types import RetrievalMode, source_of
 from pipelines.text.model import TextModel
+from pipelines.text.sources import as_objects
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
+from sluice.errors import ErrorCode, SluiceError
 
 DEFAULT_PIPELINE = "rag_pipeline"
 _PROTOCOL = "rag"

@@ -4,16 +4,16 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import HttpOptions
 from gateway.http.disconnect import run_while_connected
-from gateway.http.openai.parsing import warning_header
+from gateway.http.parsing import warning_header
 from gateway.http.rag.exchange import collection_key, json_response
 from gateway.http.rag.objects import document_object, list_object
 from gateway.http.rag.putting import Batch, answer_of, put_all
 from gateway.http.rag.uploads import read_upload, read_uploads
 from gateway.http.request_id import request_id_of
+from gateway.options.config import HttpOptions
 from pipelines.rag.library import Library, PutStatus, check_name
+from sluice.errors import ErrorCode, SluiceError
 
 MAX_LISTED = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED, description="How many at most.")]

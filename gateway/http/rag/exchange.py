@@ -7,9 +7,9 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.config import HttpOptions
 from gateway.http.body import read_body
-from gateway.http.openai.parsing import parse, warning_header
+from gateway.http.parsing import parse, warning_header
+from gateway.options.config import HttpOptions
 from pipelines.rag import keys
 
 RequestT = TypeVar("RequestT", bound=BaseModel)

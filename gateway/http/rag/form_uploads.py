@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from engine.errors import ErrorCode, SluiceError, invalid
-from gateway.http.openai.parsing import printable
+from gateway.http.parsing import printable
 from gateway.http.rag.json_uploads import Unreadable, check_count, line_uploads, read_metadata
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
 from pipelines.rag.types import Metadata
 from pipelines.rag.upload import Upload
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 MAX_FILES = 1000
 _FIELDS = ("id", "title", "metadata")

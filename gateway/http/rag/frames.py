@@ -4,9 +4,9 @@ from typing import Any
 
 import orjson
 
-from engine.errors import SluiceError
 from gateway.http.errors import openai_error_body
 from gateway.http.frames import encode_text
+from sluice.errors import SluiceError
 
 
 def named_frame(name: bytes, payload: Any) -> bytes:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from engine.errors import SluiceError, invalid
-from gateway.http.openai.parsing import parse, shown
+from gateway.http.parsing import parse, shown
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
 from pipelines.rag.documents.jsonl import JsonLines
 from pipelines.rag.documents.parse import format_of
 from pipelines.rag.types import DocumentFormat, Metadata
 from pipelines.rag.upload import Upload
+from sluice.errors import SluiceError, invalid
 
 _OF_ONE = ("id", "text", "format", "title", "metadata")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.http.openai import openapi
+from gateway.http import openapi
 from gateway.http.rag.schemas import DocumentsRequest
 from gateway.http.scheduling import OPENAPI_PARAMETERS
 from pipelines.rag import keys

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import orjson
 from fastapi import Response
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
 from gateway.http.rag.exchange import json_response
 from gateway.http.rag.json_uploads import Unreadable
@@ -15,6 +14,7 @@ from gateway.http.rag.objects import JsonObject, document_object, list_object
 from pipelines.rag import keys
 from pipelines.rag.library import Library, PutResult
 from pipelines.rag.upload import Upload
+from sluice.errors import ErrorCode, SluiceError
 
 _NOT_THE_DOCUMENT_S = {ErrorCode.FORBIDDEN, ErrorCode.NOT_FOUND, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE}
 """What the next document would meet as well: store, encoder or key."""

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Response
 
-from gateway.config import ServeConfig
 from gateway.http.rag.asking import AskingRoutes
 from gateway.http.rag.collections import CollectionRoutes
 from gateway.http.rag.documents import DocumentRoutes
@@ -14,6 +13,7 @@ from gateway.http.rag.openapi import (
     with_scheduling,
 )
 from gateway.http.rag.schemas import CollectionRequest, QueryRequest, SearchRequest
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.library import Library
 

@@ -6,15 +6,15 @@ from email.message import Message
 
 from fastapi import Request
 
-from engine.errors import invalid
-from gateway.config import HttpOptions
 from gateway.http.body import read_body
-from gateway.http.openai.parsing import printable
+from gateway.http.parsing import printable
 from gateway.http.rag.form_uploads import form_uploads
 from gateway.http.rag.json_uploads import Unreadable, json_uploads, line_uploads, read_metadata
+from gateway.options.config import HttpOptions
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
 from pipelines.rag.upload import Upload
+from sluice.errors import invalid
 
 JSON = "application/json"
 FORM = "multipart/form-data"

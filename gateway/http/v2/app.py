@@ -6,7 +6,6 @@ from functools import lru_cache
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.config import ServeConfig
 from gateway.http.errors import as_sluice_error
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.changes import SettingRoutes
@@ -21,8 +20,9 @@ from gateway.http.v2.regions import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.http.v2.router import Router, get, get_or_post, post
 from gateway.http.v2.routing import RoutingRoute
 from gateway.http.v2.target import Target
+from gateway.options.config import ServeConfig
 from gateway.v2.service import Service
-from pipelines.inference.model import Model
+from serving.model import Model
 
 log = logging.getLogger(__name__)
 

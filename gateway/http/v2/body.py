@@ -6,10 +6,10 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.body import PATIENCE_S
 from gateway.http.v2.errors import UnknownEncodingError
 from gateway.http.v2.exchange import Exchange
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _ANY_FORMAT = 15 | 32
 """zlib's window bits for: full window, gzip or zlib as the data says. Triton takes either under either name."""

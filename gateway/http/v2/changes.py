@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import orjson
 
-from engine.errors import invalid
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import array_member, boolean, find, has, parse, string, unsigned
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.settings import LOG_SETTINGS, TRACE_SETTINGS, SettingValue
-from pipelines.inference.types import LATEST
+from serving.request import LATEST
+from sluice.errors import invalid
 
 _LOG_TYPES: dict[str, Callable[[object], SettingValue]] = {
     "log_file": str,

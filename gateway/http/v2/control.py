@@ -5,14 +5,14 @@ import binascii
 
 import orjson
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import boolean, find, has, members, parse, string, unreadable
 from gateway.http.v2.target import Target
 from gateway.v2.description import index_row
 from gateway.v2.service import Service
-from pipelines.repository.types import LoadOverrides
+from serving.backend import LoadOverrides
+from sluice.errors import ErrorCode, SluiceError
 
 _FILE = "file:"
 

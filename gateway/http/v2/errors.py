@@ -2,9 +2,9 @@
 
 import orjson
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.errors import HTTP_STATUS, error_response
 from gateway.http.v2.exchange import JSON, Exchange
+from sluice.errors import ErrorCode, SluiceError
 
 _TRITONS = {ErrorCode.ALREADY_EXISTS: 400, ErrorCode.CANCELLED: 400, ErrorCode.UNKNOWN: 400}
 """Where Triton has another status than the other protocols here; codes that it lacks keep theirs."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from engine.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 from gateway.http.disconnect import run_while_connected
 from gateway.http.errors import as_sluice_error
 from gateway.http.v2.body import BodyReader
@@ -17,9 +16,11 @@ from gateway.http.v2.infer_request import LARGE_BYTES
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
-from pipelines.inference.call import ResponseStream
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest, InferResponse
+from pipelines.llm.model import LlmModel
+from serving.call import ResponseStream
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 
 _MODEL_FAILED = 400
 """Whatever a model's error says: Triton forgets the code before it looks at it."""
@@ -134,7 +135,7 @@ async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, t
 
 def _keeps_code(model: Model, error: SluiceError) -> bool:
     """Whether the code is told: an LLM's always is, and a pipeline's where a step of it cannot serve."""
-    return model.text is not None or (model.spec.platform == "ensemble" and error.code in CANNOT_SERVE)
+    return isinstance(model, LlmModel) or (model.spec.platform == "ensemble" and error.code in CANNOT_SERVE)
 
 
 def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:

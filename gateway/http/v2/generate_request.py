@@ -2,16 +2,17 @@
 
 from math import prod
 
-from engine.errors import SluiceError, invalid
 from gateway.http.scheduling import LONGEST_S
 from gateway.http.v2.infer_request import PROTOCOL, already_exists
 from gateway.http.v2.json_document import find, has, members, mistyped, parse, string, text, unreadable
 from gateway.http.v2.parameters import custom_parameter
 from gateway.http.v2.tensor_json import check_strings, tensor_of
-from pipelines.inference.model import Model
-from pipelines.inference.spec import TensorSpec
-from pipelines.inference.types import InferRequest
-from pipelines.tensors.datatypes import BYTES
+from pipelines.llm.model import LlmModel
+from serving.model import Model
+from serving.request import InferRequest
+from serving.spec import TensorSpec
+from serving.tensors.datatypes import BYTES
+from sluice.errors import SluiceError, invalid
 
 _NESTED = "parameters"
 """The key whose object counts as if its keys stood beside it."""
@@ -55,7 +56,7 @@ def _read_nested(nested: dict[str, object], request: InferRequest, model: Model)
 def _read_one(name: str, value: object, request: InferRequest, model: Model) -> None:
     spec = model.spec.inputs.get(name)
     if spec is None:
-        if name in _SCHEDULING and model.text is not None:
+        if name in _SCHEDULING and isinstance(model, LlmModel):
             _schedule(name, value, request)
         else:
             request.parameters[name] = custom_parameter(name, value)

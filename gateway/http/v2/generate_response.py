@@ -2,11 +2,11 @@
 
 import orjson
 
-from engine.errors import SluiceError
 from gateway.http.v2.errors import error_json
 from gateway.http.v2.tensor_json import value_json
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferResponse
+from serving.model import Model
+from serving.request import InferResponse
+from sluice.errors import SluiceError
 
 WRONG_COUNT = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "

@@ -2,12 +2,12 @@
 
 import re
 
-from gateway.config import RequestOptions
 from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.scheduling import STICKY as STICKY_TEXT
 from gateway.http.scheduling import scheduling_of
 from gateway.http.v2.exchange import Exchange
-from pipelines.inference.types import InferRequest
+from gateway.options.config import RequestOptions
+from serving.request import InferRequest
 
 STICKY = STICKY_TEXT.encode()
 """Requests with one text in it get one version."""

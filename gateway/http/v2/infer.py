@@ -3,7 +3,6 @@
 import asyncio
 from time import perf_counter_ns
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.compression import encoded
 from gateway.http.v2.exchange import BINARY, JSON, Exchange
@@ -14,8 +13,9 @@ from gateway.http.v2.leaving import DisconnectWatches
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferResponse
+from serving.model import Model
+from serving.request import InferResponse
+from sluice.errors import ErrorCode, SluiceError
 
 _HEADER_LENGTH = b"inference-header-content-length"
 

@@ -5,18 +5,18 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.v2.json_document import array_member, find, has, parse, string, string_member, text, unsigned
 from gateway.http.v2.outputs import AS_BINARY, OutputPlan, read_outputs, window_of
 from gateway.http.v2.parameters import read_parameters
 from gateway.http.v2.tensor_json import tensor_of
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.inference.model import Model
-from pipelines.inference.spec import ModelSpec, TensorSpec
-from pipelines.inference.types import InferRequest
-from pipelines.tensors import byte_strings
-from pipelines.tensors.datatypes import BYTES, DATA_TYPES
-from pipelines.tensors.tensor import Tensor
+from serving.model import Model
+from serving.request import InferRequest
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import BYTES, DATA_TYPES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 PROTOCOL = "v2_http"
 _COPIED_BYTES = 4096

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import orjson
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.v2.outputs import Form, OutputPlan, OutputWish
 from gateway.http.v2.tensor_json import data_json
 from gateway.v2.classification import classify
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferResponse
-from pipelines.tensors.tensor import Buffer, Tensor
+from serving.model import Model
+from serving.request import InferResponse
+from serving.tensors.tensor import Buffer, Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 _LARGE_ELEMENTS = 1 << 16
 """Elements of JSON that are written on a thread: they would hold up every other request."""

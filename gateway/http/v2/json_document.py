@@ -10,7 +10,7 @@ from codecs import BOM_UTF8
 import orjson
 import rapidjson
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 _MAX_UINT64 = 2**64 - 1
 _MAX_INT64 = 2**63 - 1

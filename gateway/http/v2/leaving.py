@@ -5,8 +5,8 @@ import asyncio
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from pipelines.inference.job import Job
-from pipelines.inference.types import InferResponse
+from serving.job import Job
+from serving.request import InferResponse
 
 _UNWATCHED_S = 0.02
 """Shorter answers are not worth a look whether their client is still there."""

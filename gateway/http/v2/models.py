@@ -4,12 +4,12 @@ from typing import Any
 
 import orjson
 
-from engine.errors import invalid
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.target import Target
 from gateway.v2.description import model_metadata, server_metadata, statistics
 from gateway.v2.service import Service
-from pipelines.repository.config_json import config_json
+from serving.config.config_json import config_json
+from sluice.errors import invalid
 
 _NOT_READY = "Model version not ready"
 _PLAIN = b"text/plain"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.errors import SluiceError, invalid
 from gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
 from gateway.v2.shared_memory import SharedMemoryRegistry
+from sluice.errors import SluiceError, invalid
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 

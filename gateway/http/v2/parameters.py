@@ -1,9 +1,9 @@
 """The `parameters` of a request: those that the protocol gives a meaning, and the model's own."""
 
-from engine.errors import invalid
 from gateway.http.v2.json_document import boolean, find, has, is_signed, members, string, text, unsigned
 from gateway.http.v2.outputs import AS_BINARY, AS_JSON, OutputPlan
-from pipelines.inference.types import InferRequest, Parameter, SequenceFlag
+from serving.request import InferRequest, Parameter, SequenceFlag
+from sluice.errors import invalid
 
 
 def read_parameters(document: object, request: InferRequest, plan: OutputPlan) -> None:

@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import orjson
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import find, has, parse, string, string_member, unsigned, unsigned_member
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _CUDA_HANDLE_BYTES = 64
 

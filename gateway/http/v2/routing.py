@@ -2,13 +2,13 @@
 
 import orjson
 
-from engine.errors import invalid
 from gateway.http.v2.body import BodyReader
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import parse
 from gateway.http.v2.target import Target
 from gateway.v2.service import Service
-from pipelines.repository.routing import Routing
+from serving.repository.routing import Routing
+from sluice.errors import invalid
 
 _EXPECTED = (
     'weights must be an object of versions and numbers, such as {"1": 95, "2": 5}, or null for the configured ones'

@@ -12,11 +12,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from gateway.http.v2.json_document import is_signed, mistyped, unreadable
-from pipelines.tensors import byte_strings
-from pipelines.tensors.datatypes import DATA_TYPES, DataType
-from pipelines.tensors.tensor import Tensor
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import DATA_TYPES, DataType
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _BINARY_ONLY = ("FP16", "BF16")
 _NUMPY_PAYS_FROM = 64

@@ -2,7 +2,7 @@
 
 import codecs
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 

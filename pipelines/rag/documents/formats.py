@@ -4,9 +4,9 @@ import codecs
 import re
 from pathlib import PurePosixPath
 
-from engine.errors import SluiceError, invalid
 from pipelines.rag.documents.encoding import decoded
 from pipelines.rag.types import DocumentFormat
+from sluice.errors import SluiceError, invalid
 
 TAKEN = "text (UTF-8, or UTF-16 with a byte order mark), Markdown, HTML, PDF"
 _PDF_MARK = b"%PDF-"

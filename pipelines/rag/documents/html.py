@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser
 
-from engine.errors import invalid
 from pipelines.rag.documents.encoding import decoded
 from pipelines.rag.documents.extract import Extract
 from pipelines.rag.documents.html_elements import ElementWriter
+from sluice.errors import invalid
 
 _DECLARED = re.compile(rb"""<(?:meta\s[^>]*?charset|\?xml\s[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 _DECLARED_WITHIN = 1024

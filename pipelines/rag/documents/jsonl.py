@@ -5,9 +5,9 @@ from typing import Any, Self
 
 import orjson
 
-from engine.errors import SluiceError, invalid
 from pipelines.rag.types import DocumentFormat, Metadata
 from pipelines.rag.upload import Upload
+from sluice.errors import SluiceError, invalid
 
 _MEDIA_TYPES = frozenset(
     [

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag.documents.extract import Extract
 from pipelines.rag.documents.formats import format_of
 from pipelines.rag.documents.process import bounds_of, read_in_process
 from pipelines.rag.documents.readers import read
 from pipelines.rag.types import DocumentFormat, Heading, ParsedDocument
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 __all__ = ["ParseLimits", "format_of", "parse_document"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag.documents.extract import Extract, as_label
 from pipelines.rag.documents.pdf_lines import Line, Page, lines_of, page_of
 from pipelines.rag.documents.pdf_outline import Bookmark, headings_of, page_headings
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _MAX_BOOKMARKS = 20_000
 _NO_TITLE = re.compile(r"untitled.*|microsoft word - .*|.*\.(?:docx?|dvi|indd|odt|pdf|pptx?|rtf|tex)", re.IGNORECASE)

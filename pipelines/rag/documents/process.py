@@ -9,9 +9,9 @@ from typing import IO
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag.documents.extract import Extract
 from pipelines.rag.documents.worker import Answer, Bounds, Read
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _WORKER = "pipelines.rag.documents.worker"
 _PART_BYTES = 4 << 20

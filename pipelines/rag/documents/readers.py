@@ -1,7 +1,7 @@
 """From bytes to an extract, by format."""
 
-from engine.errors import invalid
 from pipelines.rag.documents.extract import Extract
+from sluice.errors import invalid
 
 
 def read(format: str, content: bytes, max_chars: int) -> Extract:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents.extract import Extract
 from pipelines.rag.documents.readers import read
+from sluice.errors import ErrorCode, SluiceError
 
 
 class Bounds(msgspec.Struct, frozen=True):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.errors import SluiceError, invalid
-from pipelines.backends.base import ModelLookup
-from pipelines.backends.tokenizer.model import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS, TokenizerModel
-from pipelines.inference.model import Model
-from pipelines.inference.spec import ModelSpec, TensorSpec
 from pipelines.rag.encoding.output import Mask, gives_states, vector_output
-from pipelines.tensors.datatypes import BYTES
-from pipelines.tensors.tensor import Array, Tensor
+from pipelines.stages.tokenizer.model import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS, TokenizerModel
+from serving.backend import ModelLookup
+from serving.model import Model
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.datatypes import BYTES
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import SluiceError, invalid
 
 _TOKEN_INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS})
 _TOKENIZER_MODEL = "tokenizer_model"

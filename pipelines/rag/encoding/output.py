@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError, invalid
-from pipelines.inference.spec import ModelSpec, TensorSpec
-from pipelines.inference.types import InferResponse
 from pipelines.rag.types import Vectors
-from pipelines.tensors.tensor import Array
+from serving.request import InferResponse
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.tensor import Array
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _FLOATS = ("FP32", "FP16", "FP64", "BF16")
 Mask = NDArray[np.bool_]

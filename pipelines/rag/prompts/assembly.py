@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.errors import SluiceError, invalid
 from pipelines.rag.prompts.budget import Fit, fit, smaller
 from pipelines.rag.prompts.history import exchanges_of, system_of
 from pipelines.rag.prompts.templates import NO_ANSWER_PLACE, Passage, Template, messages_of
 from pipelines.rag.prompts.tokens import PromptTokens
-from pipelines.rag.sources import Source
+from pipelines.text.sources import Source
 from pipelines.text.types import ChatMessage
+from sluice.errors import SluiceError, invalid
 
 _TOKENS_A_JOINT = 4
 """By which two texts may grow when they are put together: tokenizers split at white space, which is between all of

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.errors import SluiceError, invalid
 from pipelines.text.messages import decode_messages
 from pipelines.text.tokenizer import ROLES
 from pipelines.text.types import ChatMessage
+from sluice.errors import SluiceError, invalid
 
 PARAMETER = "history"
 _MAX_MESSAGES = 1000

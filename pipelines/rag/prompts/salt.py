@@ -2,8 +2,8 @@
 
 import hashlib
 
-from pipelines.inference.types import Parameters
 from pipelines.rag import keys
+from serving.request import Parameters
 
 PARAMETER = "cache_salt"
 

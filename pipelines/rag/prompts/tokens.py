@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.prompts.control_tokens import USUAL, ControlTokens
 from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError
 
 _TOKENS_A_MESSAGE = 8
 """What chat templates put around a message, at most; most put 3 to 5."""

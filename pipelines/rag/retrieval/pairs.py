@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 FILENAME = "tokenizer.json"
 _MAX_TOKENS = 512

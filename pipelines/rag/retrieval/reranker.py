@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.errors import ErrorCode, SluiceError, invalid
-from pipelines.backends.base import ModelLookup
-from pipelines.inference.call import infer_one
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
 from pipelines.rag.retrieval.pairs import PairTokenizer
-from pipelines.tensors.tensor import Array, Tensor
+from serving.backend import ModelLookup
+from serving.call import infer_one
+from serving.model import Model
+from serving.request import InferRequest
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 QUERY, DOCUMENTS, SCORES = "query", "documents", "scores"
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine.errors import invalid
 from pipelines.rag.filters import Filter
 from pipelines.rag.retrieval.duplicates import without_duplicates
 from pipelines.rag.retrieval.fusion import fused, with_similarity
@@ -12,6 +11,7 @@ from pipelines.rag.retrieval.matching import names, subjects
 from pipelines.rag.retrieval.mmr import diversified
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode, Vector
+from sluice.errors import invalid
 
 MAX_TOP_K = 100
 MAX_CANDIDATES = 1000

@@ -5,9 +5,9 @@ import os
 import re
 from pathlib import Path
 
-from engine.errors import invalid
 from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.errors import invalid
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SQLITE = "sqlite://"

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
-from engine.process import main
+from engine.process.__main__ import main
 from engine.runners.base import FloatArray, StepBatch
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 
 CRASH, HANG = 4001, 4002

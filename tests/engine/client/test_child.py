@@ -8,7 +8,7 @@ import zmq.asyncio
 from engine.client import child as module
 from engine.client.child import EngineChild
 from engine.config import EngineConfig
-from engine.errors import SluiceError
+from sluice.errors import SluiceError
 
 
 async def test_what_has_ended_is_not_killed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

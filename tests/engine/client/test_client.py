@@ -16,11 +16,12 @@ from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason, GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
+from tests import paths
 from tests.engine.fake_runner import EchoRunner, echo_next
 
-CHECKPOINT = Path(__file__).parents[2] / "data" / "checkpoints" / "llama_tiny"
+CHECKPOINT = paths.DATA / "checkpoints" / "llama_tiny"
 
 
 @asynccontextmanager

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from engine.client import process as process_client
-from engine.client import supervision
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason, GenerateRequest, SamplingParams
+from sluice import backoff
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.fake_runner import echo_next
 
@@ -284,7 +284,7 @@ async def test_a_poisonous_one_of_many_that_came_together_is_found(tmp_path: Pat
 
 @pytest.fixture
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(backoff, "FIRST_DELAY_S", 0.0)
 
 
 @pytest.mark.usefixtures("no_delay")
@@ -304,7 +304,7 @@ async def test_an_engine_that_cannot_be_loaded_any_more_is_given_up(tmp_path: Pa
 
 @pytest.mark.usefixtures("no_delay")
 async def test_one_that_any_request_kills_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "MAX_FUTILE_STARTS", 2)
+    monkeypatch.setattr(backoff, "MAX_FUTILE_STARTS", 2)
     async with faulty(tmp_path) as client:
         (tmp_path / "die").touch()
         first = await failure_of(client.submit(request([1])))
@@ -331,7 +331,7 @@ async def test_a_load_that_fails_for_a_while_is_tried_again(tmp_path: Path) -> N
 async def test_a_load_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_client, "MIN_LOAD_TIMEOUT_S", 0.0)
     monkeypatch.setattr(process_client, "LOAD_TIMEOUT_FACTOR", 0.0)
-    monkeypatch.setattr(supervision, "MAX_FUTILE_STARTS", 1)
+    monkeypatch.setattr(backoff, "MAX_FUTILE_STARTS", 1)
     async with faulty(tmp_path) as client:
         stream = await submit_running(client, request([9], 4000))
         kill(client)

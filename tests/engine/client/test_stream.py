@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from engine.client.stream import GenerationStream
-from engine.errors import ErrorCode, SluiceError
 from engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from sluice.errors import ErrorCode, SluiceError
 
 
 def stream() -> GenerationStream:

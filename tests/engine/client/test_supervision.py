@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.supervision import (
-    FIRST_DELAY_S,
-    MAX_FUTILE_STARTS,
-    MAX_SHARED_CRASHES,
-    Patience,
-    Roster,
-    Verdict,
-    resumption,
-)
-from engine.errors import ErrorCode, SluiceError
+from engine.client.supervision import MAX_SHARED_CRASHES, Roster, Verdict, resumption
 from engine.types import GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
 
 
 def running(*stream_ids: int) -> Roster:
@@ -194,43 +186,6 @@ def test_nobody_is_lost_or_sent_twice_whatever_happens(operations: list[tuple[st
         for stream_id in sent:
             roster.prove(stream_id)
     assert sent == live
-
-
-# -- patience
-
-
-def test_the_first_restart_is_at_once_and_futile_ones_wait_ever_longer() -> None:
-    patience = Patience()
-    patience.served()
-    assert patience.delay_s() == 0.0
-    delays = []
-    for _ in range(MAX_FUTILE_STARTS - 1):
-        patience.failed()
-        assert not patience.is_over
-        delays.append(patience.delay_s())
-    assert delays == [FIRST_DELAY_S * 2**n for n in range(len(delays))]
-    patience.failed()
-    assert patience.is_over
-
-
-def test_an_engine_that_served_somebody_ends_the_count() -> None:
-    patience = Patience()
-    for _ in range(MAX_FUTILE_STARTS - 1):
-        patience.failed()
-    patience.served()
-    patience.failed()
-    assert not patience.is_over
-    assert patience.delay_s() == FIRST_DELAY_S
-
-
-def test_where_somebody_is_to_blame_patience_lasts_longer_but_not_for_ever() -> None:
-    patience = Patience()
-    for _ in range(2 * MAX_FUTILE_STARTS):
-        patience.failed(has_culprit=True)
-    assert not patience.is_over
-    for _ in range(2 * MAX_FUTILE_STARTS):
-        patience.failed(has_culprit=True)
-    assert patience.is_over
 
 
 # -- what the next engine is asked

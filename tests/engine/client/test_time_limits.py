@@ -6,8 +6,8 @@ import pytest
 
 from engine.client import time_limits
 from engine.client.time_limits import TimeLimits
-from engine.errors import ErrorCode, SluiceError
 from engine.types import GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
 
 
 def request(**limits: float) -> GenerateRequest:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.executor import InflightExecutor
 from engine.frames import Command, StepFrame, Submit
+from engine.loop.executor import InflightExecutor
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
 from engine.types import GenerateRequest, SamplingParams
 

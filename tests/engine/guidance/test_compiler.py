@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.guidance import CompiledGrammar, GrammarCompiler, compiler
 from engine.types import Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.guidance import GrammarCompiler, matching
 from engine.guidance.workers import Workers
 from engine.sampling.constraint import Constraint
 from engine.types import Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.tiny import TINY_EOS, TOKENS, write_tiny
 from tests.engine.guidance.walks import EOS, RILL, TOKENIZER, VOCAB_SIZE, allowed, grammar, walk
 

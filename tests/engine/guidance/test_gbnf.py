@@ -1,9 +1,9 @@
 import pytest
 
-from engine.errors import SluiceError
 from engine.guidance import GrammarCompiler
 from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.types import GrammarKind
+from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, TOKENIZER, allowed, grammar
 
 

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from engine.errors import SluiceError
 from engine.guidance import CompiledGrammar, GrammarCompiler
 from engine.types import GrammarKind
+from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, allowed, grammar, outputs
 
 BOUND_S = 10.0

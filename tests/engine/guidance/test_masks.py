@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from engine.errors import SluiceError
 from engine.guidance.masks import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
+from sluice.errors import SluiceError
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4096, 5001])

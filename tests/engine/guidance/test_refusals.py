@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.guidance import GrammarCompiler
 from engine.types import GrammarKind
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import grammar
 
 DEEP = '{"items":' * 3000 + "{}" + "}" * 3000

@@ -1,12 +1,11 @@
 """What transformers made of a small model of every family, as `make goldens` recorded it."""
 
-from pathlib import Path
-
 import msgspec
 
+from tests import paths
 from tests.goldens.checkpoints import Blueprint
 
-DATA = Path(__file__).parents[2] / "data" / "families"
+DATA = paths.DATA / "families"
 NAMES = tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-DATA = Path(__file__).parents[2] / "data"
+from tests.paths import DATA
+
 CHECKPOINTS = ("llama_tiny", "qwen3_tiny")
 
 

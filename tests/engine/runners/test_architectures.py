@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray, Runner
 from engine.runners.openvino import load_runner
 from engine.runners.openvino.config.model_config import read_model_config
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.goldens.checkpoints import write_checkpoint

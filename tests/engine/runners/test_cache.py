@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.openvino.cache import check_cache_limits, choose_num_blocks
+from sluice.errors import ErrorCode, SluiceError
 
 MIB, GIB = 1 << 20, 1 << 30
 

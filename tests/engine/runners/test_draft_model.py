@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig, Speculation
-from engine.errors import ErrorCode, SluiceError
+from engine.loop.load import load_draft_runner, load_runner
 from engine.runners.base import RunnerInfo
-from engine.runners.loader import load_draft_runner, load_runner
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.bench import Bench
 from tests.engine.runners.goldens import checkpoint_path
 

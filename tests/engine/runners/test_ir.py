@@ -10,8 +10,8 @@ import pytest
 from openvino import opset13 as ops
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
-from engine.runners.loader import load_runner
+from engine.loop.load import load_runner
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.goldens import checkpoint_path, read_goldens

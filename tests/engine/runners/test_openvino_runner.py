@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import SluiceError
 from engine.runners.base import Runner
 from engine.runners.openvino import load_runner
+from sluice.errors import SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.goldens import CHECKPOINTS, Golden, checkpoint_path, read_goldens
 

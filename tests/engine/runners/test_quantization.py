@@ -11,15 +11,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray, Runner, StepBatch
 from engine.runners.openvino import load_runner
 from engine.runners.openvino.runner import OpenVinoRunner
 from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
+from sluice.errors import ErrorCode, SluiceError
+from tests import paths
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
 
-RILL = Path(__file__).parents[3] / "models" / "rill" / "1"
+RILL = paths.MODELS / "rill" / "1"
 PROMPT = np.random.default_rng(0).integers(3, 192, 90).tolist()
 
 

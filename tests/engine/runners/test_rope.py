@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.base import FloatArray
 from engine.runners.openvino.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
 from engine.runners.openvino.config.rope_config import read_rope, read_ropes
+from sluice.errors import ErrorCode, SluiceError
 
 LLAMA3 = {
     "rope_type": "llama3",

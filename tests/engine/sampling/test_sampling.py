@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError
 from engine.sampling import NO_TOKEN, SamplingState, prompt_logprobs, sample
 from engine.sampling.counts import TokenCounts
 from engine.types import SamplingParams, TokenLogprob
+from sluice.errors import ErrorCode, SluiceError
 
 VOCAB = 50
 

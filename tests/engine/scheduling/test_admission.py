@@ -3,10 +3,10 @@ import pytest
 
 from engine.client.totals import NO_STATS
 from engine.config import EngineConfig
-from engine.errors import ErrorCode, SluiceError
 from engine.forecast.backlog import Backlog
 from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_places, check_queue
 from engine.types import GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
 
 FULL_HOUSE = Room(places=0, blocks=0)
 

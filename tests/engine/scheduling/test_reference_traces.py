@@ -7,18 +7,18 @@ the last token of the budget here, there up to a multiple of the block size, or,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from engine.kv.blocks import blocks_for
+from engine.blocks import blocks_for
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import Candidate, Limits, guaranteed_no_evict
+from tests import paths
 from tests.stand_ins.scheduler_traces import Simulation, Step, Trace, Workload, run, schedule_as_stand_in, workloads
 from tests.stand_ins.tensorrt_llm._stand_in.capacity import Load
 
-DATA = Path(__file__).parents[2] / "data" / "tensorrt_llm" / "scheduler_traces.json"
+DATA = paths.DATA / "tensorrt_llm" / "scheduler_traces.json"
 TRACES = {trace.workload.name: trace for trace in msgspec.json.decode(DATA.read_bytes(), type=list[Trace])}
 NO_EVICT = [name for name, trace in TRACES.items() if trace.workload.policy == "GUARANTEED_NO_EVICT"]
 WHOLE = ["roomy", "tight_cache", "head_of_line", "few_places", "early_ends", "cancelled", "crowd"]

@@ -5,7 +5,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.api_key import ApiKeyMiddleware
+from gateway.http.api_key import ApiKeyMiddleware
 
 KEY = "sesame-\u00e9"  # what is not ASCII travels as UTF-8
 

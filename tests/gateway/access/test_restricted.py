@@ -1,11 +1,11 @@
 import pytest
 
 from gateway.access.restricted import Api, Restriction, Restrictions, repeated_api, restriction
-from gateway.config import read_config
 from gateway.grpc.access import _APIS
 from gateway.http.restricted import api_of
 from gateway.http.v2.openapi import openapi_paths
-from gateway.options import ConfigError
+from gateway.options.config import read_config
+from gateway.options.option import ConfigError
 
 
 def test_reads_parts_key_and_value() -> None:

@@ -10,20 +10,21 @@ import grpc
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
+from gateway.options.grpc import GrpcOptions
 from gateway.v2.description import ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.spec import spec_of
-from pipelines.inference.types import LATEST, InferRequest, InferResponse
-from pipelines.repository.routing import Routing
-from pipelines.repository.types import IndexEntry, LoadOverrides, ModelState
-from pipelines.tensors.datatypes import DATA_TYPES
-from pipelines.tensors.tensor import Tensor
+from serving.backend import LoadOverrides
+from serving.job import Job
+from serving.model import Model
+from serving.repository.routing import Routing
+from serving.repository.types import IndexEntry, ModelState
+from serving.request import LATEST, InferRequest, InferResponse
+from serving.spec import spec_of
+from serving.tensors.datatypes import DATA_TYPES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 PATIENCE_S = 20.0
 IDENTITY = ServerIdentity("triton", "2.51.0")

@@ -1,5 +1,5 @@
-from engine.errors import ErrorCode
 from gateway.grpc.errors import GRPC_CODE
+from sluice.errors import ErrorCode
 
 
 def test_every_code_has_a_status() -> None:

@@ -14,9 +14,10 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import shared_memory
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.grpc.options import GrpcOptions
-from pipelines.inference.types import InferResponse, Parameters, SequenceFlag
+from gateway.options.grpc import GrpcOptions
+from pipelines.text.tensor_text import text_model_of
+from serving.request import InferResponse, Parameters, SequenceFlag
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (
     EchoModel,
     FunctionModel,
@@ -349,8 +350,12 @@ async def test_metadata_that_is_forwarded() -> None:
 
 async def test_the_tenant_of_an_llm() -> None:
     class TextModel(EchoModel):
-        text: Any = "not None"
+        """Generates text."""
 
+    def of_text_model(model: TextModel) -> Any:
+        return "not None"
+
+    text_model_of.register(TextModel, of_text_model)
     model = TextModel("llm")
     request = infer_request("llm", 1)
     async with serving(SmallService(model)) as running:

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.repository.types import LoadOverrides
+from serving.backend import LoadOverrides
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,

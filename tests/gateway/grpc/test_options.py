@@ -2,9 +2,9 @@ from dataclasses import fields
 
 import pytest
 
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import channel_options
-from gateway.options import ConfigError, option_of
+from gateway.options.grpc import GrpcOptions
+from gateway.options.option import ConfigError, option_of
 
 OPTIONS = {option_of(each).flag: (each.name, option_of(each)) for each in fields(GrpcOptions)}
 

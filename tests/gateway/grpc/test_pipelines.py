@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.backends.ensemble.model import EnsembleModel
-from pipelines.inference.types import InferRequest
+from serving.backends.ensemble.model import EnsembleModel
+from serving.request import InferRequest
 from tests.gateway.grpc.parts import SmallService, failure, infer_request, serving, set_parameters
-from tests.pipelines.backends.ensemble.parts import FunctionModel, Models, config_of, ensemble_config, load
+from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, ensemble_config, load
 
 
 class OnRequest(FunctionModel):

@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
-from gateway.options import ConfigError
+from gateway.options.grpc import GrpcOptions
+from gateway.options.option import ConfigError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,

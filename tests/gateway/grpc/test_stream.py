@@ -11,12 +11,12 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.grpc import stream as stream_module
 from gateway.v2.settings import TraceSettings
-from pipelines.inference.job import Job
-from pipelines.inference.types import InferResponse
-from pipelines.tensors.tensor import Tensor
+from serving.job import Job
+from serving.request import InferResponse
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,

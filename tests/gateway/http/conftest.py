@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.config import HttpOptions, ServeConfig
+from gateway.options.config import HttpOptions, ServeConfig
 from tests.gateway.http.live import LiveServer, live_server
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -15,19 +14,19 @@ import httpx
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
-from gateway.config import ServeConfig
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.llm.text import LlmText
+from pipelines.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.gateway.repositories import empty_repository, llm_model
+from tests.paths import RILL_TOKENIZER
 
 T = TypeVar("T")
 
-RILL = Path(__file__).parents[2] / "data" / "tokenizers" / "rill"
 MODEL = "rill"
 PATIENCE_S = 30.0
 _TURNS = 8
@@ -154,7 +153,7 @@ async def _application(
     metrics = GatewayMetrics()
     repository = empty_repository(metrics)
     service = InferenceService(repository, metrics, config.shutdown.heartbeat_timeout_s)
-    model = llm_model(MODEL, RILL, engine, metrics)
+    model = llm_model(MODEL, RILL_TOKENIZER, engine, metrics)
     if is_loaded:
         repository.add(model)
         await repository.start()

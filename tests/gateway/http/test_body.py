@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http import body
 from gateway.http.body import read_body
 from gateway.http.errors import install_error_handlers
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import serving
 
 LIMIT = 1000

@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.errors import HTTP_STATUS, OPENAI_TYPE, as_sluice_error, error_response
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_every_code_has_a_status_and_a_type() -> None:

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import RequestOptions
 from gateway.http.scheduling import scheduling_of
+from gateway.options.config import RequestOptions
+from sluice.errors import ErrorCode, SluiceError
 
 NOTHING = RequestOptions()
 

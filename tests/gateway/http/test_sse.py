@@ -13,10 +13,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.http.errors import install_error_handlers, openai_error_body
 from gateway.http.request_id import RequestIdMiddleware
 from gateway.http.sse import EventStreamResponse
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
 Frames = Callable[[], AsyncGenerator[bytes, None]]

@@ -2,9 +2,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.telemetry.custom import CustomMetricRegistry
-from pipelines.inference.custom_metrics import CustomMetrics, MetricKind
+from serving.custom_metrics import CustomMetrics, MetricKind
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The engine's numbers as a scraper reads them."""
 
 import re
-from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -10,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.types import EngineStats
 from gateway.telemetry.engine import EngineCollector
-from pipelines.repository.repository import ModelRepository
+from serving.repository.repository import ModelRepository
+from tests import paths
 from tests.gateway.http.live import LiveServer
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = paths.DOCS / "metrics.md"
 
 # Different numbers, so that none can stand for another.
 STATS = EngineStats(

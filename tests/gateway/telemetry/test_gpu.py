@@ -9,9 +9,9 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from gateway.options.metrics_settings import MetricsSettings
 from gateway.telemetry.gpu import GpuSample, GpuSampler
 from gateway.telemetry.inference import InferenceCollector
-from gateway.telemetry.settings import MetricsSettings
 
 
 class NVMLError(Exception):

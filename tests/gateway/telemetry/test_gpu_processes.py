@@ -4,21 +4,22 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.telemetry.gpu import GpuSample, GpuSampler
 from gateway.telemetry.gpu_processes import GpuProcess, engine_pids, lineage, process_memory
 from gateway.telemetry.inference import InferenceCollector
-from pipelines.inference.model import Model
+from serving.model import Model
 from tests.gateway.telemetry.test_gpu import Driver, Gpu, page, started
-from tests.pipelines.batching.parts import AtOnceInstance, model_of
+from tests.pipelines.llm.doubles import language_model
+from tests.serving.batching.parts import AtOnceInstance, model_of
 
 
 def served(name: str, pid: int | None) -> Model:
     """A language model as far as it matters here: its engine's process has this id, None before it has started."""
-    return cast(Model, SimpleNamespace(name=name, text=SimpleNamespace(engine=SimpleNamespace(pid=pid))))
+    return language_model(SimpleNamespace(engine=SimpleNamespace(pid=pid)), name)
 
 
 def memory(gpus: Sequence[tuple[str, Sequence[GpuProcess]]], engines: dict[int, str]) -> dict[tuple[str, str], float]:
@@ -44,7 +45,7 @@ def test_without_an_engine_on_a_gpu_there_is_no_family() -> None:
 
 def test_engines_without_a_process_are_left_out() -> None:
     other = model_of("", AtOnceInstance())
-    threaded = cast(Model, SimpleNamespace(name="thread", text=SimpleNamespace(engine=object())))
+    threaded = language_model(SimpleNamespace(engine=object()), "thread")
     assert engine_pids([other, threaded, served("early", None), served("big", 10)]) == {10: "big"}
 
 

@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.host import CpuUtilization, HostMetrics, host_memory
 from gateway.telemetry.inference import InferenceCollector
-from pipelines.batching.scheduled import ScheduledModel
-from pipelines.inference.statistics import CacheUsage
-from tests.pipelines.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
+from serving.batching.scheduled import ScheduledModel
+from serving.statistics import CacheUsage
+from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
 
 TRITON = Path(__file__).parent / "data" / "triton_metrics.txt"
 """HELP and TYPE lines of tritonserver 2.51's metrics page."""

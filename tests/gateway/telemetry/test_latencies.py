@@ -6,13 +6,13 @@ from prometheus_client.openmetrics import exposition
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from engine.errors import ErrorCode, SluiceError
+from gateway.options.metrics_settings import MetricsSettings, metrics_settings
 from gateway.telemetry.inference import InferenceCollector
-from gateway.telemetry.settings import MetricsSettings, metrics_settings
-from pipelines.batching.scheduled import ScheduledModel
-from pipelines.inference.latencies import LatencyOptions, measure_latencies
-from pipelines.inference.types import InferResponse
-from tests.pipelines.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request
+from serving.batching.scheduled import ScheduledModel
+from serving.latencies import LatencyOptions, latency_recorder
+from serving.request import InferResponse
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request
 
 ALL = LatencyOptions(has_summaries=True, has_histograms=True)
 HISTOGRAM = "nv_inference_first_response_histogram_ms"
@@ -36,7 +36,7 @@ def samples(model: ScheduledModel, *texts: str) -> dict[str, list[Sample]]:
 
 def measured(extra: str, instance: AtOnceInstance | HeldInstance) -> ScheduledModel:
     model = model_of(extra, instance)
-    measure_latencies(model, ALL)
+    model.statistics.latencies = latency_recorder(model.config, ALL)
     return model
 
 
@@ -92,7 +92,7 @@ async def test_counters_can_be_left_out() -> None:
 
 async def test_only_what_was_asked_for_is_measured_and_shown() -> None:
     model = model_of("", AtOnceInstance())
-    measure_latencies(model, LatencyOptions())
+    model.statistics.latencies = latency_recorder(model.config, LatencyOptions())
     assert model.statistics.latencies is None
     assert not [name for name in samples(model) if "summary" in name or "histogram" in name]
 
@@ -112,7 +112,7 @@ async def test_a_response_is_the_first_of_its_request() -> None:
 @pytest.mark.parametrize("backend", ["test", "python"])
 async def test_a_decoupled_request_counts_when_it_is_answered_first(backend: str) -> None:
     model = model_of(DECOUPLED, HeldInstance(), base=CONFIG.replace('"test"', f'"{backend}"'))
-    measure_latencies(model, ALL)
+    model.statistics.latencies = latency_recorder(model.config, ALL)
     job = Client(model).submit("a")
     counted = []
     for is_final in (False, False, True):

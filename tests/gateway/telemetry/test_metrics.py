@@ -2,10 +2,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason
 from gateway.telemetry.metrics import ITL_BUCKETS_S, GatewayMetrics, TokenTally
 from pipelines.text.types import TextEvent
+from sluice.errors import ErrorCode, SluiceError
 
 
 class Clock:

@@ -3,18 +3,18 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.errors import ErrorCode, SluiceError
+from gateway.options.metrics_settings import MetricsSettings
 from gateway.telemetry.custom import CustomMetricRegistry
 from gateway.telemetry.gpu import GpuSample
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
-from gateway.telemetry.settings import MetricsSettings
-from pipelines.batching.scheduled import ScheduledModel
-from pipelines.inference.custom_metrics import MetricKind
-from pipelines.inference.latencies import measure_latencies
-from pipelines.inference.statistics import CacheUsage
-from tests.pipelines.batching.parts import AtOnceInstance, Client, model_of
+from serving.batching.scheduled import ScheduledModel
+from serving.custom_metrics import MetricKind
+from serving.latencies import latency_recorder
+from serving.statistics import CacheUsage
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.batching.parts import AtOnceInstance, Client, model_of
 
 EVERYTHING = MetricsSettings(allows_gpu=False, has_summaries=True, has_histograms=True, has_triton_infer_aliases=True)
 REMOTE = CacheUsage(None, num_hits=3, num_misses=2, is_up=False, num_errors=5, num_bypassed=7)
@@ -22,7 +22,7 @@ REMOTE = CacheUsage(None, num_hits=3, num_misses=2, is_up=False, num_errors=5, n
 
 def served() -> ScheduledModel:
     model = model_of("response_cache { enable: true }", AtOnceInstance())
-    measure_latencies(model, latency_options(EVERYTHING))
+    model.statistics.latencies = latency_recorder(model.config, latency_options(EVERYTHING))
     client = Client(model)
     for name in ("a", "b"):
         client.submit(name)

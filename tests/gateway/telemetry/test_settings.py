@@ -1,9 +1,9 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
+from gateway.options.metrics_settings import DEFAULT_QUANTILES, MetricsSettings, Quantile, metrics_settings
 from gateway.telemetry.page import latency_options
-from gateway.telemetry.settings import DEFAULT_QUANTILES, MetricsSettings, Quantile, metrics_settings
-from pipelines.inference.latencies import LatencyOptions
+from serving.latencies import LatencyOptions
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_defaults_are_tritons() -> None:

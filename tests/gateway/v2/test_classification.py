@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.v2.classification import classify
-from pipelines.tensors.tensor import Tensor
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 LABELS = ("zero", "one", "two", "three")
 

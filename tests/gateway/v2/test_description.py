@@ -3,7 +3,6 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.v2.description import (
     ServerIdentity,
     index_row,
@@ -11,9 +10,10 @@ from gateway.v2.description import (
     server_metadata,
     statistics,
 )
-from pipelines.inference.types import InferRequest
-from pipelines.repository.types import IndexEntry, ModelState
-from pipelines.tensors.tensor import Tensor
+from serving.repository.types import IndexEntry, ModelState
+from serving.request import InferRequest
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel, HeldModel
 
 NO_TIME = {"count": 0, "ns": 0}

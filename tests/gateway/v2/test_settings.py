@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import SluiceError
 from gateway.telemetry.logs import RequestIdFilter
 from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
-from pipelines.inference.types import InferRequest
+from serving.request import InferRequest
+from sluice.errors import SluiceError
 from tests.gateway.http.v2.models import identity
 
 MODEL = identity("identity", "TYPE_FP32")

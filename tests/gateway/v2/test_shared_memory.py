@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.v2.shared_memory import Region, SharedMemoryRegistry
+from sluice.errors import ErrorCode, SluiceError
 
 Make = Callable[[bytes], str]
 

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.v2.version import parse_version
-from pipelines.inference.types import LATEST
+from serving.request import LATEST
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from pipelines.backends.base import BackendContext, ModelLookup
-from pipelines.repository.repository import ModelRepository
-from pipelines.repository.types import ControlMode
+from serving.backend import BackendContext, ModelLookup
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode
+from tests.paths import MODELS
 
-MODELS = Path(__file__).parents[3] / "models"
 ENCODERS = ("sentence_tokenizer", "sentence_encoder", "query_encoder")
 
 
@@ -51,4 +51,4 @@ def _no_record(model: str, protocol: str) -> Any:
 
 
 def context(models: ModelLookup) -> BackendContext:
-    return BackendContext(models, _no_engine, _no_record)
+    return BackendContext(models)

@@ -11,17 +11,18 @@ import pytest
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.spec import spec_of
-from pipelines.inference.types import InferResponse
 from pipelines.rag.encoder import TextEncoder
-from pipelines.repository.repository import ModelRepository
-from pipelines.tensors.tensor import Array, Tensor
+from serving.job import Job
+from serving.model import Model
+from serving.repository.repository import ModelRepository
+from serving.request import InferResponse
+from serving.spec import spec_of
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
 
-DATA = Path(__file__).parents[2] / "data" / "rag"
+DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)
 DIM = 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.filters import MAX_CONDITIONS, MAX_LISTED_VALUES, Condition, Filter, Operator, parse_filter
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.mark.parametrize("given", [None, "", "  ", b"", {}, "{}", "null"])

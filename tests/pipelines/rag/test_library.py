@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import Library, LibrarySettings
 from pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
 
 
 class SilentStore(SqliteStore):

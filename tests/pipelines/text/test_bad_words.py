@@ -1,8 +1,8 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.text.bad_words import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, bad_word_ids
 from pipelines.text.tokenizer import Tokenizer
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_a_word_is_spelled_with_and_without_a_space_before_it(rill: Tokenizer) -> None:

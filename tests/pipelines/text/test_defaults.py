@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import SamplingParams
 from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
 from pipelines.text.types import SamplingOverrides
+from sluice.errors import ErrorCode, SluiceError
 
 
 def load(folder: Path, text: str) -> SamplingDefaults:

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.text.messages import decode_messages, encode_messages
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", 'a "tensor"\n漢'))
 

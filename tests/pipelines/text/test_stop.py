@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.text.stop import MAX_STOP_LENGTH, MAX_STOP_STRINGS, StopStrings
+from sluice.errors import ErrorCode, SluiceError
 
 # Few letters, so that stop strings overlap with each other and with themselves.
 texts = st.text("ab😀", max_size=30)

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason, Grammar, GrammarKind
-from pipelines.inference.types import InferRequest, InferResponse
-from pipelines.rag.citations import cite
-from pipelines.rag.sources import Source, encoded
-from pipelines.tensors.tensor import Array, Tensor
-from pipelines.text.tensor_text import TensorText
+from pipelines.text.citations import cite
+from pipelines.text.sources import Source, encoded
+from pipelines.text.tensor_text import TensorText, text_model_of
 from pipelines.text.types import (
     ChatMessage,
     EncodedPrompt,
@@ -24,7 +21,10 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from tests.pipelines.backends.ensemble.parts import HeldModel, config_of
+from serving.request import InferRequest, InferResponse
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.ensemble.parts import HeldModel, config_of
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
 OTHER = Source(document="notes", start=3, end=9, score=0.25, text="and more")
@@ -79,7 +79,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def chat_of(model: HeldModel) -> TensorText:
-    found = model.chat
+    found = text_model_of(model)
     assert isinstance(found, TensorText)
     return found
 
@@ -116,7 +116,7 @@ async def events_of(model: HeldModel, request: TextRequest | None = None) -> lis
     ],
 )
 def test_which_models_have_one(inputs: str, outputs: str, more: str, found: tuple[str, str] | None) -> None:
-    chat = config(inputs, outputs, more=more).chat
+    chat = text_model_of(config(inputs, outputs, more=more))
     if found is None:
         assert chat is None
     else:
@@ -140,12 +140,12 @@ def test_tensors_of_other_types_and_shapes_are_none() -> None:
         text = (
             f'name: "m" input {{ name: "query" {declared} }} output {{ name: "answer" data_type: TYPE_STRING dims: 1 }}'
         )
-        assert HeldModel(config_of(text)).chat is None
+        assert text_model_of(HeldModel(config_of(text))) is None
 
 
 def test_a_parameter_that_names_no_such_tensor_fails_the_load() -> None:
     with pytest.raises(SluiceError, match="parameter 'chat_input' of model 'pipeline' names 'nope', which is no BYTES"):
-        config(more='parameters { key: "chat_input" value { string_value: "nope" } }')
+        text_model_of(config(more='parameters { key: "chat_input" value { string_value: "nope" } }'))
 
 
 async def test_what_it_says_of_itself() -> None:

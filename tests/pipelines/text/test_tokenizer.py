@@ -11,12 +11,12 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError
+from tests.paths import ROOT
 from tests.pipelines.text.vocabularies import byte_level
 
-ROOT = Path(__file__).parents[3]
 TEXTS = ["What does str.partition do?", "  two  spaces\n", "naïve 😀 漢字", "a <|end|> typed by the user", ""]
 
 

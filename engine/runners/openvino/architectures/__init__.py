@@ -1,6 +1,5 @@
 """One file for each model family: how it reads its `config.json`, and how its decoder's graph is made."""
 
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.openvino.architectures import (
     arcee,
     ernie4_5,
@@ -21,6 +20,7 @@ from engine.runners.openvino.architectures import (
     starcoder2,
 )
 from engine.runners.openvino.architectures.family import Family
+from sluice.errors import ErrorCode, SluiceError
 
 ARCHITECTURES: dict[str, Family] = {
     "arcee": arcee.FAMILY,

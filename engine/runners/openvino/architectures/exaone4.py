@@ -5,13 +5,13 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.errors import invalid
 from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
 from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
 from engine.runners.openvino.graph.layers import rms_norm
 from engine.runners.openvino.graph.self_attention import attention, normed_heads
 from engine.runners.openvino.graph.stacks import post_norm
+from sluice.errors import invalid
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -7,11 +7,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
 from engine.runners.openvino.config.rope_config import read_rope
 from engine.runners.openvino.graph.activations import ACTIVATIONS
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
 T = TypeVar("T")

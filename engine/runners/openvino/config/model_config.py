@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.openvino.architectures import architecture
 from engine.runners.openvino.config.config_file import ConfigFile
 from engine.runners.openvino.config.decoder_config import ModelConfig
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 __all__ = ["ModelConfig", "read_eos_token_ids", "read_json", "read_model_config", "read_model_type"]
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import invalid
 from engine.runners.base import FloatArray
+from sluice.errors import invalid
 
 Frequencies = NDArray[np.float64]
 DEFAULT_THETA = 10_000.0

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 SUPPORTED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 _FULL, _SLIDING = "full_attention", "sliding_attention"

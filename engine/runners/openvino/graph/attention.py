@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 TESTED_VERSION = "2026.4"
 BLOCK_SIZE = 32

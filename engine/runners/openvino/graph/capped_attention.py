@@ -10,10 +10,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.errors import invalid
 from engine.runners.openvino.config.decoder_config import ModelConfig
 from engine.runners.openvino.graph.attention import BLOCK_SIZE, Heads, PagedInputs, paged_attention
 from engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
+from sluice.errors import invalid
 
 _LOWEST = float(np.finfo(np.float32).min)
 

@@ -8,9 +8,9 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS, CompressedTensor, pair_up
 from engine.runners.openvino.weights.stored import FLOAT_TYPES, StoredTensor, map_tensors
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ErrorCode, SluiceError
 from engine.runners.openvino.weights.compressed import INT4, SCALES, ZEROS, CompressedTensor, code_kind, pair_up
 from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
 from engine.runners.openvino.weights.stored import StoredTensor, map_tensors
+from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import openvino as ov
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from engine.runners.base import FloatArray
 from engine.runners.openvino.memory import shared_tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
 _NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I8": np.int8, "U8": np.uint8}

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from engine.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 _DEFAULTS = {"application_name": "sluice", "keepalives_idle": "15", "keepalives_interval": "5", "keepalives_count": "3"}
 _SCHEMES = ("postgresql://", "postgres://")

@@ -3,11 +3,11 @@
 import time
 from dataclasses import dataclass
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.postgres import schema
 from pipelines.rag.stores.postgres.connections import Session
 from pipelines.rag.stores.postgres.rows import storable
 from pipelines.rag.types import CollectionInfo, CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
 
 _COLUMNS = "id, name, encoder, dim, key_hashes, num_documents, num_chunks, num_terms, created_s"
 _NUM_COLUMNS = 9

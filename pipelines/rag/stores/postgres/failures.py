@@ -3,7 +3,7 @@
 import psycopg
 from psycopg import errors
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 GONE = (errors.UndefinedTable, errors.InvalidSchemaName)
 """A table that was there a moment ago: of a collection just deleted, or of a database that was made anew."""

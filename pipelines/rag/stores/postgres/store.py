@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import psycopg
 
-from engine.errors import invalid
 from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.postgres import catalog, contents, failures, rows, schema, searching
 from pipelines.rag.stores.postgres.address import parse_address
@@ -27,6 +26,7 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
+from sluice.errors import invalid
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ import time
 import apsw
 import msgspec
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.sqlite import chunk_ids, segments, words
 from pipelines.rag.stores.sqlite.rows import Row, one_row, rows
 from pipelines.rag.types import CollectionInfo, CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
 
 _COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"
 

@@ -6,10 +6,10 @@ import apsw
 import numpy as np
 import orjson
 
-from engine.errors import ErrorCode, SluiceError, invalid
 from pipelines.rag.stores.sqlite import chunk_ids, collections, conditions, segments, words
 from pipelines.rag.stores.sqlite.rows import Row, one_row, rows
 from pipelines.rag.types import Chunk, DocumentFormat, DocumentInfo, Metadata, StoredDocument, Vectors
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import apsw
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.sqlite.schema import ForeignFileError
+from sluice.errors import ErrorCode, SluiceError
 
 LOCKED = (apsw.BusyError, apsw.LockedError)
 _UNUSABLE = (

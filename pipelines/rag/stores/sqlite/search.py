@@ -7,13 +7,13 @@ import apsw
 import numpy as np
 import orjson
 
-from engine.errors import invalid
 from pipelines.rag.stores.sqlite import chunk_ids, collections, documents, segments, words
 from pipelines.rag.stores.sqlite.chunk_ids import Ids
 from pipelines.rag.stores.sqlite.conditions import Sql, documents_where
 from pipelines.rag.stores.sqlite.rows import rows
 from pipelines.rag.stores.sqlite.segments import Place, Similarities
 from pipelines.rag.types import CandidateQuery, Candidates, Hit, Vector
+from sluice.errors import invalid
 
 _Ranking = Sequence[tuple[int, float]]
 """Chunks and their scores, best first."""

@@ -10,18 +10,18 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from engine.errors import ErrorCode, SluiceError
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.backends.ensemble.model import EnsembleModel
-from pipelines.backends.llm.model import LlmModel
+from pipelines.llm.model import LlmModel
 from pipelines.rag import keys
-from pipelines.rag.citations import cite
-from pipelines.rag.sources import Source, as_objects, encoded
-from pipelines.tensors.tensor import Array
+from pipelines.text.citations import cite
 from pipelines.text.messages import encode_messages
+from pipelines.text.sources import Source, as_objects, encoded
 from pipelines.text.types import ChatMessage
+from serving.backends.ensemble.model import EnsembleModel
+from serving.tensors.tensor import Array
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
-from tests.pipelines.backends.ensemble.parts import FunctionModel, Models, config_of, load
+from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
 QUESTION = "What is a tensor?"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
 from tests.gateway.http.sse import events_of
 

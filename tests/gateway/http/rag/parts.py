@@ -14,22 +14,23 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import ServeConfig
 from gateway.http.app import create_app
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
+from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.spec import spec_of
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import Library, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
 from pipelines.text.model import TextModel
+from pipelines.text.tensor_text import text_model_of
 from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from serving.job import Job
+from serving.model import Model
+from serving.spec import spec_of
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.repositories import empty_repository
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class ChatModel(Model):
         self._pipeline = pipeline
 
     @property
-    def chat(self) -> TextModel | None:
+    def pipeline(self) -> TextModel:
         return self._pipeline
 
     async def close(self) -> None:
@@ -134,6 +135,11 @@ class ChatModel(Model):
 
     def _start(self, job: Job) -> None:
         raise AssertionError("asked by its tensors")
+
+
+@text_model_of.register
+def _(model: ChatModel) -> TextModel:
+    return model.pipeline
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from engine.types import FinishReason
-from gateway.config import HttpOptions, ServeConfig
+from gateway.options.config import HttpOptions, ServeConfig
 from pipelines.rag.keys import HEADER
-from pipelines.rag.sources import Citation, Source
+from pipelines.text.sources import Citation, Source
 from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
 
 SOURCE = Source(id=1, document="a.md", title="A", heading="Refunds", start=5, end=40, score=0.5, text="in 30 days")

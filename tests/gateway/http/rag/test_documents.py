@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import invalid
-from gateway.config import HttpOptions, ServeConfig
 from gateway.http.rag.json_uploads import Unreadable
 from gateway.http.rag.putting import Batch, put_all
 from gateway.http.rag.schemas import MAX_DOCUMENTS
+from gateway.options.config import HttpOptions, ServeConfig
 from pipelines.rag.keys import HEADER
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload, content_hash_of
+from sluice.errors import invalid
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
 
 TEXT = DocumentFormat.TEXT

@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.access.restricted import Api, restriction
-from gateway.config import AccessOptions, HttpOptions, ServeConfig
 from gateway.http.restricted import api_of
+from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
 from tests.gateway.http.rag.parts import rag_server
 
 

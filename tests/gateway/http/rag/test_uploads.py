@@ -5,8 +5,8 @@ import asyncio
 import orjson
 from fastapi import Request
 
-from gateway.config import HttpOptions
 from gateway.http.rag.uploads import read_uploads
+from gateway.options.config import HttpOptions
 
 NUM_DOCUMENTS = 10_000
 BODY = orjson.dumps({"documents": [{"id": str(number), "text": "x"} for number in range(NUM_DOCUMENTS)]})

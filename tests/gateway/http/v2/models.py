@@ -10,13 +10,13 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.job import Job
-from pipelines.inference.model import Model
-from pipelines.inference.spec import spec_of
-from pipelines.inference.types import InferRequest, InferResponse
-from pipelines.tensors.datatypes import DATA_TYPES
-from pipelines.tensors.tensor import Tensor
+from serving.job import Job
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import spec_of
+from serving.tensors.datatypes import DATA_TYPES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 Compute = Callable[[InferRequest], list[Tensor]]
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from engine.errors import ErrorCode, SluiceError
-from gateway.config import ServeConfig
 from gateway.http.v2.app import create_v2
+from gateway.options.config import ServeConfig
 from gateway.v2.description import ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
-from pipelines.inference.model import Model
-from pipelines.inference.types import InferRequest
-from pipelines.repository.routing import Routing
-from pipelines.repository.types import IndexEntry, LoadOverrides, ModelState
+from serving.backend import LoadOverrides
+from serving.model import Model
+from serving.repository.routing import Routing
+from serving.repository.types import IndexEntry, ModelState
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
 

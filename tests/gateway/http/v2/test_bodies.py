@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.errors import ErrorCode
-from gateway.config import HttpOptions, ServeConfig
 from gateway.http.v2.errors import V2_STATUS
+from gateway.options.config import HttpOptions, ServeConfig
+from sluice.errors import ErrorCode
 from tests.gateway.http.v2.models import all_models
 from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
 

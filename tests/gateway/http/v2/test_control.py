@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.repository.types import LoadOverrides
+from serving.backend import LoadOverrides
 from tests.gateway.http.v2.small_service import SmallServer
 
 INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/m/load", "/v2/repository/models/m/unload"

@@ -2,11 +2,11 @@
 
 from starlette.types import Message
 
-from gateway.config import RequestOptions
 from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.headers import HeaderReader
-from pipelines.inference.types import InferRequest
+from gateway.options.config import RequestOptions
+from serving.request import InferRequest
 
 
 async def receive() -> Message:

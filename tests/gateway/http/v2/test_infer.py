@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import HttpOptions, ServeConfig
-from pipelines.inference.model import Model
+from gateway.options.config import HttpOptions, ServeConfig
+from serving.model import Model
 from tests.gateway.http.v2.models import all_models
 from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
 

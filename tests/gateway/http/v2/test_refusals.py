@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.job import Job
-from pipelines.inference.types import InferResponse
+from serving.job import Job
+from serving.request import InferResponse
+from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel
 from tests.gateway.http.v2.small_service import SmallService, small_server
 

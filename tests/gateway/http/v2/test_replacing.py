@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipelines.inference.model import Model
+from serving.model import Model
 from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.models import text_once, text_repeat
 from tests.gateway.http.v2.small_service import SmallService, small_server

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents.parse import ParseLimits, format_of, parse_document
 from pipelines.rag.types import DocumentFormat, Heading
+from sluice.errors import ErrorCode, SluiceError
 
 TEXT, MARKDOWN, HTML, PDF = DocumentFormat
 

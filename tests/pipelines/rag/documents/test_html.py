@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from engine.errors import SluiceError
 from pipelines.rag.documents import html
 from pipelines.rag.documents.extract import Extract
+from sluice.errors import SluiceError
 
 
 def read(body: str, head: str = "") -> Extract:

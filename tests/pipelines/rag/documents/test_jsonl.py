@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
+from sluice.errors import ErrorCode, SluiceError
 
 
 def one(given: Any) -> Upload:

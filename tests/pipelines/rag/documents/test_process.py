@@ -13,9 +13,9 @@ import psutil
 import pytest
 import uvloop
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.types import DocumentFormat, ParsedDocument
+from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.documents.pdf_writer import Pdf
 
 LIMITS = ParseLimits()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.documents import text
 from pipelines.rag.documents.encoding import decoded
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_paragraphs_are_what_blank_lines_part() -> None:

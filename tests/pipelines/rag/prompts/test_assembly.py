@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.prompts.assembly import Budget, Prompt, PromptStyle, Retrieved, assemble
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
-from pipelines.rag.sources import Source
+from pipelines.text.sources import Source
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError
 
 NO_ANSWER = "The sources do not answer this question."
 SENTENCE = "A request that can never fit into the free blocks is refused at once. "

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.prompts.history import exchanges_of, parse_history, system_of
 from pipelines.text.types import ChatMessage
+from sluice.errors import ErrorCode, SluiceError
 
 
 def test_history_is_a_json_array_of_messages() -> None:

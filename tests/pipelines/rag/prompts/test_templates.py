@@ -3,7 +3,7 @@ import re
 import pytest
 
 from pipelines.rag.prompts.templates import TEMPLATES, Passage, TemplateName
-from pipelines.rag.sources import Source
+from pipelines.text.sources import Source
 
 QUOTE, CITED = TEMPLATES[TemplateName.QUOTE], TEMPLATES[TemplateName.CITED]
 

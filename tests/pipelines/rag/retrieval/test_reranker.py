@@ -7,12 +7,12 @@ import pytest
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from engine.errors import ErrorCode, SluiceError
-from pipelines.inference.model import Model
 from pipelines.rag.retrieval.pairs import PairTokenizer
 from pipelines.rag.retrieval.reranker import ModelReranker
-from tests.pipelines.backends.onnxruntime import parts as onnx_parts
-from tests.pipelines.backends.python.parts import Lookup, loaded, write_model
+from serving.model import Model
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.onnxruntime import parts as onnx_parts
+from tests.serving.backends.python.parts import Lookup, loaded, write_model
 
 PASSAGES = ["one", "two words", "now three words"]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery, search
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode
+from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.retrieval.hits import hit, names, near, unit
 
 QUESTION = unit([1, 0])

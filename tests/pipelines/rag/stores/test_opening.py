@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.opening import open_store
 from pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])

@@ -3,8 +3,8 @@
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.postgres.address import parse_address
+from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.mark.parametrize(

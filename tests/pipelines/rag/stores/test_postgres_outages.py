@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.stores.postgres.connections import ConnectionLimits
 from pipelines.rag.stores.postgres.store import PostgresStore
+from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import BINARIES, PASSWORD, PostgresServer
 

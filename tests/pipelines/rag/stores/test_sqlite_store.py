@@ -13,15 +13,15 @@ import apsw
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.filters import Operator
 from pipelines.rag.stores.sqlite import schema, segments, words
 from pipelines.rag.stores.sqlite.connections import FileLimits
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
+from tests.paths import ROOT
 from tests.pipelines.rag.stores.corpus import DIM, SPEC, document_of, ids, matching, nearest, put, unit_vectors, where
 
-ROOT = Path(__file__).parents[4]
 HALF_A_PUT = Path(__file__).with_name("half_a_put.py")
 IMPATIENT = FileLimits(busy_timeout_s=0.05)
 

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.errors import ErrorCode, SluiceError
 from pipelines.rag.filters import Condition, Filter, Operator, Scalar
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import CandidateQuery, CollectionSpec, DocumentInfo, Metadata
+from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.stores.corpus import (
     DIM,
     SPEC,

@@ -1,0 +1,154 @@
+"""What a model's folder tells without loading it."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.doctor.facts import Capability, ModelFacts, ModelSize
+from engine.model_folder import ModelFormat, model_format
+from engine.runners.openvino.source import identify
+from engine.runners.openvino.weights.checkpoint import compressed_file
+from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from sluice.errors import ErrorCode, SluiceError
+
+MANIFEST = "sluice-build.json"
+"""What `sluice build` notes beside config.pbtxt."""
+TOKENIZER = "tokenizer.json"
+_TOKENIZERS = (TOKENIZER, "tokenizer.model", "tekken.json", "vocab.json")
+_WEIGHTS = {
+    ModelFormat.HUGGINGFACE: ("*.safetensors", "*.bin"),
+    ModelFormat.OPENVINO_IR: ("openvino_model.bin",),
+    ModelFormat.TENSORRT_LLM_CHECKPOINT: ("rank*.safetensors",),
+    ModelFormat.TENSORRT_LLM_ENGINE: ("*.engine",),
+}
+_BYTES = {"float32": 4, "float": 4, "float8_e4m3fn": 1, "fp8": 1, "nvfp4": 0.5625, "int8": 1, "u8": 1, "auto": 2, "": 2}
+"""nvfp4: 4 bits, and a scale of 8 for each 16 of them."""
+_DEFAULT_BYTES = 2
+
+Fields = dict[str, Any]
+
+
+def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gpus: int = 1) -> ModelFacts:
+    """`tokenizer` is its folder where that is another. `num_gpus` are those it is to be spread over.
+
+    Raises SluiceError NOT_FOUND where the folder holds no model, INVALID where its config.json cannot be read.
+    """
+    kind = model_format(folder)
+    if kind is None:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{folder} holds no model: it has neither config.json nor an IR")
+    whole = _read_json(folder / "config.json")
+    config = _of_decoder(whole)
+    build = whole.get("build_config") or {}
+    notes = _notes(folder)
+    mapping = config.get("mapping") or {}
+    return ModelFacts(
+        name=name,
+        path=folder,
+        format=kind,
+        architecture=str(config.get("architecture") or (config.get("architectures") or [config.get("model_type")])[0]),
+        dtype=_dtype(config),
+        quantization=_quantization(folder, config),
+        size=_size(folder, kind, config, build),
+        has_tokenizer=_has_tokenizer(tokenizer or folder),
+        num_gpus=int(mapping.get("world_size") or num_gpus),
+        built_by=str(whole.get("version") or "") if kind is ModelFormat.TENSORRT_LLM_ENGINE else "",
+        built_for=_capability(notes.get("compute_capability")),
+        transformers_version=str(whole.get("transformers_version") or ""),
+        openvino_problem=_openvino_problem(folder, kind),
+        notes=notes,
+        tokenizer_sha256=_sha256((tokenizer or folder) / TOKENIZER),
+    )
+
+
+def _read_json(path: Path) -> Fields:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Fields)
+    except (msgspec.DecodeError, OSError) as error:
+        raise SluiceError(ErrorCode.INVALID, f"cannot read {path}: {error}") from None
+
+
+def _of_decoder(whole: Fields) -> Fields:
+    """A compiled engine keeps the model's own fields one level down, and so do models that also see."""
+    for key in ("pretrained_config", "text_config"):
+        if isinstance(whole.get(key), dict):
+            return {**whole, **whole[key]}
+    return whole
+
+
+def _dtype(config: Fields) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+
+def _quantization(folder: Path, config: Fields) -> str:
+    """In the words of whoever compressed it; "none" for weights as they were trained."""
+    of_modelopt = (_read_json(folder / "hf_quant_config.json").get("quantization") or {}).get("quant_algo")
+    of_tensorrt = (config.get("quantization") or {}).get("quant_algo")
+    of_transformers = (config.get("quantization_config") or {}).get("quant_method")
+    of_ours = next((each for each in QUANTIZATIONS if (folder / compressed_file(each)).is_file()), None)
+    return str(of_modelopt or of_tensorrt or of_transformers or of_ours or "none").lower()
+
+
+def _size(folder: Path, kind: ModelFormat, config: Fields, build: Fields) -> ModelSize:
+    longest = build.get("max_seq_len") or config.get("max_position_embeddings")
+    return ModelSize(_weight_bytes(folder, _WEIGHTS[kind]), _kv_bytes_per_token(config), longest)
+
+
+def _weight_bytes(folder: Path, patterns: Iterable[str]) -> int:
+    """Of the first kind of files that there is: a folder may hold the same weights twice."""
+    for pattern in patterns:
+        if sizes := [file.stat().st_size for file in folder.glob(pattern)]:
+            return sum(sizes)
+    return 0
+
+
+def _kv_bytes_per_token(config: Fields) -> int | None:
+    """Keys and values of all layers. Attention with a latent cache (DeepSeek's) keeps one vector instead of both."""
+    layers = config.get("num_hidden_layers")
+    if not layers:
+        return None
+    width = _BYTES.get(_dtype(config).removeprefix("torch."), _DEFAULT_BYTES)
+    if latent := config.get("kv_lora_rank"):
+        return int(layers * (latent + config.get("qk_rope_head_dim", 0)) * width)
+    heads = config.get("num_attention_heads")
+    head_dim = config.get("head_dim") or config.get("head_size") or (heads and config.get("hidden_size", 0) // heads)
+    kv_heads = config.get("num_key_value_heads") or heads
+    return int(2 * layers * kv_heads * head_dim * width) if kv_heads and head_dim else None
+
+
+def cache_width(dtype: str, model_dtype: str) -> float:
+    """What a cached value takes in `dtype`, over what it takes in the model's own."""
+    own = _BYTES.get(model_dtype.removeprefix("torch."), _DEFAULT_BYTES)
+    return 1.0 if dtype == "auto" else _BYTES.get(dtype, _DEFAULT_BYTES) / own
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _notes(folder: Path) -> Fields:
+    """A version's folder lies in the model's."""
+    return _read_json(folder / MANIFEST) or _read_json(folder.parent / MANIFEST)
+
+
+def _capability(text: Any) -> Capability | None:
+    major, _, minor = str(text or "").partition(".")
+    return Capability(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def _openvino_problem(folder: Path, kind: ModelFormat) -> str:
+    if kind not in (ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR):
+        return f"it is a {kind.value.replace('_', ' ')}"
+    try:
+        identify(folder)
+    except SluiceError as error:
+        return error.message
+    return ""

@@ -1,0 +1,93 @@
+"""`sluice rag query` and `sluice rag search`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
+from cli.rag.client import JsonObject, RagClient
+from cli.rag.events import DONE
+from cli.rag.failures import RagError
+from cli.rag.sources import passage_lines, source_lines
+from cli.rag.terminal import harmless
+from gateway.bundled import DOCUMENTATION_COLLECTION
+
+_SEARCHED = ("question", "top_k", "mode", "filter")
+_ASKED = (*_SEARCHED, "model", "max_tokens", "temperature")
+
+
+async def query(client: RagClient, arguments: Arguments) -> int:
+    """Print the answer, then its sources."""
+    own = arguments.of_command
+    collection, fields = await _collection(client, own), _fields(own, _ASKED)
+    if own["json"]:
+        _print_json(await client.query(collection, fields))
+    elif own["no_stream"]:
+        answer = await client.query(collection, fields)
+        _print(f"{answer['answer']}\n")
+        _print_sources(answer["sources"])
+    else:
+        await _print_stream(client, collection, fields)
+    return 0
+
+
+async def search(client: RagClient, arguments: Arguments) -> int:
+    """Print what was found."""
+    own = arguments.of_command
+    found = await client.search(await _collection(client, own), _fields(own, _SEARCHED))
+    if own["json"]:
+        _print_json(found)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in passage_lines(found["data"]))
+    return 0
+
+
+async def _collection(client: RagClient, own: JsonObject) -> str:
+    """The one that was named, else the usual one; Sluice's documentation while there is no other."""
+    named: str | None = own["collection"]
+    if named is not None:
+        return named
+    names = {each["name"] for each in await client.collections()}
+    if DEFAULT_COLLECTION in names or DOCUMENTATION_COLLECTION not in names:
+        return DEFAULT_COLLECTION
+    sys.stderr.write("Asking Sluice's own documentation. For yours: sluice rag ingest PATH\n")
+    return DOCUMENTATION_COLLECTION
+
+
+async def _print_stream(client: RagClient, collection: str, fields: JsonObject) -> None:
+    """The answer as it comes. Raises RagError where it ends early."""
+    sources: Sequence[Any] = ()
+    is_whole = False
+    async with client.query_events(collection, fields) as events:
+        async for name, payload in events:
+            if name == "sources":
+                sources = payload["sources"]
+            elif name == "token":
+                _print(payload["text"])
+            elif name == "error":
+                _print("\n")
+                raise RagError(payload["error"]["message"])
+            is_whole = name == DONE
+    _print("\n")
+    if not is_whole:
+        raise RagError("the answer broke off: the server ended it without saying why")
+    _print_sources(sources)
+
+
+def _fields(own: JsonObject, names: Sequence[str]) -> JsonObject:
+    return {name: own[name] for name in names if own[name] is not None}
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(harmless(text))
+    sys.stdout.flush()
+
+
+def _print_sources(sources: Sequence[Any]) -> None:
+    lines = list(source_lines(sources)) or ["none: nothing in the collection fits the question"]
+    sys.stdout.writelines(["\nSources:\n", *(f"{line}\n" for line in lines)])
+
+
+def _print_json(payload: JsonObject) -> None:
+    sys.stdout.write(json.dumps(payload, ensure_ascii=False, indent=2) + "\n")

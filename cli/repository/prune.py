@@ -1,0 +1,91 @@
+"""`sluice repository prune`."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.options.arguments import FAILED, USAGE_ERROR
+from serving.backends.registry import BackendRegistry
+from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove
+from serving.repository.stores.location import local_path, store_location
+from sluice.errors import ErrorCode, SluiceError
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+
+
+def prune(arguments: argparse.Namespace) -> int:
+    """Show what goes, ask a terminal, delete; return the exit code."""
+    try:
+        roots = _roots(arguments.paths)
+        check_roots(roots)
+    except SluiceError as error:
+        return _fail(error.message, USAGE_ERROR)
+    try:
+        plan = plan_prune(roots, arguments.keep, BackendRegistry())
+    except (SluiceError, OSError) as error:
+        return _fail(f"{error}; nothing was deleted", FAILED)
+    sys.stdout.writelines(f"{line}\n" for line in _table(plan))
+    if arguments.dry_run or not (plan.removals or plan.leftovers):
+        return 0
+    if not arguments.yes and not sys.stdin.isatty():
+        return _fail("there is no terminal to ask; --yes deletes without, --dry-run only shows", USAGE_ERROR)
+    if not arguments.yes and not _is_confirmed():
+        return _fail("nothing was deleted", FAILED)
+    return _delete(plan)
+
+
+def _roots(paths: list[str]) -> list[Path]:
+    remote = next((path for path in paths if store_location(path) is not None), None)
+    if remote is not None:
+        raise SluiceError(ErrorCode.INVALID, f"{remote} is no folder of this machine: prune deletes only in those")
+    return [Path(local_path(path)) for path in paths]
+
+
+def _table(plan: PrunePlan) -> Iterator[str]:
+    removals = (*plan.removals, *plan.leftovers)
+    if removals:
+        width = max(len("model"), *(len(each.model) for each in removals))
+        yield f"{'model':<{width}}  {'version':>7}  {'size':>9}"
+        for each in removals:
+            yield f"{each.model:<{width}}  {each.version:>7}  {_size(each.size_bytes):>9}  {each.note}".rstrip()
+        yield ""
+    for kept in plan.kept:
+        yield f"stays: {kept.model} version {kept.version}, {kept.reason}"
+    number = f"{len(removals)} version{'' if len(removals) == 1 else 's'}"
+    yield f"{number}, {_size(plan.size_bytes)}" if removals else "nothing to delete"
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), 0
+    while size >= _STEP and unit < len(_UNITS) - 1:
+        size, unit = size / _STEP, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def _is_confirmed() -> bool:
+    sys.stdout.write("delete them? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _delete(plan: PrunePlan) -> int:
+    failed = [each for each in (*plan.removals, *plan.leftovers) if not _is_deleted(each)]
+    freed = plan.size_bytes - sum(each.size_bytes for each in failed)
+    sys.stdout.write(f"deleted, {_size(freed)} freed\n")
+    return FAILED if failed else 0
+
+
+def _is_deleted(removal: Removal) -> bool:
+    try:
+        remove(removal)
+    except OSError as error:
+        sys.stderr.write(f"sluice repository prune: error: {removal.folder} cannot be deleted: {error}\n")
+        return False
+    return True
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"sluice repository prune: error: {message}\n")
+    return code

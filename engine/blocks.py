@@ -1,0 +1,48 @@
+"""Arithmetic of KV blocks, and the chained hashes that name full ones: a prefix is found by its last block."""
+
+from array import array
+from hashlib import blake2b
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+"""Of a block's tokens, everything before them, and the request's cache salt."""
+
+_DIGEST_BYTES = 16
+"""128 bits of a cryptographic hash: tenants cannot make up a prefix that collides with another's."""
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` slots."""
+    return -(-num_tokens // block_size)
+
+
+def worst_case_blocks(prompt_tokens: int, max_tokens: int, block_size: int) -> int:
+    """Most blocks this sequence can ever hold.
+
+    The last sampled token is returned but never fed back, so it needs no slot.
+    """
+    return blocks_for(prompt_tokens + max_tokens - 1, block_size)
+
+
+class HashChain:
+    """The block hashes of one sequence, made when they are first asked for."""
+
+    __slots__ = ("_block_size", "_hashes", "_root")
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self._block_size = block_size
+        self._root = _digest(b"", salt.encode())
+        self._hashes: list[BlockHash] = []
+
+    def of(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:
+        """Hashes of the first `num_blocks` blocks of `token_ids`, which must cover them and only ever grow."""
+        hashes, size = self._hashes, self._block_size
+        while len(hashes) < num_blocks:
+            begin = len(hashes) * size
+            parent = hashes[-1] if hashes else self._root
+            hashes.append(_digest(parent, array("i", token_ids[begin : begin + size]).tobytes()))
+        return hashes[:num_blocks]
+
+
+def _digest(parent: bytes, content: bytes) -> BlockHash:
+    return BlockHash(blake2b(content, key=parent, digest_size=_DIGEST_BYTES).digest())

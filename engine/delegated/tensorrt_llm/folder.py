@@ -1,0 +1,203 @@
+"""What a model folder tells before TensorRT-LLM has loaded it: vocabulary, ends, context."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.model_folder import ModelFormat, model_format
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+Fields = Mapping[str, Any]
+
+_CONTEXT_NAMES = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "max_seq_len", "n_ctx")
+"""Longest context in a HuggingFace config.json, by the names that model families have for it."""
+
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+"""Where the language model of a model of text and images is described."""
+
+_STRETCHING = frozenset({"linear", "dynamic"})
+"""Kinds of rope scaling that make the context longer than max_position_embeddings, as TensorRT-LLM reckons it."""
+
+_PARALLEL = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "context_parallel_size": "cp_size",
+    "moe_tensor_parallel_size": "moe_tp_size",
+    "moe_expert_parallel_size": "moe_ep_size",
+}
+"""LLM arguments, and what they are called in the mapping of a converted checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A HuggingFace checkpoint, a converted checkpoint or a compiled engine."""
+
+    path: Path
+    format: ModelFormat
+    model_type: str
+    dtype: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    """Of generation_config.json, else of config.json; the first is TensorRT-LLM's end_id."""
+    max_model_len: int
+    """What the model was made for, or the engine compiled for."""
+    quantization: str = "none"
+    build_config: dict[str, object] | None = None
+    """Of a compiled engine: its limits (max_batch_size, max_num_tokens, max_input_len, max_seq_len, max_beam_width)."""
+    parallel_sizes: dict[str, int] = field(default_factory=dict)
+    """Over how many GPUs a converted checkpoint or an engine is spread, by LLM argument."""
+
+
+def read_folder(path: Path, tokenizer: Path | None = None) -> ModelFolder:
+    """`tokenizer` is where the ends are looked for too: the folder of an engine often has none.
+
+    Raises SluiceError INVALID or NOT_FOUND with what is missing or cannot be read.
+    """
+    found = model_format(path)
+    config = _read_json(path / "config.json")
+    ends = _eos_token_ids(config, path, tokenizer)
+    match found:
+        case ModelFormat.TENSORRT_LLM_ENGINE:
+            return _engine(path, config, ends)
+        case ModelFormat.TENSORRT_LLM_CHECKPOINT:
+            return _checkpoint(path, config, ends)
+        case ModelFormat.HUGGINGFACE:
+            return _huggingface(path, config, ends)
+    raise invalid("model_path", f"{path} holds no model that TensorRT-LLM runs: {found or 'no config.json'}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
+
+
+def _huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
+    text = _text_part(config)
+    source = path / "config.json"
+    context = next((text[name] for name in _CONTEXT_NAMES if isinstance(text.get(name), int)), None)
+    if context is None:
+        raise invalid("model_path", f"{source} tells no longest context; it must have {_CONTEXT_NAMES[0]}")
+    return ModelFolder(
+        path,
+        ModelFormat.HUGGINGFACE,
+        str(text.get("model_type") or config.get("model_type") or "unknown"),
+        str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "auto"),
+        _number(text, "vocab_size", source),
+        ends,
+        round(context * _stretch(text)),
+        _huggingface_quantization(path, config),
+    )
+
+
+def _text_part(config: Fields) -> Fields:
+    return next((config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict)), config)
+
+
+def _stretch(text: Fields) -> float:
+    """By how much rope scaling makes the context longer than it says; of most kinds it says so already."""
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHING:
+        return 1.0
+    factor = rope.get("factor")
+    return float(factor) if isinstance(factor, int | float) else 1.0
+
+
+def _huggingface_quantization(path: Path, config: Fields) -> str:
+    """ModelOpt's hf_quant_config.json, else quantization_config: the algorithm, else the method."""
+    file = path / "hf_quant_config.json"
+    told = _read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
+    if not isinstance(told, dict):
+        return "none"
+    return str(told.get("quant_algo") or told.get("quant_method") or "none").lower()
+
+
+def _checkpoint(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
+    source = path / "config.json"
+    return ModelFolder(
+        path,
+        ModelFormat.TENSORRT_LLM_CHECKPOINT,
+        str(config.get("architecture", "unknown")),
+        str(config.get("dtype", "auto")),
+        _number(config, "vocab_size", source),
+        ends,
+        _number(config, "max_position_embeddings", source),
+        _converted_quantization(config),
+        parallel_sizes=_parallel_sizes(config),
+    )
+
+
+def _engine(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
+    source = path / "config.json"
+    pretrained, build = config.get("pretrained_config"), config.get("build_config")
+    if not isinstance(pretrained, dict) or not isinstance(build, dict):
+        raise invalid(
+            "model_path",
+            f"{source} is not an engine's: it must have pretrained_config and build_config, as trtllm-build writes it",
+        )
+    return ModelFolder(
+        path,
+        ModelFormat.TENSORRT_LLM_ENGINE,
+        str(pretrained.get("architecture", "unknown")),
+        str(pretrained.get("dtype", "auto")),
+        _number(pretrained, "vocab_size", source),
+        ends,
+        _number(build, "max_seq_len", source),
+        _converted_quantization(pretrained),
+        build,
+        _parallel_sizes(pretrained),
+    )
+
+
+def _converted_quantization(pretrained: Fields) -> str:
+    told = pretrained.get("quantization")
+    return str(told.get("quant_algo") or "none").lower() if isinstance(told, dict) else "none"
+
+
+def _parallel_sizes(pretrained: Fields) -> dict[str, int]:
+    mapping = pretrained.get("mapping")
+    if not isinstance(mapping, dict):
+        return {}
+    return {name: mapping[key] for name, key in _PARALLEL.items() if isinstance(mapping.get(key), int)}
+
+
+def _number(config: Fields, name: str, source: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise invalid("model_path", f"{source}: {name} must be a whole number of 1 or more, got {value!r}")
+    return value
+
+
+def _eos_token_ids(config: Fields, path: Path, tokenizer: Path | None) -> tuple[int, ...]:
+    """The first place that names any: generation_config.json, config.json, the tokenizer's own files."""
+    folders = [path] if tokenizer is None else [path, tokenizer]
+    for folder in folders:
+        file = folder / "generation_config.json"
+        if file.is_file() and (ends := _as_ids(_read_json(file).get("eos_token_id"))):
+            return ends
+    for part in (config, _text_part(config), config.get("pretrained_config")):
+        if isinstance(part, Mapping) and (ends := _as_ids(part.get("eos_token_id"))):
+            return ends
+    return next((ends for folder in folders if (ends := _tokenizer_end(folder))), ())
+
+
+def _as_ids(told: object) -> tuple[int, ...]:
+    ids = told if isinstance(told, list) else [told]
+    return tuple(each for each in ids if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
+
+
+def _tokenizer_end(folder: Path) -> tuple[int, ...]:
+    """The id of tokenizer_config.json's eos_token, which tokenizer.json tells."""
+    config, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not config.is_file() or not vocabulary.is_file():
+        return ()
+    token = _read_json(config).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    added = _read_json(vocabulary).get("added_tokens")
+    return _as_ids([each.get("id") for each in added or () if each.get("content") == text][:1])

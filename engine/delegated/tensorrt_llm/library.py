@@ -1,0 +1,104 @@
+"""The installed TensorRT-LLM: its version, and the classes that the adapter uses of it. The only importer of it."""
+
+import inspect
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from packaging.version import InvalidVersion, Version
+
+from engine.delegated.tensorrt_llm.versions import LAST_WITH_ENGINES, MINIMUM, is_before
+from engine.model_folder import ModelFormat
+from sluice.errors import ErrorCode, SluiceError
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is installed."""
+
+    version: Version
+    llmapi: ModuleType
+    """`tensorrt_llm.llmapi`: the config classes and SamplingParams."""
+
+    def llm_class(self, model: ModelFormat) -> Any:
+        """The class that runs a folder of this format: PyTorch's, or `_tensorrt_engine.LLM` for what is compiled.
+
+        Raises SluiceError UNIMPLEMENTED, naming the versions that can, where this one cannot (1.3 has no engines).
+        """
+        if model is ModelFormat.HUGGINGFACE:
+            return import_module("tensorrt_llm").LLM
+        return self.engine_class(f"a {model.value.replace('_', ' ')}")
+
+    def engine_class(self, wanted_for: str) -> Any:
+        """`_tensorrt_engine.LLM`, for `wanted_for`. Raises SluiceError UNIMPLEMENTED where this version has none."""
+        try:
+            return import_module("tensorrt_llm._tensorrt_engine").LLM
+        except (ImportError, AttributeError):
+            raise SluiceError(
+                ErrorCode.UNIMPLEMENTED,
+                f"TensorRT-LLM {self.version} cannot run {wanted_for}: compiled engines end with "
+                f"{LAST_WITH_ENGINES}.x. Serve the HuggingFace checkpoint that it was made of, which every version "
+                f"runs, or install tensorrt-llm>={MINIMUM},<1.3",
+            ) from None
+
+    def arguments(self, *, is_engine: bool) -> frozenset[str]:
+        """Names of the arguments that the LLM class of this version takes."""
+        model = self.find("TrtLlmArgs" if is_engine else "TorchLlmArgs")
+        return field_names(model) if model is not None else frozenset()
+
+    def find(self, name: str) -> Any | None:
+        """The class of this name in `llmapi` or beside it in `llmapi.llm_args`; None where this version has none."""
+        for module in (self.llmapi, import_module("tensorrt_llm.llmapi.llm_args")):
+            if hasattr(module, name):
+                return getattr(module, name)
+        return None
+
+    def lora_request(self, name: str, number: int, path: str) -> Any:
+        """What asks for a LoRA adapter. `number` tells adapters apart; it must be one adapter's for good."""
+        return import_module("tensorrt_llm.executor.request").LoRARequest(
+            lora_name=name, lora_int_id=number, lora_path=path
+        )
+
+
+def field_names(cls: Any) -> frozenset[str]:
+    """The keyword arguments of a class: of a pydantic model, a dataclass, or any whose signature names them."""
+    if hasattr(cls, "model_fields"):
+        return frozenset(cls.model_fields)
+    if is_dataclass(cls):
+        return frozenset(each.name for each in fields(cls) if each.init)
+    return frozenset(inspect.signature(cls).parameters)
+
+
+def load_library() -> Library:
+    """Import it. Raises SluiceError UNAVAILABLE with the reason where it cannot be."""
+    try:
+        package = import_module("tensorrt_llm")
+        llmapi = import_module("tensorrt_llm.llmapi")
+        version = Version(package.__version__)
+    except InvalidVersion as error:
+        raise _cannot_load(f"its version cannot be read: {error}") from error
+    except Exception as error:  # a missing driver or CUDA library shows as many kinds of error
+        raise _cannot_load(f"{type(error).__name__}: {error}") from error
+    if is_before(version, str(MINIMUM)):
+        raise SluiceError(
+            ErrorCode.UNAVAILABLE,
+            f"TensorRT-LLM {version} is installed, but {MINIMUM} or later is needed; "
+            f"install tensorrt-llm>={MINIMUM},<1.4",
+        )
+    return Library(version, llmapi)
+
+
+def _cannot_load(reason: str) -> SluiceError:
+    return SluiceError(
+        ErrorCode.UNAVAILABLE,
+        f"TensorRT-LLM cannot be loaded: {reason}. `sluice doctor` says what this machine has",
+    )
+
+
+def float_tensor(values: npt.NDArray[np.float32]) -> Any:
+    """A `torch.Tensor` of the same values; torch comes with TensorRT-LLM."""
+    torch = import_module("torch")
+    return torch.tensor(values, dtype=torch.float32)

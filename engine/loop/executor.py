@@ -1,0 +1,379 @@
+"""The in-flight batching loop: drain, plan, apply, run, commit, emit.
+
+One thread owns everything here: queue, sequences, block tables and free list. Others send commands.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from time import perf_counter
+from typing import Protocol
+
+from engine.blocks import blocks_for
+from engine.config import EngineConfig, SchedulerPolicy
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
+from engine.kv.manager import KvCacheManager
+from engine.loop.batch import BuiltBatch, build_batch
+from engine.loop.commit import event_of, take_prompt_logprobs, take_tokens
+from engine.loop.counters import Counters
+from engine.loop.intake import Intake
+from engine.runners.base import FloatArray, Runner
+from engine.scheduling.planner import StepPlan, plan_step
+from engine.scheduling.policies import Limits, Policy, policy_of
+from engine.scheduling.reception import too_late
+from engine.sequence import NO_SLOT, Sequence
+from engine.speculation import TokenPrices, make_drafter
+from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+"""An idle engine speaks at least this often; a silent one hangs."""
+
+MAX_COMMANDS = 32
+"""Commands obeyed at once; a submit takes about a tenth of a millisecond."""
+
+CHARGED_TOKENS = 16
+"""Output is laid to a tenant's account in such pieces: one by one it would take a tenth of a step's own time."""
+
+POLL_S = 0.002
+"""How long a loop that can run nothing yet, because a grammar is being compiled, waits for commands."""
+
+
+class CommandSource(Protocol):
+    """Where commands come from."""
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """All commands waiting; with none, waits up to `timeout_s` for the first."""
+        ...
+
+
+class InflightExecutor:
+    """Serves one runner. `run()` returns after a Shutdown command; `step()` is one turn of it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        commands: CommandSource,
+        emit: Callable[[StepFrame], None],
+        clock: Callable[[], float] = perf_counter,
+        draft_runner: Runner | None = None,
+    ) -> None:
+        self.info = engine_info(runner, config)
+        self._runner = runner
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._clock = clock
+        self._policy: Policy[Sequence] = policy_of(config.scheduler_policy)
+        self._is_guaranteed = config.scheduler_policy is not SchedulerPolicy.MAX_UTILIZATION
+        """Whether a running sequence finds every block that it may come to need."""
+        self._kv = KvCacheManager(self.info, is_prefix_caching=config.enable_prefix_caching)
+        self._intake = Intake(self.info, config)
+        self._drafter = make_drafter(config, self._kv, draft_runner)
+        self._predicted_wait_s = self._last_prediction = 0.0
+        self._running: dict[int, Sequence] = {}
+        self._inbox: deque[Command] = deque()
+        self._events: list[TokenEvent] = []
+        self._failures: list[RequestFailed] = []
+        self._counters = Counters()
+        self._is_shut_down = False
+        self._is_stuck = False
+        self._last_emit = 0.0
+
+    def run(self) -> None:
+        """Step until a Shutdown command. An exception that is no step's own ends the engine."""
+        try:
+            while not self._is_shut_down:
+                self.step()
+        finally:
+            self._intake.close()
+
+    def step(self) -> None:
+        """One turn: wait for work if there is none, else run one batch and tell what it brought."""
+        commands = self._next_commands(self._idle_wait_s())
+        started, runner_before = self._clock(), self._counters.runner_seconds
+        self._obey(commands)
+        self._expire(started)
+        self._enqueue_compiled()
+        plan = self._plan()
+        if not plan.is_empty:
+            self._run_plan(plan)
+        self._is_stuck = plan.is_empty
+        self._flush()
+        if not plan.is_empty:
+            runner_seconds = self._counters.runner_seconds - runner_before
+            overhead_seconds = self._clock() - started - runner_seconds
+            self._counters.overhead_seconds += overhead_seconds
+            self._intake.forecast.observe_overhead(overhead_seconds)
+
+    def stats(self) -> EngineStats:
+        pool, queue, forecast = self._kv.pool, self._intake.queue, self._intake.forecast
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._intake),
+            num_blocks_used=pool.num_used,
+            num_blocks_free=pool.num_free,
+            num_blocks_reserved=self._num_reserved_blocks(),
+            num_blocks_cached=pool.num_cached,
+            num_tokens_waiting=queue.num_tokens,
+            predicted_wait_s=self._predicted_wait_s,
+            waits_total=forecast.waits_total,
+            wait_seconds_total=forecast.wait_seconds_total,
+            wait_error_seconds_total=forecast.wait_error_seconds_total,
+            **self._counters.totals(),  # type: ignore[arg-type]
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that what is held adds up: for tests, and cheap enough for an idle engine."""
+        running = self._running.values()
+        self._kv.check(running)
+        assert len(running) <= self._config.max_num_seqs
+        if self._is_guaranteed:
+            assert self.stats().num_blocks_reserved <= self.info.num_blocks, "over-committed"
+            assert self._counters.preemptions == self._counters.recomputed_tokens == 0
+
+    # -- commands
+
+    def _next_commands(self, timeout_s: float) -> list[Command]:
+        """Those to obey now, in order. The rest of a burst waits, so that it does not hold up those who decode."""
+        inbox = self._inbox
+        inbox.extend(self._commands.receive(0.0 if inbox else timeout_s))
+        return [inbox.popleft() for _ in range(min(len(inbox), MAX_COMMANDS))]
+
+    def _idle_wait_s(self) -> float:
+        """How long to wait for commands."""
+        if self._running or (self._intake.queue and not self._is_stuck):
+            return 0.0
+        return POLL_S if self._intake else HEARTBEAT_S
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Submit():
+                    self._submit(command)
+                case Cancel():
+                    self._cancel(command.stream_id)
+                case Shutdown():
+                    self._is_shut_down = True
+                    for sequence in [*self._running.values(), *self._intake]:
+                        self._cancel(sequence.stream_id)
+
+    def _submit(self, command: Submit) -> None:
+        free_blocks = self.info.num_blocks - self._num_reserved_blocks()
+        try:
+            self._intake.submit(command, self._running.values(), free_blocks, self._clock())
+        except SluiceError as error:
+            self._failures.append(failed(command.stream_id, error))
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks that running sequences hold or may come to need; a shared one counts once."""
+        promised = sum(s.worst_case_blocks - s.num_held_blocks for s in self._running.values())
+        return self._kv.pool.num_used + promised
+
+    def _cancel(self, stream_id: int) -> None:
+        sequence = self._running.get(stream_id) or self._intake.get(stream_id)
+        if sequence is not None:
+            if stream_id in self._running:  # a stop string ends it so: the place comes free as at any end
+                self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+            self._finish(sequence, FinishReason.CANCELLED)
+
+    def _enqueue_compiled(self) -> None:
+        if self._intake.is_compiling:
+            for sequence, error in self._intake.enqueue_compiled():
+                self._fail(sequence, error)
+
+    def _expire(self, now: float) -> None:
+        """Answer those whose time is over."""
+        running = [sequence for sequence in self._running.values() if now >= sequence.deadline]
+        for sequence in [*self._intake.expired(now), *running]:
+            self._counters.timeouts += 1
+            self._fail(sequence, too_late(sequence, now))
+
+    # -- one step
+
+    def _plan(self) -> StepPlan[Sequence]:
+        running = list(self._running.values())
+        if self._drafter is not None:
+            self._draft(running)
+        limits = Limits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self._kv.pool.num_free)
+        waiting = self._kv.candidates(self._intake.queue, running)
+        return plan_step(running, waiting, limits, self._policy, self._kv.private_blocks)
+
+    def _draft(self, running: list[Sequence]) -> None:
+        """Let those who decode have drafts, unless their blocks could force somebody to pause."""
+        assert self._drafter is not None
+        decoding = [sequence for sequence in running if sequence.num_tokens_left == 1]
+        most_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
+        if not decoding or not (self._is_guaranteed or self._kv.pool.num_free >= most_blocks * len(running)):
+            return
+        try:
+            self._drafter.propose(decoding, TokenPrices(*self._intake.forecast.token_prices(len(running))))
+        except Exception:
+            log.exception("drafting failed; there is no speculation from here on")
+            self._drafter = None
+            for sequence in decoding:
+                sequence.drafts = []
+
+    def _run_plan(self, plan: StepPlan[Sequence]) -> None:
+        try:
+            self._apply(plan)
+            built = build_batch(plan, self._kv.tables)
+            for sequence in built.sampling:
+                if sequence.sampling.constraint is not None:
+                    sequence.sampling.constraint.prepare()
+            logits = self._timed_run(built)
+            self._obey(self._next_commands(0.0))
+            self._commit(plan, built, logits)
+        except Exception:
+            log.exception("step %d failed; its sequences end in an error", self._counters.steps)
+            self._fail_step(plan)
+
+    def _apply(self, plan: StepPlan[Sequence]) -> None:
+        for sequence in plan.paused:
+            self._pause(sequence)
+        for candidate in plan.admitted:
+            self._kv.start(candidate)
+            self._start(candidate.sequence)
+        self._kv.hold_next(plan.decode)
+        for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=False):
+            self._kv.hold(sequence, sequence.num_computed + 1 + num_drafts)
+        for chunk in plan.prefill:
+            self._kv.hold(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
+
+    def _start(self, sequence: Sequence) -> None:
+        self._intake.queue.admit(sequence)
+        self._running[sequence.stream_id] = sequence
+        if sequence.was_paused:
+            self._counters.recomputed_tokens += max(sequence.num_lost - sequence.num_computed, 0)
+            return
+        if not sequence.has_sampling:
+            sequence.open_sampling(self.info.vocab_size, None)
+        sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+        self._counters.cached_tokens += sequence.num_cached_tokens
+        self._intake.forecast.record_wait(sequence.predicted_wait_s, self._clock() - sequence.submitted_at)
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Take its blocks; it starts again before everything else that waits."""
+        del self._running[sequence.stream_id]
+        sequence.num_lost, sequence.was_paused = sequence.num_computed, True
+        sequence.drafts = []
+        self._kv.release(sequence)
+        if self._drafter is not None:
+            self._drafter.forget(sequence.stream_id)
+        self._intake.queue.add_paused(sequence)
+        self._counters.preemptions += 1
+
+    def _timed_run(self, built: BuiltBatch) -> FloatArray:
+        started = self._clock()
+        logits = self._runner.run(built.step)
+        seconds = self._clock() - started
+        self._counters.runner_seconds += seconds
+        self._counters.steps += 1
+        self._intake.forecast.observe_step(len(built.step.token_ids), len(built.step.past_lens), seconds)
+        return logits
+
+    def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
+        for sequence in plan.decode:
+            sequence.num_computed += 1
+            if sequence.num_output == 0:  # the last token of its prompt, with the others found in the cache
+                self._counters.prompt_tokens += 1
+        for chunk in plan.prefill:
+            chunk.sequence.num_computed += chunk.num_tokens
+            if not chunk.sequence.was_paused:
+                self._counters.prompt_tokens += chunk.num_tokens
+        if built.prompt_rows:
+            take_prompt_logprobs(built, logits)
+        outcomes, without_token = take_tokens(built, logits, plan.num_drafts)
+        if plan.num_drafts:
+            self._observe_drafts(plan)
+        for sequence, error in without_token:  # before indexing: nobody else shall share what brought no numbers
+            self._fail(sequence, error)
+        self._kv.index((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
+        for sequence, reason in outcomes:
+            self._counters.generation_tokens += len(sequence.fresh_token_ids)
+            if reason is not None:
+                self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+                self._finish(sequence, reason)
+                continue
+            self._events.append(event_of(sequence, None))
+            if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
+                self._charge(sequence)
+
+    def _observe_drafts(self, plan: StepPlan[Sequence]) -> None:
+        assert self._drafter is not None
+        for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=True):
+            sequence.drafts = []
+            if num_drafts and sequence.fresh_token_ids:
+                num_accepted = min(len(sequence.fresh_token_ids) - 1, num_drafts)
+                self._counters.draft_tokens += num_drafts
+                self._counters.accepted_tokens += num_accepted
+                self._drafter.observe(sequence, num_drafts, num_accepted)
+
+    def _charge(self, sequence: Sequence) -> None:
+        """Lay the output since the last time to its tenant's account."""
+        self._intake.queue.charge(sequence, sequence.num_output - sequence.num_charged)
+        sequence.num_charged = sequence.num_output
+
+    # -- endings
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._release(sequence)
+        self._events.append(event_of(sequence, reason))
+
+    def _fail(self, sequence: Sequence, error: SluiceError) -> None:
+        self._release(sequence)
+        self._failures.append(failed(sequence.stream_id, error))
+
+    def _fail_step(self, plan: StepPlan[Sequence]) -> None:
+        """A step that failed takes its own sequences along and no others."""
+        error = SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")
+        admitted = (candidate.sequence for candidate in plan.admitted)
+        for sequence in {*plan.decode, *admitted, *(chunk.sequence for chunk in plan.prefill)}:
+            if sequence.stream_id in self._running or self._intake.queue.get(sequence.stream_id) is not None:
+                self._fail(sequence, error)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take the sequence out of the engine; its blocks are free for the next step."""
+        if sequence.stream_id in self._running:
+            self._charge(sequence)
+        self._intake.remove(sequence.stream_id)
+        self._running.pop(sequence.stream_id, None)
+        if self._drafter is not None:
+            self._drafter.forget(sequence.stream_id)
+        if sequence.slot != NO_SLOT:
+            self._kv.release(sequence)
+
+    def _flush(self) -> None:
+        """Send what happened; with nothing to tell, a heartbeat now and then."""
+        now = self._clock()
+        is_news = bool(self._events or self._failures)
+        if is_news or now - self._last_emit >= HEARTBEAT_S:
+            if not is_news and not self._running:
+                self.check_invariants()
+            self._predict_wait(now)
+            self._emit(StepFrame(self._events, self._failures, self.stats()))
+            self._events, self._failures = [], []
+            self._last_emit = now
+
+    def _predict_wait(self, now: float) -> None:
+        """For whoever watches: what a request of the default kind would wait now. Not at every step, as it costs."""
+        if now - self._last_prediction < HEARTBEAT_S:
+            return
+        self._last_prediction = now
+        free_blocks = self.info.num_blocks - self._num_reserved_blocks()
+        self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks)
+
+
+def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0) -> EngineInfo:
+    """What clients need to know of the engine that serves `runner`."""
+    return EngineInfo(
+        **asdict(runner.info),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        scheduler_policy=config.scheduler_policy,
+        load_seconds=load_seconds,
+    )

@@ -1,0 +1,84 @@
+"""Everything before a sequence runs: what is refused, what waits for what, and for how long."""
+
+from collections.abc import Collection, Iterator
+
+from engine.blocks import worst_case_blocks
+from engine.config import EngineConfig
+from engine.frames import Submit
+from engine.loop.compiling import CompilingGrammars
+from engine.scheduling.reception import Reception
+from engine.sequence import Sequence
+from engine.types import EngineInfo
+from engine.validation import check_request
+from sluice.errors import SluiceError
+
+Refusal = tuple[Sequence, SluiceError]
+
+
+class Intake(Reception[Sequence]):
+    """The queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
+
+    def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
+        super().__init__(info, config)
+        self._grammars = CompilingGrammars(config.model_path, info)
+
+    def __len__(self) -> int:
+        return len(self.queue) + len(self._grammars)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter([*self.queue, *self._grammars])
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether some sequence waits for its grammar."""
+        return len(self._grammars) > 0
+
+    def get(self, stream_id: int) -> Sequence | None:
+        """The sequence, if it waits."""
+        return self.queue.get(stream_id) or self._grammars.get(stream_id)
+
+    def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
+        """Let the request wait, with `free_blocks` not reserved by those who run.
+
+        Raises SluiceError: INVALID for what can never be served, OVERLOADED where the queue is full, DEADLINE where
+        the wait would be too long. What an engine before this one had accepted is not refused for its number.
+        """
+        request = command.request
+        check_request(request, self._info)
+        num_blocks = worst_case_blocks(
+            len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
+        )
+        wait_s = self.check_in(command, num_blocks, running, free_blocks)
+        sequence = Sequence(command.stream_id, request, self._info, now)
+        sequence.predicted_wait_s = wait_s
+        if request.sampling.grammar is not None:
+            self._grammars.add(sequence, request.sampling.grammar)
+        else:
+            self.queue.add(sequence)
+
+    def enqueue_compiled(self) -> list[Refusal]:
+        """Queue the sequences whose grammar is ready; returns those whose grammar cannot be kept to."""
+        refused: list[Refusal] = []
+        for sequence, outcome in self._grammars.take_done():
+            try:
+                if isinstance(outcome, SluiceError):
+                    raise outcome
+                sequence.open_sampling(self._info.vocab_size, outcome)
+                self.queue.add(sequence)
+            except SluiceError as error:
+                refused.append((sequence, error))
+        return refused
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Those that waited for longer than they may."""
+        compiling = [s for s in self._grammars if now >= min(s.deadline, s.start_deadline)]
+        return [*self.queue.expired(now), *compiling]
+
+    def remove(self, stream_id: int) -> None:
+        """Forget the sequence, whether it waits or runs; unknown ones are no error."""
+        self.queue.remove(stream_id)
+        self._grammars.remove(stream_id)
+
+    def close(self) -> None:
+        """End the threads that compile."""
+        self._grammars.close()

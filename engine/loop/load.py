@@ -1,0 +1,53 @@
+"""Which runtime serves a model directory."""
+
+import msgspec
+
+from engine.config import EngineConfig, Speculation
+from engine.runners.base import Runner, RunnerInfo
+from sluice.errors import SluiceError, invalid
+
+
+def load_runner(config: EngineConfig) -> Runner:
+    """Load `config.model_path` in the runtime made for what it is. Raises SluiceError with what is wrong."""
+    from engine.runners.openvino.runner import load_runner as load_openvino
+
+    return load_openvino(config)
+
+
+def load_draft_runner(config: EngineConfig, info: RunnerInfo) -> Runner | None:
+    """The draft model that `config` asks for, with KV blocks like those of the model that is described by `info`.
+
+    Raises SluiceError with what is wrong: the two must have the same vocabulary and blocks of the same size.
+    """
+    if config.speculation is not Speculation.DRAFT_MODEL:
+        return None
+    if config.draft_model_path is None:
+        raise invalid("draft_model_path", "speculation with a draft model needs draft_model_path, the model's folder")
+    runner = load_runner(
+        msgspec.structs.replace(
+            config, model_path=config.draft_model_path, num_blocks=info.num_blocks, max_model_len=None
+        )
+    )
+    try:
+        _check_draft(runner.info, info)
+    except SluiceError:
+        runner.close()
+        raise
+    return runner
+
+
+def _check_draft(draft: RunnerInfo, info: RunnerInfo) -> None:
+    for what, drafts, models in (
+        ("vocabulary", draft.vocab_size, info.vocab_size),
+        ("block size", draft.block_size, info.block_size),
+    ):
+        if drafts != models:
+            raise invalid(
+                "draft_model_path", f"the draft model must have the model's {what}, {models}; it has {drafts}"
+            )
+    if draft.max_model_len < info.max_model_len:
+        raise invalid(
+            "draft_model_path",
+            f"the draft model's context of {draft.max_model_len} tokens is shorter than the {info.max_model_len} that "
+            f"are served; lower max_model_len to it",
+        )

@@ -1,0 +1,51 @@
+"""Tells what a model folder holds by its files."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_IR_FILE = "openvino_model.xml"
+_CONFIG_FILE = "config.json"
+_ENGINE_FILES = ("*.engine",)
+_ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
+_RANK_WEIGHTS = ("rank*.safetensors",)
+
+
+class ModelFormat(StrEnum):
+    """The kinds of model folder that a runtime can serve."""
+
+    HUGGINGFACE = "huggingface"
+    OPENVINO_IR = "openvino_ir"
+    TENSORRT_LLM_CHECKPOINT = "tensorrt_llm_checkpoint"
+    TENSORRT_LLM_ENGINE = "tensorrt_llm_engine"
+
+
+def model_format(folder: Path) -> ModelFormat | None:
+    """Return the format that the files of `folder` show, None where it holds no model.
+
+    A compiled engine's config.json has `pretrained_config` and `build_config` beside rank0.engine; a converted
+    checkpoint's is the former alone, beside rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`).
+    """
+    if (folder / _IR_FILE).is_file():
+        return ModelFormat.OPENVINO_IR
+    if not (folder / _CONFIG_FILE).is_file():
+        return None
+    config = _read_config(folder)
+    if _has(folder, _ENGINE_FILES) or config.keys() >= _ENGINE_KEYS:
+        return ModelFormat.TENSORRT_LLM_ENGINE
+    if "architecture" in config and "architectures" not in config and _has(folder, _RANK_WEIGHTS):
+        return ModelFormat.TENSORRT_LLM_CHECKPOINT
+    return ModelFormat.HUGGINGFACE
+
+
+def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(True for pattern in patterns for _ in folder.glob(pattern))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((folder / _CONFIG_FILE).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}  # who loads it says what is wrong with it

@@ -1,0 +1,61 @@
+"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`.
+
+It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between
+steps, so there is no second thread that would fight it for Python's lock.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.frames import LoadFailed, Ready
+from engine.loop.executor import InflightExecutor, engine_info
+from engine.loop.load import load_draft_runner, load_runner
+from engine.process.bootstrap import opened
+from engine.process.transport import Transport
+from engine.runners.base import Runner
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConfig], Runner]) -> int:
+    """Load, report, run until told to stop. Returns the exit code."""
+    started = time.perf_counter()
+    try:
+        runner = load(config)
+        draft_runner = load_draft_runner(config, runner.info)
+    except SluiceError as error:
+        transport.send_all(LoadFailed(error.code, error.message))
+        return 1
+    except Exception as error:
+        log.exception("loading %s failed", config.model_path)
+        transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
+        return 1
+    try:
+        _run(runner, draft_runner, config, transport, time.perf_counter() - started)
+    finally:
+        runner.close()
+        if draft_runner is not None:
+            draft_runner.close()
+    return 0
+
+
+def _run(
+    runner: Runner, draft_runner: Runner | None, config: EngineConfig, transport: Transport, load_seconds: float
+) -> None:
+    executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
+    transport.send_all(Ready(engine_info(runner, config, load_seconds)))
+    executor.run()
+
+
+def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:
+    """Serve the runner that `load` makes, until told to stop or left alone. Returns the exit code."""
+    with opened(argv) as (config, transport):
+        return serve(config, transport, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""The rows of the table of settings, by subject. `engine.tensorrt_llm.configuration.settings` puts them together."""

@@ -1,0 +1,233 @@
+"""The options of `sluice serve` that the engine is set up by. Fields have the names of `engine.config.EngineConfig`."""
+
+from dataclasses import dataclass
+
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from gateway.options.option import choice, fraction, integer, member, option, size, text_of, truth, weights
+from gateway.options.step_sizes import CPU_SEQS, CPU_TOKENS, GPU_SEQS, GPU_TOKENS
+
+_DEFAULTS = EngineConfig(model_path="")
+_QUANTIZATIONS = (
+    "none",
+    "int8",
+    "int4",
+    "fp8",
+    "fp8_block_scales",
+    "nvfp4",
+    "w8a16",
+    "w4a16",
+    "w4a16_awq",
+    "w4a8_awq",
+    "w4a16_gptq",
+    "w8a8_sq_per_channel",
+)
+"""OpenVINO's, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Model: what is served"""
+
+    path: str | None = option(
+        "MODEL",
+        None,
+        text_of("the folder of a HuggingFace checkpoint or its name on the hub"),
+        "MODEL",
+        "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json), of an OpenVINO IR, or of "
+        "compiled engines or a converted checkpoint of TensorRT-LLM; or ORG/NAME[@REVISION] on the Hugging Face hub, "
+        "which is downloaded once (HF_HOME, HF_TOKEN, HF_ENDPOINT). "
+        "Default: rill, the small chat model that comes with Sluice",
+    )
+    served_model_name: str | None = option(
+        "--served-model-name",
+        None,
+        text_of("a name without control characters"),
+        "NAME",
+        "the name clients ask for. Default: the folder's name",
+    )
+    runtime: Runtime = option(
+        "--runtime",
+        _DEFAULTS.runtime,
+        member(Runtime),
+        "RUNTIME",
+        "what runs the model: openvino, on the CPU; tensorrt_llm, on NVIDIA GPUs; auto, by the folder's files, the "
+        "GPUs and what is installed. The log says which it is, and why",
+    )
+    tokenizer_path: str | None = option(
+        "--tokenizer",
+        None,
+        text_of("the folder of a tokenizer"),
+        "FOLDER",
+        "folder of MODEL's tokenizer, where MODEL's own has none, as with compiled engines",
+    )
+    dtype: str = option(
+        "--dtype",
+        _DEFAULTS.dtype,
+        choice("auto", "bf16", "f32", "float16"),
+        "TYPE",
+        "precision of the computation: auto, bf16, f32, or float16 on TensorRT-LLM. On the CPU auto takes bf16 where "
+        "that has it, f32 is exact and about half as fast; on TensorRT-LLM auto is the checkpoint's own",
+    )
+    quantization: str = option(
+        "--quantization",
+        _DEFAULTS.quantization,
+        choice(*_QUANTIZATIONS),
+        "TYPE",
+        "compression of the weights at load: none; int8 or int4; on TensorRT-LLM also "
+        f"{', '.join(_QUANTIZATIONS[3:])}. Fewer bits take less memory and are read faster, and answers differ more "
+        "from the uncompressed model's; int4 is for models of some billion weights",
+    )
+    cache_path: str | None = option(
+        "--cache-path",
+        None,
+        text_of("a folder"),
+        "FOLDER",
+        "folder of what is made once from a model and found again: compressed weights, converted models. It may be "
+        "emptied at any time. Default: ~/.cache/sluice",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingOptions:
+    """Scheduling: how requests share the model, and what that costs"""
+
+    scheduler_policy: SchedulerPolicy = option(
+        "--scheduler-policy",
+        _DEFAULTS.scheduler_policy,
+        member(SchedulerPolicy),
+        "POLICY",
+        "who may hold KV blocks: guaranteed_no_evict admits a request when all it could ever need is free, and never "
+        "pauses it; max_utilization admits on what is needed now, so more run at once, and pauses the youngest when "
+        "blocks run out, to compute it again later; static_batch begins a batch when the last one is over",
+    )
+
+    max_model_len: int | None = option(
+        "--max-model-len",
+        None,
+        integer(2),
+        "TOKENS",
+        "longest prompt and answer together. Longer ones may hold more KV blocks, so fewer requests run at once. "
+        "Default: what the model was trained for",
+    )
+    max_num_seqs: int | None = option(
+        "--max-num-seqs",
+        None,
+        integer(1, 4096),
+        "N",
+        "most requests in one step. More raises the total tokens per second, and lengthens every step, so each "
+        f"stream gets slower. Default: {CPU_SEQS}; {GPU_SEQS} on TensorRT-LLM",
+    )
+    max_num_batched_tokens: int | None = option(
+        "--max-num-batched-tokens",
+        None,
+        integer(1),
+        "TOKENS",
+        "most tokens in one step: one for each running request, the rest for prompts, which come in chunks. More "
+        "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least "
+        f"--max-num-seqs. Default: {CPU_TOKENS}; {GPU_TOKENS} on TensorRT-LLM",
+    )
+    max_queued_requests: int = option(
+        "--max-queue-size",
+        _DEFAULTS.max_queued_requests,
+        integer(0),
+        "REQUESTS",
+        "most requests waiting to be admitted; one more gets 429 with Retry-After. More hides overload from clients "
+        "behind long waits",
+    )
+    max_queued_tokens: int | None = option(
+        "--max-queue-tokens",
+        None,
+        integer(1),
+        "TOKENS",
+        "most prompt tokens waiting to be admitted; a request beyond them gets 429 with Retry-After. It bounds the "
+        "wait where prompts are of very different lengths. Default: no bound",
+    )
+    tenant_weights: dict[str, float] | None = option(
+        "--tenant-weights",
+        None,
+        weights,
+        "WEIGHTS",
+        "shares of tenants (header x-sluice-tenant) in the served tokens while they compete, such as a=2,b=1. "
+        "Default: 1 each, and 1 for those not named",
+    )
+    num_threads: int | None = option(
+        "--num-threads",
+        None,
+        integer(1, 1024),
+        "N",
+        "threads of the model's runtime. More than there are free cores makes it slower. Default: one for each core",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """KV cache: the memory that running requests share, taken at start"""
+
+    kv_cache_memory_bytes: int | None = option(
+        "--kv-cache-memory",
+        None,
+        size(1 << 20),
+        "SIZE",
+        "size of the KV cache: bytes, or 256M, 2G. More lets more or longer requests run at once. Default: the larger "
+        "of 256M and four requests of full length, and at most half of the free memory",
+    )
+    kv_cache_memory_fraction: float | None = option(
+        "--kv-cache-memory-fraction",
+        None,
+        fraction,
+        "FRACTION",
+        "size of the KV cache instead of --kv-cache-memory: a share, up to 1, of the memory that is free once the "
+        "model is loaded. What other programs come to need must be left over",
+    )
+    num_blocks: int | None = option(
+        "--num-blocks",
+        None,
+        integer(1),
+        "N",
+        "size of the KV cache instead of --kv-cache-memory: in blocks (of 32 tokens; TensorRT-LLM can be told others)",
+    )
+    kv_cache_dtype: str = option(
+        "--kv-cache-dtype",
+        _DEFAULTS.kv_cache_dtype,
+        choice("auto", "bf16", "f32", "u8", "fp8", "nvfp4"),
+        "TYPE",
+        "type of the cached keys and values: auto (as --dtype), bf16, f32 or u8; on TensorRT-LLM auto, fp8 or nvfp4. "
+        "u8 and fp8 hold twice the tokens of bf16, and answers differ a little more from those in f32",
+    )
+    enable_prefix_caching: bool = option(
+        "--enable-prefix-caching",
+        _DEFAULTS.enable_prefix_caching,
+        truth,
+        None,
+        "keep the blocks of finished requests, so that a prompt that begins as an earlier one need not be computed "
+        "again. Costs no memory: kept blocks are given up, longest unused first, when others are wanted",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Speculative decoding: several tokens of a sequence in one step. It turns itself off where it does not pay"""
+
+    speculation: Speculation = option(
+        "--speculation",
+        _DEFAULTS.speculation,
+        member(Speculation),
+        "SOURCE",
+        "where draft tokens come from: off; ngram, which copies what followed the same words before (for answers that "
+        "quote their prompt); draft_model, a small model (--draft-model). Greedy answers stay the same",
+    )
+    num_speculative_tokens: int = option(
+        "--num-speculative-tokens",
+        _DEFAULTS.num_speculative_tokens,
+        integer(1, 32),
+        "TOKENS",
+        "most draft tokens a sequence gets in one step. More pays only where most are accepted: each that is not was "
+        "computed for nothing",
+    )
+    draft_model_path: str | None = option(
+        "--draft-model",
+        None,
+        text_of("the folder of a HuggingFace checkpoint"),
+        "MODEL",
+        "checkpoint of the draft model, with the same vocabulary. It takes memory beside the model",
+    )

@@ -1,0 +1,151 @@
+"""The options of `sluice serve` for gRPC, under tritonserver's names."""
+
+from dataclasses import dataclass
+
+from gateway.access.restricted import Restriction, repeated_api, restriction
+from gateway.options.option import ConfigError, choice, integer, option, pattern, size, text_of, truth
+
+_COMPRESSION_LEVELS = ("none", "low", "medium", "high")
+_FLAG = "BOOL"
+_MILLISECONDS = integer(0, 2**31 - 1)
+_COUNT = integer(0, 2**31 - 1)
+_FILE = text_of("the path of a PEM file")
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """gRPC: Triton's protocol as inference.GRPCInferenceService"""
+
+    is_allowed: bool = option("--allow-grpc", True, truth, _FLAG, "serve gRPC at all")
+    host: str | None = option(
+        "--grpc-address",
+        None,
+        text_of("a host name or address"),
+        "ADDRESS",
+        "address to listen on for gRPC. Default: that of --host",
+    )
+    port: int = option("--grpc-port", 8001, integer(0, 65535), "PORT", "port of gRPC; 0 takes a free one")
+    shares_port: bool = option(
+        "--reuse-grpc-port",
+        False,
+        truth,
+        _FLAG,
+        "let several servers listen on the same port, each taking some of the connections; all need this option",
+    )
+    max_input_bytes: int | None = option(
+        "--grpc-max-input-size",
+        None,
+        size(1),
+        "SIZE",
+        "longest request message: bytes, or 64M. Default: no limit but protobuf's 2 GiB. Each request takes several "
+        "times its size in memory while it is read",
+    )
+    header_forward_pattern: str | None = option(
+        "--grpc-header-forward-pattern",
+        None,
+        pattern,
+        "REGEX",
+        "metadata goes along with inference requests as parameters where REGEX matches in its key. Default: none does",
+    )
+    compression_level: str = option(
+        "--grpc-infer-response-compression-level",
+        "none",
+        choice(*_COMPRESSION_LEVELS),
+        "LEVEL",
+        "none, low, medium or high, as far as the client takes it. Costs CPU time, and pays on slow networks",
+    )
+    uses_ssl: bool = option("--grpc-use-ssl", False, truth, _FLAG, "take TLS connections only")
+    uses_mutual_ssl: bool = option(
+        "--grpc-use-ssl-mutual",
+        False,
+        truth,
+        _FLAG,
+        "TLS, and clients must show a certificate that --grpc-root-cert has signed",
+    )
+    server_cert_path: str | None = option(
+        "--grpc-server-cert", None, _FILE, "PATH", "the server's certificate chain, PEM; for TLS"
+    )
+    server_key_path: str | None = option(
+        "--grpc-server-key", None, _FILE, "PATH", "the key of --grpc-server-cert, PEM; for TLS"
+    )
+    root_cert_path: str | None = option(
+        "--grpc-root-cert", None, _FILE, "PATH", "certificates that clients' own must come from, PEM; for mutual TLS"
+    )
+    keepalive_time_ms: int = option(
+        "--grpc-keepalive-time",
+        7_200_000,
+        _MILLISECONDS,
+        "MILLISECONDS",
+        "how long a connection may be silent before it is probed with a ping",
+    )
+    keepalive_timeout_ms: int = option(
+        "--grpc-keepalive-timeout",
+        20_000,
+        _MILLISECONDS,
+        "MILLISECONDS",
+        "how long the answer to such a ping may take; then the connection is closed",
+    )
+    keepalive_permit_without_calls: bool = option(
+        "--grpc-keepalive-permit-without-calls", False, truth, _FLAG, "probe connections without a call under way too"
+    )
+    http2_max_pings_without_data: int = option(
+        "--grpc-http2-max-pings-without-data",
+        2,
+        _COUNT,
+        "COUNT",
+        "most pings while there is nothing to send; 0 is no limit",
+    )
+    http2_min_recv_ping_interval_ms: int = option(
+        "--grpc-http2-min-recv-ping-interval-without-data",
+        300_000,
+        _MILLISECONDS,
+        "MILLISECONDS",
+        "a client's ping that follows another sooner than this, with no data between, counts as a strike",
+    )
+    http2_max_ping_strikes: int = option(
+        "--grpc-http2-max-ping-strikes",
+        2,
+        _COUNT,
+        "COUNT",
+        "strikes before the connection is closed; 0 is no limit",
+    )
+    max_connection_age_ms: int | None = option(
+        "--grpc-max-connection-age",
+        None,
+        _MILLISECONDS,
+        "MILLISECONDS",
+        "longest life of a connection, so that clients spread over new servers. Default: no limit",
+    )
+    max_connection_age_grace_ms: int | None = option(
+        "--grpc-max-connection-age-grace",
+        None,
+        _MILLISECONDS,
+        "MILLISECONDS",
+        "how long the calls of such a connection may go on. Default: no limit",
+    )
+
+    restrictions: tuple[Restriction, ...] = option(
+        "--grpc-restricted-protocol",
+        (),
+        restriction,
+        "APIS:KEY=VALUE",
+        "parts of the protocol, as --http-restricted-api, for calls whose metadata have triton-grpc-protocol-KEY: "
+        "VALUE. May be given several times",
+        secret=True,
+        is_many=True,
+        separator=";",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what options say together. Raises ConfigError."""
+        if (api := repeated_api(self.restrictions)) is not None:
+            raise ConfigError(f"--grpc-restricted-protocol names '{api}' more than once; give it one key")
+        if not (self.uses_ssl or self.uses_mutual_ssl):
+            return
+        needed = {"--grpc-server-cert": self.server_cert_path, "--grpc-server-key": self.server_key_path}
+        if self.uses_mutual_ssl:
+            needed["--grpc-root-cert"] = self.root_cert_path
+        for flag, path in needed.items():
+            if path is None:
+                asked = "--grpc-use-ssl-mutual" if self.uses_mutual_ssl else "--grpc-use-ssl"
+                raise ConfigError(f"{asked} needs {flag}")

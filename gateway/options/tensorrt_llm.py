@@ -1,0 +1,146 @@
+"""The options of `sluice serve` that only TensorRT-LLM obeys."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check_settings
+from gateway.options.option import ConfigError, integer, option, text_of
+from sluice.errors import SluiceError
+
+
+def _pair(what: str) -> Any:
+    """NAME=TEXT; `what` describes it."""
+
+    def parse(text: str) -> tuple[str, str]:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not name or not value:
+            raise ValueError(what)
+        return name, value
+
+    return parse
+
+
+def _words(text: str) -> list[str]:
+    """A command, as a shell would split it."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"a command as a shell would split it ({error})") from None
+    if not words:
+        raise ValueError("a command, such as 'mpirun -n 8 trtllm-llmapi-launch'")
+    return words
+
+
+def _llm_arguments(path: str) -> dict[str, Any]:
+    """What a YAML file holds."""
+    from pipelines.llm.llm_arguments import read_arguments
+
+    try:
+        return read_arguments(Path(path))
+    except ValueError as error:
+        raise ValueError(f"a YAML file of arguments of TensorRT-LLM's LLM class ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRtLlmOptions:
+    """TensorRT-LLM: NVIDIA's runtime, on machines with its GPUs"""
+
+    tensor_parallel_size: int = option(
+        "--tensor-parallel-size",
+        1,
+        integer(1, 1024),
+        "GPUS",
+        "GPUs that share each layer. More take a larger model and shorten each step, and talk more with each other",
+        ("-tp", "--tp-size", "--tp_size"),
+    )
+    pipeline_parallel_size: int = option(
+        "--pipeline-parallel-size",
+        1,
+        integer(1, 1024),
+        "GROUPS",
+        "groups of GPUs that have the layers in turn. More take a larger model over slow links; each token passes all "
+        "of them",
+        ("-pp", "--pp-size", "--pp_size"),
+    )
+    runtime_settings: tuple[tuple[str, str], ...] = option(
+        "--runtime-setting",
+        (),
+        _pair("KEY=VALUE, such as moe_expert_parallel_size=8"),
+        "KEY=VALUE",
+        "a setting that has no option of its own, by one of the names in docs/tensorrt-llm.md; those of trtllm-serve "
+        "and tensorrtllm_backend are among them. May be given several times",
+        is_many=True,
+        separator=";",
+    )
+    llm_arguments: dict[str, Any] | None = option(
+        "--extra-llm-api-options",
+        None,
+        _llm_arguments,
+        "FILE",
+        "YAML file of arguments of TensorRT-LLM's LLM class, as trtllm-serve takes it. It goes over all other options, "
+        "of every model",
+        ("--extra_llm_api_options", "--config"),
+    )
+    lora_modules: tuple[tuple[str, str], ...] = option(
+        "--lora-modules",
+        (),
+        _pair("NAME=FOLDER, such as sql=/loras/sql"),
+        "NAME=FOLDER",
+        "a LoRA adapter of MODEL. Clients ask for it as the model MODEL:NAME. May be given several times",
+        is_many=True,
+    )
+    engine_python: str | None = option(
+        "--engine-python",
+        None,
+        text_of("the path of a Python"),
+        "PYTHON",
+        "Python that TensorRT-LLM is installed for, where it has an environment of its own: it pins other releases of "
+        "libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
+        "pyzmq and packaging. Default: the gateway's",
+    )
+    launcher: list[str] | None = option(
+        "--engine-launcher",
+        None,
+        _words,
+        "COMMAND",
+        "command that starts the engine's process, for several nodes: 'mpirun -n 16 trtllm-llmapi-launch'. Default: "
+        "none, TensorRT-LLM itself starts a process for each GPU of this machine",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what takes more than one option's text. Raises ConfigError."""
+        for flag, pairs in (("--runtime-setting", self.runtime_settings), ("--lora-modules", self.lora_modules)):
+            names = [name for name, _ in pairs]
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise ConfigError(f"{flag} names {repeated!r} more than once")
+        missing = next((folder for _, folder in self.lora_modules if not Path(folder).exists()), None)
+        if missing is not None:
+            raise ConfigError(f"--lora-modules must name folders that there are, got {missing!r}")
+        if self.runtime_settings:
+            _check(dict(self.runtime_settings))
+
+    def sets(self, field: str) -> bool:
+        """Whether a setting says the same as that field of EngineConfig."""
+        return any(SETTINGS[name] is SETTINGS[field] for name, _ in self.runtime_settings)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """As fields of EngineConfig."""
+        return {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
+            "runtime_settings": dict(self.runtime_settings),
+            "llm_arguments": self.llm_arguments or {},
+            "lora_modules": dict(self.lora_modules),
+            "engine_python": self.engine_python,
+            "launcher": self.launcher or [],
+        }
+
+
+def _check(settings: dict[str, str]) -> None:
+    try:
+        check_settings(settings)
+    except SluiceError as error:
+        raise ConfigError(f"--runtime-setting: {error.message}") from None

@@ -1,0 +1,138 @@
+"""The backends `llm`, `tensorrtllm` and `vllm`: an engine of our own behind either's configuration."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.client.base import EngineClient
+from engine.client.process import ProcessEngineClient
+from pipelines.llm.checkpoint import CheckpointFolder
+from pipelines.llm.configuration import bundled_config, completed, declared_inputs, with_engine_parameters
+from pipelines.llm.llm_arguments import MODEL_FILE, read_model_yaml
+from pipelines.llm.model import LlmModel
+from pipelines.llm.options import unused_options
+from pipelines.llm.services import NO_LIMITS, LlmServices, OpenRecord, RequestLimits
+from pipelines.llm.setup import Setup, set_up
+from pipelines.llm.text import LlmText
+from serving.backend import Backend, BackendContext, RuntimeReport
+from serving.findings import refusal
+from serving.spec import ModelSource, spec_of
+from sluice.errors import SluiceError
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "openvino_model.xml")
+
+
+class LlmBackend(Backend):
+    """Serves a model of any format that a runtime here can load; each version has an engine process of its own."""
+
+    name = "llm"
+    detection_order = 70
+    ignored_fields: ClassVar[Mapping[str, str]] = {
+        "sequence_batching": "an engine batches in flight and keeps no sequences",
+        "instance_group.rate_limiter": "an engine plans its steps itself",
+        "instance_group.passive": "it has no instances",
+        "response_cache": "every request is computed",
+    }
+
+    def __init__(self, services: LlmServices | None = None) -> None:
+        """Without `services`, engines have their defaults, and nothing is measured."""
+        self._services = services or LlmServices()
+
+    def recognizes(self, version_folder: Path) -> bool:
+        """Return whether it holds or names a language model: checkpoint, OpenVINO IR, compiled engines, arguments."""
+        if any(version_folder.glob("*.engine")) or (version_folder / MODEL_FILE).is_file():
+            return True
+        has_weights = any(any(version_folder.glob(each)) for each in _CHECKPOINT_PATTERNS)
+        return has_weights and (version_folder / "config.json").is_file()
+
+    def check(self, source: ModelSource) -> RuntimeReport:
+        try:
+            setup = set_up(source, self._services.engine_config)
+        except SluiceError as error:
+            if error.param is None or error.param not in source.config.parameters:
+                raise
+            raise refusal(error.message, f'parameters["{error.param}"]') from None
+        named = {note.partition(":")[0] for note in setup.notes}
+        obeyed = tuple(sorted(setup.texts.keys() - named))
+        return RuntimeReport(setup.choice.runtime.value, setup.choice.reason, obeyed, tuple(setup.notes))
+
+    async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
+        return completed(source.config, await asyncio.to_thread(read_model_yaml, source.version_folder))
+
+    async def load(self, source: ModelSource, context: BackendContext) -> LlmModel:
+        declared_inputs(spec_of(source.config, source.version))
+        services = self._services
+        setup = await asyncio.to_thread(_set_up, source, services)
+        engine = ProcessEngineClient(setup.engine, heartbeat_timeout_s=services.heartbeat_timeout_s)
+        starting = asyncio.create_task(engine.start(), name=f"engine-start {source.name}")
+        try:
+            text = await _load_text(source.name, setup.checkpoint, engine, str(source.version))
+            await starting
+            await text.warm_up()
+            return LlmModel(
+                source.config,
+                text,
+                engine,
+                services.open_record,
+                heartbeat_timeout_s=services.heartbeat_timeout_s,
+                limits=services.limits,
+            )
+        except BaseException:
+            await _abandon(starting)
+            await engine.stop()
+            raise
+
+
+async def load_checkpoint(
+    name: str,
+    checkpoint: Path,
+    engine: EngineClient,
+    engine_start: Awaitable[None],
+    open_record: OpenRecord,
+    *,
+    heartbeat_timeout_s: float = 10.0,
+    limits: RequestLimits = NO_LIMITS,
+) -> LlmModel:
+    """A checkpoint without a model repository as a model, over an engine that its caller starts.
+
+    Begin `engine_start = asyncio.create_task(engine.start())` as early as can be: here the text side loads while the
+    engine does, then one token is generated to prove that both work. Raises SluiceError; the engine stays the caller's
+    until this returns, and is the model's from then on (`LlmModel.close` stops it).
+    """
+    tokenizer = Path(engine.config.tokenizer_path or checkpoint)
+    text = await _load_text(name, CheckpointFolder(checkpoint, tokenizer), engine, "1")
+    await engine_start
+    await text.warm_up()
+    for note in unused_options(engine.config, engine.info.runtime):
+        log.warning("%s", note)
+    config = with_engine_parameters(bundled_config(name), engine.info, engine.config)
+    return LlmModel(config, text, engine, open_record, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
+
+
+def _set_up(source: ModelSource, services: LlmServices) -> Setup:
+    setup = set_up(source, services.engine_config)
+    log.info("model '%s' runs on %s: %s", source.name, setup.choice.runtime, setup.choice.reason)
+    if setup.notes:
+        log.info("model '%s': without effect as written: %s", source.name, "; ".join(setup.notes))
+    return setup
+
+
+async def _load_text(name: str, checkpoint: CheckpointFolder, engine: EngineClient, version: str) -> LlmText:
+    def load() -> LlmText:
+        return LlmText.load(name, checkpoint.path, engine, tokenizer_path=checkpoint.tokenizer, version=version)
+
+    return await asyncio.to_thread(load)
+
+
+async def _abandon(starting: "asyncio.Task[None]") -> None:
+    """End a start that is under way; an engine that was being loaded is stopped by whoever made it."""
+    starting.cancel()
+    await asyncio.wait((starting,))
+    if not starting.cancelled():
+        starting.exception()

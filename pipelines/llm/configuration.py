@@ -1,0 +1,129 @@
+"""The configuration of an LLM that declares nothing itself, and what one that does may declare."""
+
+from collections.abc import Iterable
+
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+
+from engine.config import EngineConfig
+from engine.types import EngineInfo
+from pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, Input
+from pipelines.llm.llm_arguments import ModelYaml
+from serving.spec import ModelSpec
+from serving.tensors.datatypes import DATA_TYPES
+from sluice.errors import SluiceError, invalid
+
+BACKEND = "llm"
+
+_ONE_DEVICE = EngineConfig(model_path="")
+_NO_FILE = ModelYaml()
+
+
+def completed(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
+    """`config` with the text face and the token face, on the sides where it declares nothing.
+
+    It is decoupled then, unless it or its `model.yaml` says otherwise: a request that streams has many responses.
+    """
+    whole = ModelConfig()
+    whole.CopyFrom(config)
+    if yaml.decoupled is not None and not whole.HasField("model_transaction_policy"):
+        whole.model_transaction_policy.decoupled = yaml.decoupled
+    whole.max_batch_size = whole.max_batch_size or yaml.max_batch_size
+    if not whole.input and not whole.output and not whole.HasField("model_transaction_policy"):
+        whole.model_transaction_policy.decoupled = True
+    if not whole.input:
+        whole.input.extend(_inputs())
+    if not whole.output:
+        whole.output.extend(_outputs())
+    return whole
+
+
+def bundled_config(name: str) -> ModelConfig:
+    """The configuration of a checkpoint that is served without a model repository."""
+    config = ModelConfig(name=name, backend=BACKEND)
+    config.version_policy.latest.num_versions = 1
+    config.instance_group.add(name=name, kind=ModelInstanceGroup.KIND_MODEL, count=1)
+    return completed(config)
+
+
+def with_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineConfig = _ONE_DEVICE) -> ModelConfig:
+    """`config` with what the engine decided at load: TensorRT-LLM's names where it has one, else vLLM's."""
+    told = ModelConfig()
+    told.CopyFrom(config)
+    for key, value in {**_device_parameters(info, engine), **_engine_parameters(info)}.items():
+        told.parameters[key].string_value = str(value)
+    return told
+
+
+def _engine_parameters(info: EngineInfo) -> dict[str, object]:
+    return {
+        "batching_strategy": "V1" if info.scheduler_policy == "static_batch" else "inflight_fused_batching",
+        "batch_scheduler_policy": info.scheduler_policy,
+        "max_tokens_in_paged_kv_cache": info.num_blocks * info.block_size,
+        "max_model_len": info.max_model_len,
+        "max_num_seqs": info.max_num_seqs,
+        "max_num_batched_tokens": info.max_num_batched_tokens,
+        "runtime": info.runtime,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype,
+    }
+
+
+def _device_parameters(info: EngineInfo, engine: EngineConfig) -> dict[str, object]:
+    """What is only said where there is something to say."""
+    sizes = {name: getattr(engine, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    told: dict[str, object] = {name: size for name, size in sizes.items() if size > 1}
+    if info.runtime_version:
+        told["runtime_version"] = info.runtime_version
+    return told
+
+
+def declared_inputs(spec: ModelSpec) -> dict[str, Input]:
+    """What each input of a model means. Raises SluiceError INVALID for a declaration that no LLM could follow."""
+    unknown_outputs = [name for name in spec.outputs if name not in OUTPUTS]
+    if unknown_outputs:
+        raise _unknown(spec.name, "output", unknown_outputs, OUTPUTS)
+    declared = {name: _meaning(spec, name) for name in spec.inputs}
+    if spec.inputs.keys().isdisjoint(PROMPTS):
+        message = f"model '{spec.name}' declares neither text_input nor input_ids, so nothing could be asked of it"
+        raise invalid("input", message)
+    return declared
+
+
+def _meaning(spec: ModelSpec, name: str) -> Input:
+    known = INPUTS.get(name)
+    if known is None:
+        raise _unknown(spec.name, "input", [name], INPUTS)
+    given = spec.inputs[name].data_type
+    if name == STOP_REQUEST.name and given.name == STOP_REQUEST.datatype:
+        return STOP_REQUEST
+    kinds = [DATA_TYPES[datatype].dtype.kind.replace("u", "i") for datatype in (known.datatype, given.name)]
+    if kinds[0] != kinds[1]:
+        message = f"input '{name}' of model '{spec.name}' must be of type {known.datatype}, got {given.name}"
+        raise invalid("input", message)
+    return known
+
+
+def _unknown(model: str, what: str, names: list[str], known: Iterable[str]) -> SluiceError:
+    listed = ", ".join(sorted(known))
+    return invalid(what, f"model '{model}' declares the {what} '{names[0]}', which no LLM has; there are {listed}")
+
+
+def _inputs() -> list[ModelInput]:
+    return [
+        ModelInput(name=each.name, data_type=_number(each.datatype), dims=each.dims, optional=True)
+        for each in INPUTS.values()
+        if each.is_completed
+    ]
+
+
+def _outputs() -> list[ModelOutput]:
+    return [
+        ModelOutput(name=each.name, data_type=_number(each.datatype), dims=each.dims)
+        for each in OUTPUTS.values()
+        if each.is_completed
+    ]
+
+
+def _number(datatype: str) -> int:
+    return int(DataType.Value(DATA_TYPES[datatype].config_name))

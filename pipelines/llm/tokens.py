@@ -1,0 +1,116 @@
+"""A generation as token ids, for the token face."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from engine.types import FinishReason, TokenEvent
+from pipelines.llm.text import LlmText
+from pipelines.text.types import TextDetail, TextEvent, TextRequest
+
+TokenSequences = tuple[tuple[int, ...], ...]
+
+
+class TokenPiece(TextEvent, frozen=True, gc=False):
+    """Some tokens of a generation. `text` is empty; the counts are those of a text event.
+
+    A token that ended the sequence (end of sequence) is counted and not among `token_ids`, as in TensorRT-LLM.
+    `log_probs` are those of `token_ids`, where the request asked for them.
+    """
+
+    token_ids: Sequence[int] = ()
+    log_probs: Sequence[float] = ()
+
+
+class StopSequences:
+    """Finds where one of some token sequences is complete. What ends within the first `min_tokens` ends nothing."""
+
+    def __init__(self, sequences: TokenSequences, min_tokens: int) -> None:
+        self._sequences = [list(sequence) for sequence in sequences]
+        self._longest = max(map(len, sequences), default=0)
+        self._min_tokens = min_tokens
+        self._num_seen = 0
+        self._tail: list[int] = []
+
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """How many of `token_ids`, which follow those of the calls before, complete one; None where none does."""
+        if not self._sequences:
+            return None
+        for index, token_id in enumerate(token_ids):
+            self._num_seen += 1
+            self._tail.append(token_id)
+            if self._num_seen > self._min_tokens and self._ends_one():
+                return index + 1
+        del self._tail[: -self._longest]
+        return None
+
+    def _ends_one(self) -> bool:
+        return any(self._tail[-len(sequence) :] == sequence for sequence in self._sequences)
+
+
+async def generate_tokens(
+    text: LlmText, request: TextRequest, stop: TokenSequences = (), bad: TokenSequences = ()
+) -> AsyncGenerator[TokenPiece, None]:
+    """Generate up to and with the first of the `stop` sequences, and none of the `bad` ones.
+
+    As `LlmText.generate`: the last piece has the finish reason, closing the generator cancels, and a refusal is
+    raised at the first piece. The stop strings of `request` are not looked for.
+    """
+    prompt = await text.prepare(request.prompt)
+    sampling = text.sampling(request, len(prompt))
+    if bad:
+        sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
+    pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
+    with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
+        async for event in generation:
+            piece = pieces.piece(event)
+            if piece.finish_reason is not None:
+                generation.cancel()
+                text.activity.count_answer(piece.prompt_tokens, piece.completion_tokens)
+                yield piece
+                return
+            yield piece
+        raise AssertionError("the engine's events ended without a finish reason")
+
+
+class _Pieces:
+    """Turns the events of one generation into pieces, and counts."""
+
+    def __init__(self, num_prompt: int, stops: StopSequences) -> None:
+        self._num_prompt = num_prompt
+        self._stops = stops
+        self._num_tokens = 0
+        self._num_cached = 0
+        self._total_log_prob: float | None = None
+
+    def piece(self, event: TokenEvent) -> TokenPiece:
+        token_ids, reason = event.token_ids, event.finish_reason
+        num_shown = len(token_ids) - (reason is FinishReason.STOP)
+        end = self._stops.find(token_ids[:num_shown])
+        if end is not None:
+            token_ids, num_shown, reason = token_ids[:end], end, FinishReason.STOP
+        log_probs = self._log_probs(event, len(token_ids))
+        self._num_tokens += len(token_ids)
+        return TokenPiece(
+            text="",
+            num_tokens=len(token_ids),
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self._num_tokens,
+            finish_reason=reason,
+            cached_tokens=self._num_cached,
+            detail=None if self._total_log_prob is None else TextDetail(total_logprob=self._total_log_prob),
+            token_ids=token_ids[:num_shown],
+            log_probs=log_probs[:num_shown],
+        )
+
+    def _log_probs(self, event: TokenEvent, num_tokens: int) -> list[float]:
+        detail = event.detail
+        if detail is None:
+            return []
+        if detail.num_cached_tokens is not None:
+            self._num_cached = detail.num_cached_tokens
+        if detail.logprobs is None:
+            return []
+        log_probs = [entry.logprob for entry in detail.logprobs[:num_tokens]]
+        self._total_log_prob = (self._total_log_prob or 0.0) + sum(log_probs)
+        return log_probs

@@ -1,0 +1,137 @@
+"""A hosted LLM's answer as text events: the API's chunks, or its one answer, read and checked."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from engine.types import FinishReason
+from pipelines.remote.remote import Json, Remote
+from pipelines.text.types import TextEvent
+from sluice.errors import ErrorCode, SluiceError
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+_FILTERED = "content_filter"
+_USAGE = {"stream_options": {"include_usage": True}}
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+    refusal: str | None = None
+
+    @property
+    def words(self) -> str:
+        """A model that declines says so in the other field."""
+        return self.content or self.refusal or ""
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    """Of a chat's stream (`delta`), a whole chat (`message`), or a completion (`text`)."""
+
+    delta: _Message | None = None
+    message: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def words(self) -> str:
+        message = self.delta or self.message
+        return message.words if message is not None else self.text or ""
+
+
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """A chunk or a whole answer. The chunk with the usage has no choices; some APIs send others without any."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class RemoteEvent(TextEvent, frozen=True, gc=False):
+    """A piece of the answer, or its end. Counts are the API's: 0 until the end, and there where it `counts`."""
+
+    counts: bool = False
+    counts_cached: bool = False
+
+
+async def generate(remote: Remote, body: Json, deadline: float, *, streams: bool) -> AsyncGenerator[RemoteEvent, None]:
+    """The last event has the finish reason. Closing the generator ends the request at the API too.
+
+    Raises SluiceError, also in mid-answer: UNAVAILABLE where the remote broke off, INVALID where its filter did.
+    """
+    reader = _Reader(remote)
+    if not streams:
+        text = reader.read(await remote.ask(body, deadline))
+        yield reader.end(text)
+        return
+    wanted = body | _USAGE if remote.options.include_usage else body
+    async with aclosing(remote.stream(wanted, deadline)) as chunks:
+        async for chunk in chunks:
+            text = reader.read(chunk)
+            if text:
+                yield RemoteEvent(text, num_tokens=0, prompt_tokens=0, completion_tokens=0)
+    yield reader.end()
+
+
+class _Reader:
+    """Takes the chunks of one answer apart, and keeps what its end says."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._failures = remote.failures
+        self._reason: str | None = None
+        self._usage: _Usage | None = None
+        self._num_pieces = 0
+
+    def read(self, chunk: object) -> str:
+        """The piece of text in it; "" where it has none."""
+        try:
+            answer = msgspec.convert(chunk, _Answer)
+        except msgspec.ValidationError as error:
+            raise self._failures.unreadable(error) from None
+        self._usage = answer.usage or self._usage
+        if not answer.choices:
+            return ""
+        choice = answer.choices[0]
+        self._reason = choice.finish_reason or self._reason
+        self._num_pieces += bool(choice.words)
+        return choice.words
+
+    def end(self, text: str = "") -> RemoteEvent:
+        """With the API's counts; where it gives none, the pieces stand for the tokens, which is how most send them."""
+        usage = self._usage or _Usage(completion_tokens=self._num_pieces)
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+        return RemoteEvent(
+            text,
+            num_tokens=usage.completion_tokens,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            finish_reason=self._finish_reason(),
+            cached_tokens=cached or 0,
+            counts=self._usage is not None,
+            counts_cached=cached is not None,
+        )
+
+    def _finish_reason(self) -> FinishReason:
+        if self._reason is None:
+            raise self._failures.unavailable("broke off before the answer was complete")
+        if self._reason == _FILTERED:
+            raise SluiceError(ErrorCode.INVALID, "the remote's content filter ended the answer", param="messages")
+        reason = _REASONS.get(self._reason)
+        if reason is None:
+            raise self._failures.unavailable(f"ended the answer with '{self._reason[:40]}', which is no text's end")
+        return reason

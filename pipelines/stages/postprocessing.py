@@ -1,0 +1,72 @@
+"""NVIDIA's `postprocessing`: token ids to text."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from pipelines.stages.fields import HANDED_THROUGH
+from pipelines.stages.stage import Outputs, StageModel
+from pipelines.text.detokenizer import Detokenizer
+from pipelines.text.tokenizer import Tokenizer
+from serving.request import InferRequest
+from serving.tensors.tensor import Array
+from sluice.errors import SluiceError, invalid
+
+TOKENS, LENGTHS, OUTPUT = "TOKENS_BATCH", "SEQUENCE_LENGTH", "OUTPUT"
+
+
+class PostprocessingModel(StageModel):
+    """The text of each sequence as if it were whole.
+
+    An ensemble that streams gives it each response's tokens alone: with tokenizers whose tokens depend on their
+    neighbours a text loses its spaces that way, as in Triton. BLS knows what came before, and writes it right.
+    """
+
+    def __init__(self, config: ModelConfig, version: int, tokenizer: Tokenizer, *, skips_special: bool) -> None:
+        """`skips_special`: control tokens are no part of the text."""
+        super().__init__(config, version)
+        self._tokenizer = tokenizer
+        self._skips_special = skips_special
+
+    def detokenizer(self) -> Detokenizer | None:
+        """One that takes a sequence piece by piece; None where control tokens are to be seen, which it leaves out."""
+        return self._tokenizer.detokenizer() if self._skips_special else None
+
+    def _size(self, request: InferRequest) -> int:
+        return request.inputs[TOKENS].num_elements
+
+    def _outputs(self, request: InferRequest) -> Outputs:
+        tokens, lengths = request.inputs[TOKENS].array, request.inputs[LENGTHS].array
+        if not self._is_batched:
+            tokens, lengths = tokens[np.newaxis], lengths[np.newaxis]
+        _check(request, tokens, lengths)
+        texts = np.array([self._text(ids) for ids in _sequences(tokens, lengths)], np.object_)
+        return {OUTPUT: texts.reshape(lengths.shape)} | self._handed_through(request)
+
+    def _handed_through(self, request: InferRequest) -> Outputs:
+        given = {f"OUT_{name}": request.inputs[name].array for name in HANDED_THROUGH & request.inputs.keys()}
+        return given if self._is_batched else {name: array[np.newaxis] for name, array in given.items()}
+
+    def _text(self, token_ids: list[int]) -> bytes:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special).encode()
+
+
+def _sequences(tokens: Array, lengths: Array) -> Iterator[list[int]]:
+    """Of tokens [rows, beams, longest] and lengths [rows, beams], row by row."""
+    for ids, length in zip(tokens.reshape(lengths.size, tokens.shape[-1]), lengths.ravel(), strict=True):
+        yield ids[:length].tolist()
+
+
+def _check(request: InferRequest, tokens: Array, lengths: Array) -> None:
+    if lengths.shape != tokens.shape[:-1]:
+        message = f"must have a length for each sequence of {TOKENS} {list(tokens.shape)}, got {list(lengths.shape)}"
+        raise _wrong(request, LENGTHS, message)
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tokens.shape[-1]:
+        raise _wrong(request, LENGTHS, f"must be between 0 and the {tokens.shape[-1]} tokens of {TOKENS}")
+    if tokens.size and tokens.min() < 0:
+        raise _wrong(request, TOKENS, f"must hold token ids, got {tokens.min()}")
+
+
+def _wrong(request: InferRequest, name: str, message: str) -> SluiceError:
+    return invalid(name, f"{request.log_prefix}input '{name}' {message}")

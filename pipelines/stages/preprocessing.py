@@ -1,0 +1,109 @@
+"""NVIDIA's `preprocessing`: prompts and words to token ids."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from pipelines.stages.fields import PREPROCESSING
+from pipelines.stages.stage import Outputs, StageModel
+from pipelines.stages.words import no_words, spellings, word_lists
+from pipelines.text.text_rows import text_rows
+from pipelines.text.tokenizer import Tokenizer
+from serving.request import InferRequest
+from serving.tensors.tensor import Array
+from sluice.errors import invalid
+
+_BIAS_WORDS, _BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
+_TEXTS = ("QUERY", "DECODER_QUERY", "BAD_WORDS_DICT", "STOP_WORDS_DICT", _BIAS_WORDS)
+
+
+class PreprocessingModel(StageModel):
+    """Rows are filled up at their ends to the longest."""
+
+    def __init__(self, config: ModelConfig, version: int, tokenizer: Tokenizer, *, adds_special: bool) -> None:
+        """`adds_special`: the special tokens that the tokenizer puts around a prompt."""
+        super().__init__(config, version)
+        self._tokenizer = tokenizer
+        self._adds_special = adds_special
+
+    def _size(self, request: InferRequest) -> int:
+        return sum(request.inputs[name].size_bytes for name in _TEXTS if name in request.inputs)
+
+    def _outputs(self, request: InferRequest) -> Outputs:
+        PREPROCESSING.refuse(request)
+        prompts = self._prompts(request, "QUERY")
+        return (
+            self._ends(request, len(prompts))
+            | self._filled("INPUT_ID", "REQUEST_INPUT_LEN", prompts)
+            | self._filled("DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN", self._decoder_prompts(request, prompts))
+            | {
+                "BAD_WORDS_IDS": self._words(request, "BAD_WORDS_DICT", len(prompts)),
+                "STOP_WORDS_IDS": self._words(request, "STOP_WORDS_DICT", len(prompts)),
+                "EMBEDDING_BIAS": self._bias(request, len(prompts)),
+                "REQUEST_OUTPUT_LEN": request.inputs["REQUEST_OUTPUT_LEN"].array.reshape(len(prompts), -1),
+            }
+        )
+
+    def _rows(self, request: InferRequest, name: str) -> list[list[str]]:
+        return text_rows(request, name, is_batched=self._is_batched)
+
+    def _prompts(self, request: InferRequest, name: str) -> list[list[int]]:
+        rows = self._rows(request, name)
+        return [self._tokenizer.encode(text, name, add_special_tokens=self._adds_special) for [text] in rows]
+
+    def _decoder_prompts(self, request: InferRequest, prompts: Sequence[object]) -> list[list[int]]:
+        """For a model without a decoder of its own one token that it ignores."""
+        if "DECODER_QUERY" in request.inputs:
+            return self._prompts(request, "DECODER_QUERY")
+        return [[self._pad_id]] * len(prompts)
+
+    def _filled(self, name: str, length_name: str, rows: list[list[int]]) -> Outputs:
+        array = np.full((len(rows), max(map(len, rows))), self._pad_id, np.int32)
+        for filled, ids in zip(array, rows, strict=True):
+            filled[: len(ids)] = ids
+        return {name: array, length_name: np.array([[len(ids)] for ids in rows], np.int32)}
+
+    def _words(self, request: InferRequest, name: str, num_rows: int) -> Array:
+        if name not in request.inputs:
+            return no_words(num_rows)
+        return word_lists([spellings(self._tokenizer, words, name) for words in self._rows(request, name)])
+
+    def _bias(self, request: InferRequest, num_rows: int) -> Array:
+        """[rows, vocabulary], what is added to the logits of all tokens; [rows, 0] without words."""
+        if _BIAS_WORDS not in request.inputs or _BIAS_WEIGHTS not in request.inputs:
+            return np.empty((num_rows, 0), np.float32)
+        words, weights = self._rows(request, _BIAS_WORDS), request.inputs[_BIAS_WEIGHTS].array
+        weights = weights.reshape(num_rows, -1)
+        if len(words[0]) != weights.shape[1]:
+            message = f"has {weights.shape[1]} elements for the {len(words[0])} of {_BIAS_WORDS}"
+            raise invalid(_BIAS_WEIGHTS, f"{request.log_prefix}input '{_BIAS_WEIGHTS}' {message}")
+        bias = np.zeros((num_rows, self._tokenizer.num_tokens), np.float32)
+        for row, row_words, row_weights in zip(bias, words, weights, strict=True):
+            for word, weight in zip(row_words, row_weights, strict=True):
+                np.add.at(row, self._tokenizer.encode_words(word, _BIAS_WORDS), weight)
+        return bias
+
+    def _ends(self, request: InferRequest, num_rows: int) -> Outputs:
+        """Those of the request, else the tokenizer's; none where neither has one, so that the model's own holds."""
+        known = {
+            ("END_ID", "OUT_END_ID"): self._tokenizer.eos_token_id,
+            ("PAD_ID", "OUT_PAD_ID"): self._known_pad_id,
+        }
+        outputs: Outputs = {}
+        for (given, name), token_id in known.items():
+            if given in request.inputs:
+                outputs[name] = request.inputs[given].array.reshape(num_rows, 1)
+            elif token_id is not None:
+                outputs[name] = np.full((num_rows, 1), token_id, np.int32)
+        return outputs
+
+    @property
+    def _known_pad_id(self) -> int | None:
+        pad_id = self._tokenizer.pad_token_id
+        return self._tokenizer.eos_token_id if pad_id is None else pad_id
+
+    @property
+    def _pad_id(self) -> int:
+        """What fills rows up: no token that counts, so any will do."""
+        return self._known_pad_id or 0

@@ -1,0 +1,98 @@
+"""OpenVINO's options as config.pbtxt gives them, in the names of Triton's backend."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from sluice.errors import ErrorCode, SluiceError
+
+_THREADS = "INFERENCE_NUM_THREADS"
+_OLD_NAMES = {"CPU_THREADS_NUM": _THREADS}
+_HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
+_STREAMS = ("AUTO", "NUMA")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoOptions:
+    """What a model's parameters ask for. `properties` go to `compile_model`, by OpenVINO's names.
+
+    `has_fixed_batch`: the model is compiled for batches of `max_batch_size` alone; with `pads_batches` smaller ones are
+    filled up with zeros. `reshapes`: dims are set to the configuration's.
+    """
+
+    device: str = "CPU"
+    extension: str = ""
+    has_fixed_batch: bool = False
+    pads_batches: bool = False
+    reshapes: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
+
+    def compiled_for(self, num_instances: int, num_cores: int = 0) -> dict[str, str]:
+        """All properties, on so many cores of a host policy, 0 where there is none.
+
+        Where the configuration wishes nothing else, each instance has a stream, and they share the processors.
+        """
+        found = {}
+        if "PERFORMANCE_HINT" not in self.properties and "NUM_STREAMS" not in self.properties:
+            found = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": str(num_instances)}
+        if num_cores:
+            # Pinned threads would leave the cores that the policy names.
+            found |= {"INFERENCE_NUM_THREADS": str(num_cores), "ENABLE_CPU_PINNING": "NO"}
+        return found | self.properties
+
+
+def options_of(config: ModelConfig) -> OpenVinoOptions:
+    """Raises SluiceError INVALID, in Triton's words, for values that there are not."""
+    given = {_OLD_NAMES.get(key, key): each.string_value for key, each in config.parameters.items()}
+    return OpenVinoOptions(
+        device=given.get("TARGET_DEVICE", "").upper() or "CPU",
+        extension=given.get("CPU_EXTENSION_PATH", ""),
+        has_fixed_batch=_is_yes(given, "SKIP_OV_DYNAMIC_BATCHSIZE"),
+        pads_batches=_is_yes(given, "ENABLE_BATCH_PADDING"),
+        reshapes=_is_yes(given, "RESHAPE_IO_LAYERS"),
+        properties=_properties(given),
+    )
+
+
+def _is_yes(given: Mapping[str, str], key: str) -> bool:
+    return given.get(key, "").lower() == "yes"
+
+
+def _properties(given: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for key in (_THREADS, "COMPILATION_NUM_THREADS"):
+        if text := given.get(key):
+            found[key] = _number(key, text)
+    if text := given.get("NUM_STREAMS"):
+        found["NUM_STREAMS"] = _streams(text)
+    if text := given.get("PERFORMANCE_HINT"):
+        found["PERFORMANCE_HINT"] = _one_of("PERFORMANCE_HINT", text, _HINTS)
+    if text := given.get("INFERENCE_PRECISION_HINT"):
+        found["INFERENCE_PRECISION_HINT"] = text.lower()
+    if text := given.get("HINT_BF16"):
+        _one_of("HINT_BF16", text, ("YES",))
+        found["INFERENCE_PRECISION_HINT"] = "bf16"
+    return found
+
+
+def _number(key: str, text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        raise _wrong(key, "a non-negative number", text)
+    return text
+
+
+def _streams(text: str) -> str:
+    if text.upper() in _STREAMS or (text.isascii() and text.isdigit()):
+        return text.upper()
+    raise _wrong("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+
+
+def _one_of(key: str, text: str, known: tuple[str, ...]) -> str:
+    if text.upper() not in known:
+        raise _wrong(key, "/".join(known), text)
+    return text.upper()
+
+
+def _wrong(key: str, expected: str, text: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, f"expected the parameter '{key}' to be {expected}, got {text}")

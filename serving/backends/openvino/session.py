@@ -1,0 +1,162 @@
+"""An OpenVINO model that is compiled: arrays in, arrays out."""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from serving.backends.arrays.session import ArrayRun, ArraySession
+from serving.backends.arrays.signature import Signature
+from serving.backends.openvino.failures import failure_of, reason_of
+from serving.tensors.tensor import Array
+from sluice.errors import ErrorCode, SluiceError
+
+if TYPE_CHECKING:
+    from openvino import CompiledModel, InferRequest, Tensor
+
+
+class OpenVinoRun(ArrayRun):
+    """One run: holds one of its session's infer requests while it executes."""
+
+    def __init__(self, session: "OpenVinoSession") -> None:
+        self._session = session
+        self._request: InferRequest | None = None
+        self._is_stopped = False
+        self._lock = Lock()
+        """Held to cancel `_request` and to give it up: the next run to hold it must not be the one that is ended."""
+
+    def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
+        rows = _rows_of(inputs)
+        request = self._request = self._session.take_request()
+        try:
+            self._session.fill(request, inputs, rows)
+            self._infer(request)
+            return self._session.results(request, outputs, rows)
+        finally:
+            with self._lock:
+                self._request = None
+            self._session.give_back(request)
+
+    def _infer(self, request: "InferRequest") -> None:
+        request.start_async()
+        if self._is_stopped:
+            # A cancellation that came before the start found nothing to cancel.
+            request.cancel()
+        request.wait()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            if self._request is not None:
+                self._request.cancel()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+
+class OpenVinoSession(ArraySession):
+    """A compiled model. Each run has an infer request of its own, and so memory for its tensors."""
+
+    library = "OpenVINO"
+
+    def __init__(
+        self, compiled: "CompiledModel", signature: Signature, fixed_batch: int = 0, *, pads_batches: bool = False
+    ) -> None:
+        """`fixed_batch`: the only batch size there is, 0 for any; smaller batches are padded or refused."""
+        self.signature = signature
+        self._compiled: CompiledModel | None = compiled
+        self._fixed_batch = fixed_batch
+        self._pads_batches = pads_batches
+        self._inputs: Mapping[str, int] = {name: index for index, name in enumerate(signature.inputs)}
+        self._outputs: Mapping[str, int] = {name: index for index, name in enumerate(signature.outputs)}
+        self._idle: list[InferRequest] = []
+
+    def open_run(self) -> OpenVinoRun:
+        return OpenVinoRun(self)
+
+    def failure_of(self, error: Exception) -> SluiceError:
+        return failure_of(error, "running inference")
+
+    def close(self) -> None:
+        self._idle.clear()
+        self._compiled = None
+
+    def take_request(self) -> "InferRequest":
+        """One that nobody uses: at most as many are ever made as instances run side by side."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            assert self._compiled is not None, "the session is closed"
+            return self._compiled.create_infer_request()
+
+    def give_back(self, request: "InferRequest") -> None:
+        self._idle.append(request)
+
+    def fill(self, request: "InferRequest", inputs: Mapping[str, Array], rows: int) -> None:
+        """Copy the inputs into the request's memory. Raises SluiceError INVALID for shapes that do not fit."""
+        missing = self._missing_rows(rows)
+        for name, array in inputs.items():
+            try:
+                _fill(request, self._inputs[name], _padded(array, missing) if missing else array)
+            except RuntimeError as error:
+                message = f"input '{name}' does not fit the model: {reason_of(error)}"
+                raise SluiceError(ErrorCode.INVALID, message, param=name) from None
+
+    def _missing_rows(self, rows: int) -> int:
+        missing = self._fixed_batch - rows if self._fixed_batch else 0
+        if missing and not self._pads_batches:
+            raise SluiceError(
+                ErrorCode.INTERNAL,
+                f"expected requests with batch size '{self._fixed_batch}', got '{rows}'... this error can be avoided "
+                "by setting 'ENABLE_BATCH_PADDING' parameter in model configuration to 'YES' at a performance cost.",
+            )
+        return missing
+
+    def results(self, request: "InferRequest", outputs: Sequence[str], rows: int) -> list[Array]:
+        """Copies: the request's next run writes over its own memory."""
+        arrays = [_copied(request.get_output_tensor(self._outputs[name])) for name in outputs]
+        return [array[:rows] for array in arrays] if self._fixed_batch else arrays
+
+
+def _rows_of(inputs: Mapping[str, Array]) -> int:
+    return next((len(array) for array in inputs.values() if array.ndim), 0)
+
+
+def _padded(array: Array, num_rows: int) -> Array:
+    filler = np.full((num_rows, *array.shape[1:]), b"" if array.dtype == np.object_ else 0, array.dtype)
+    return np.concatenate([array, filler])
+
+
+def _fill(request: "InferRequest", index: int, array: Array) -> None:
+    if array.dtype == np.object_:
+        request.set_input_tensor(index, _string_tensor(array))
+        return
+    tensor = request.get_input_tensor(index)
+    if tuple(tensor.shape) != array.shape:
+        tensor.shape = array.shape
+    if array.size:
+        place = tensor.data
+        place[...] = array.view(place.dtype) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _string_tensor(array: Array) -> "Tensor":
+    from openvino import Shape, Tensor, Type
+
+    if not array.size:
+        return Tensor(Type.string, Shape(array.shape))
+    tensor = Tensor(array.ravel().tolist())
+    tensor.shape = array.shape
+    return tensor
+
+
+def _copied(tensor: "Tensor") -> Array:
+    element = tensor.element_type.get_type_name()
+    if element == "string":
+        strings: Array = tensor.bytes_data.astype(np.object_)
+        return strings
+    array: Array = np.array(tensor.data)
+    # OpenVINO shows bfloat16 as an array of 16-bit floats of the other kind.
+    return array.view(ml_dtypes.bfloat16) if element == "bf16" else array

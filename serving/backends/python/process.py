@@ -1,0 +1,175 @@
+"""One worker process, from its start to its end."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from serving.backends.python.connection import Connection
+from serving.backends.python.frames import (
+    Ask,
+    Call,
+    Command,
+    Completed,
+    EndCall,
+    Failed,
+    LetGo,
+    Loaded,
+    Logged,
+    Message,
+    Report,
+    Shutdown,
+    Started,
+)
+from serving.backends.python.launch import Launch
+from serving.backends.python.progress import Progress, progress_file
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+START = Path(__file__).parent / "worker" / "start.py"
+_STDERR = 2
+
+WorkerMessage = Report | Call | EndCall | Ask | LetGo
+"""What a worker says once it is there."""
+
+
+class WorkerProcess:
+    """Started once, closed once; event loop's thread only. What the model prints goes to the server's stderr."""
+
+    def __init__(self, name: str, launch: Launch, on_message: Callable[[WorkerMessage], None]) -> None:
+        self._name = name
+        self._launch = launch
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._process: asyncio.subprocess.Process | None = None
+        self.connection = Connection(name, self._take, self._hung_up)
+        self._progress: Progress | None = None
+        self._is_ending = False
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._first: asyncio.Future[Loaded | Completed | Failed] = self._loop.create_future()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        """The exit code, when it has ended and all that it said was heard; negative for the signal that ended it."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def num_begun(self) -> int:
+        """Batches that its model was given, also once it has ended."""
+        return self._progress.num_begun if self._progress is not None else 0
+
+    async def ask(self, command: Command) -> Loaded | Completed:
+        """Start the process with its first command, and wait for the answer.
+
+        Raises SluiceError INTERNAL with the model's reason, or where the process ends instead of answering.
+        """
+        await self._start()
+        self.connection.send(command)
+        await self._wait_started()
+        await asyncio.wait((self._first, self.exited), return_when=asyncio.FIRST_COMPLETED)
+        if not self._first.done():
+            raise SluiceError(ErrorCode.INTERNAL, not_healthy(self._name))
+        answer = self._first.result()
+        if isinstance(answer, Failed):
+            raise SluiceError(ErrorCode.INTERNAL, answer.message)
+        return answer
+
+    async def _start(self) -> None:
+        progress_fd = progress_file()
+        try:
+            self._progress = Progress(progress_fd)
+            fds = (self.connection.far_fd, progress_fd)
+            self._process = await asyncio.create_subprocess_exec(
+                *self._launch.arguments(START, *fds),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR,
+                pass_fds=fds,
+                # A terminal's Ctrl-C is the gateway's to act on; and what the model starts ends with it.
+                start_new_session=True,
+            )
+        except OSError as error:
+            message = f"{self._name} cannot be started with '{self._launch.interpreter.executable}': {error}"
+            raise SluiceError(ErrorCode.INTERNAL, message) from None
+        finally:
+            os.close(progress_fd)
+        self.connection.start()
+        self._watcher = self._loop.create_task(self._watch(self._process))
+
+    async def _wait_started(self) -> None:
+        """A process that does not come up; a model may take as long as it does to load."""
+        limit_s = self._launch.start_timeout_s
+        await asyncio.wait((self._started, self.exited), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._started.done() and not self.exited.done():
+            raise SluiceError(
+                ErrorCode.INTERNAL, f"Timed out after {limit_s:g} s: the process '{self._name}' is not up"
+            )
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        self._kill_group()
+        self.connection.read_rest()
+        self.connection.close()
+        self.exited.set_result(code)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Report() | Call() | EndCall() | Ask() | LetGo():
+                self._on_message(message)
+            case Logged(level, place, text):
+                log.log(level, "[%s %s] %s", self._name, place, text)
+            case Started():
+                if not self._started.done():
+                    self._started.set_result(None)
+            case Loaded() | Completed() | Failed():
+                if not self._first.done():
+                    self._first.set_result(message)
+
+    def _hung_up(self) -> None:
+        if not self._is_ending:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now, with everything that it started. Idempotent."""
+        self._is_ending = True
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self, timeout_s: float) -> None:
+        """Let the model finalize, for so long, and end the process. Idempotent."""
+        if self._process is None:
+            self.connection.close()
+            return
+        if not self._is_ending:
+            self._is_ending = True
+            self.connection.send(Shutdown())
+            await asyncio.wait((self.exited,), timeout=timeout_s)
+            if not self.exited.done():
+                log.warning("%s did not end within %g s; killing it", self._name, timeout_s)
+                self.kill()
+        await asyncio.wait((self.exited,))
+
+
+def not_healthy(name: str) -> str:
+    """What the real server says of a process that has ended."""
+    return f"Stub process '{name}' is not healthy."
+
+
+def describe_exit(code: int) -> str:
+    """An exit code as one reads it."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,141 @@
+"""`pb_utils.Tensor`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.backends.python.worker.arguments import text
+from serving.backends.python.worker.errors import TritonModelException
+from serving.backends.python.worker.numpy_types import NUMBER_OF
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
+
+Array = NDArray[Any]
+
+_TYPES: dict[np.dtype, DataType] = {each.dtype: each for each in DATA_TYPES.values()}
+
+
+class Tensor:
+    """A named array. An input's array is the model's own: it may be written, and kept after the request."""
+
+    __slots__ = ("_array", "_name", "_raw", "_shape", "_type")
+
+    def __init__(self, name: str, array: Array) -> None:
+        """Raises TypeError for what is no array, TritonModelException for a dtype that the protocol lacks."""
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"Tensor '{name!s}' takes a numpy.ndarray, not {type(array).__name__}")
+        self._name = name if type(name) is str else text(name, "the name of a Tensor")
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        data_type = _TYPES.get(array.dtype) or of_numpy(array.dtype)
+        if data_type is None:
+            raise TritonModelException("NumPy dtype is not supported.")
+        self._type = data_type
+        self._shape = array.shape
+        self._raw: bytes | memoryview | None = None
+        self._array: Array | None = array
+
+    @classmethod
+    def received(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
+        """From wire bytes that fit; a memoryview is shared memory that is the tensor's for as long as it lives."""
+        self = cls.__new__(cls)
+        self._name, self._type, self._shape, self._raw, self._array = name, DATA_TYPES[datatype], shape, raw, None
+        return self
+
+    def name(self) -> str:
+        return self._name
+
+    def shape(self) -> list[int]:
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        return NUMBER_OF[self._type.name]
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def as_numpy(self) -> Array:
+        """The array; BYTES is an object array of `bytes`, BF16 has the dtype of ml_dtypes."""
+        if self._array is None:
+            assert self._raw is not None
+            self._array = _array_of(self._raw, self._type, self._shape)
+        return self._array
+
+    def to_dlpack(self) -> Any:
+        return self.__dlpack__()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._type is BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        return self.as_numpy().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    @classmethod
+    def from_dlpack(cls, name: str, value: Any) -> "Tensor":
+        """From a DLPack capsule or an object that gives one; shares its memory. It must lie on the CPU."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        if value is None:
+            raise TritonModelException("from_dlpack takes a DLPack capsule, or an object that gives one, not None.")
+        if isinstance(value, Tensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
+            return cls(name, value.as_numpy())
+        if not hasattr(value, "__dlpack__"):
+            value = _Capsule(value)
+        return cls(name, np.from_dlpack(value))
+
+    def wire_form(self) -> bytes | memoryview:
+        """Its bytes in the protocol's form, where it can without a copy."""
+        array = self._array
+        if array is None:
+            assert self._raw is not None
+            return self._raw
+        if self._type is BYTES:
+            return byte_strings.pack_array(array)
+        if array.dtype is self._type.dtype and array.nbytes < 1024:
+            return array.tobytes()
+        return np.ascontiguousarray(array, self._type.dtype).reshape(-1).view(np.uint8).data
+
+    @property
+    def datatype(self) -> str:
+        """The protocol's name for its type."""
+        return self._type.name
+
+    def __repr__(self) -> str:
+        return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
+
+
+def tensors(given: Any, what: str) -> list[Tensor]:
+    """Those of a request or a response. Raises TypeError, and as the real server TritonModelException for None."""
+    found = list(given)
+    for each in found:
+        if each is None:
+            raise TritonModelException(f"{what} are a list of Tensor, and None is found")
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{what} are a list of Tensor, and {type(each).__name__} is found")
+    return found
+
+
+class _Capsule:
+    """A bare capsule of CPU memory in the form that numpy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _array_of(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
+    if data_type is BYTES:
+        elements = byte_strings.unpack(raw)
+        array = np.empty(len(elements), np.object_)
+        array[:] = elements
+        return array.reshape(shape)
+    own = bytearray(raw) if isinstance(raw, bytes) else raw
+    return np.frombuffer(own, data_type.dtype).reshape(shape)

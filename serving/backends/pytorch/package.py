@@ -1,0 +1,90 @@
+"""An AOTInductor package that is open: a model compiled ahead of time, with its weights."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serving.backends.pytorch.call_spec import input_paths, output_paths
+from serving.backends.pytorch.configured import ConfiguredTensors
+from serving.backends.pytorch.naming import positions_by_path
+from serving.backends.pytorch.options import TorchOptions
+from serving.backends.pytorch.session import TorchSession, message_of
+from serving.spec import ModelSpec
+from serving.tensors.datatypes import BYTES
+from sluice.errors import ErrorCode, SluiceError
+
+_COMPILED = "/data/aotinductor/"
+"""Where a package has its libraries; one that torch.export.save wrote has none."""
+
+
+class PackageSession(TorchSession):
+    """Tensors only, addressed by their paths in the call with which the model was compiled."""
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: ConfiguredTensors,
+        options: TorchOptions,
+        device: torch.device,
+        num_runners: int = 1,
+    ) -> None:
+        """Unpacks the file: for a thread. `num_runners` threads run it side by side, with one set of weights.
+
+        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
+        """
+        super().__init__(tensors, options, device)
+        spec = tensors.spec
+        self._loader: Any = _load(path, spec.name, device, num_runners)
+        arguments, results = self._loader.get_call_spec()
+        inputs = (*tensors.inputs, *tensors.batcher_inputs)
+        self._positions = positions_by_path(spec.name, "input", inputs, input_paths(arguments))
+        self._places = positions_by_path(spec.name, "output", list(tensors.outputs), output_paths(results))
+        _check_types(spec)
+
+    def _results(self, values: dict[str, object]) -> Sequence[object]:
+        ordered = sorted(values, key=self._positions.__getitem__)
+        results: list[object] = self._loader.boxed_run([values[name] for name in ordered])
+        return results
+
+    def _place(self, name: str) -> int:
+        return self._places[name]
+
+    def close(self) -> None:
+        self._loader = None
+
+
+def _load(path: Path, model: str, device: torch.device, num_runners: int) -> Any:
+    from torch._inductor.package import load_package
+
+    _check_is_compiled(path, model)
+    index = device.index if device.type == "cuda" else -1
+    try:
+        return load_package(str(path), num_runners=num_runners, device_index=index).loader
+    except Exception as error:
+        reason = f"failed to load model '{model}': {message_of(error)}"
+        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+
+
+def _check_is_compiled(path: Path, model: str) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_compiled = any(_COMPILED in name for name in archive.namelist())
+    except zipfile.BadZipFile as error:
+        raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': {path} is no package: {error}") from None
+    if not is_compiled:
+        raise SluiceError(
+            ErrorCode.INVALID,
+            f"failed to load model '{model}': {path} holds no compiled model; write it with "
+            "torch._inductor.aoti_compile_and_package(torch.export.export(...), package_path=...)",
+        )
+
+
+def _check_types(spec: ModelSpec) -> None:
+    for tensor in (*spec.inputs.values(), *spec.outputs.values()):
+        if tensor.data_type is BYTES or tensor.is_optional:
+            what = "of type TYPE_STRING" if tensor.data_type is BYTES else "optional"
+            reason = f"unable to load model '{spec.name}', '{tensor.name}' is {what}, which a package cannot have"
+            raise SluiceError(ErrorCode.INVALID, reason)

@@ -1,0 +1,159 @@
+"""A TorchScript model that is open."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serving.backends.pytorch.configured import ConfiguredTensors
+from serving.backends.pytorch.naming import (
+    check_any_given,
+    check_output_index,
+    positions_of_inputs,
+    positions_of_outputs,
+)
+from serving.backends.pytorch.options import TorchOptions
+from serving.backends.pytorch.session import TorchSession, message_of
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.datatypes import BYTES
+from sluice.errors import ErrorCode, SluiceError
+
+_TENSOR, _OPTIONAL_TENSOR, _STRINGS = "Tensor", "Optional[Tensor]", "List[str]"
+
+
+class TorchScriptSession(TorchSession):
+    """`forward` takes tensors and lists of strings, or one dictionary of tensors."""
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: ConfiguredTensors,
+        options: TorchOptions,
+        device: torch.device,
+        *,
+        is_placed: bool = True,
+    ) -> None:
+        """Reads the file: for a thread. `is_placed`: on `device`; otherwise where the file says, with inputs on
+        the CPU.
+
+        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
+        """
+        super().__init__(tensors, options, device)
+        spec = tensors.spec
+        self._module: Any = _load(path, spec.name, options, device if is_placed else None)
+        arguments, results = _schema(self._module, spec.name)
+        self._takes_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
+        self._num_arguments = len(arguments)
+        self._positions: dict[str, int] = {}
+        if self._takes_dict:
+            check_any_given("input", list(spec.inputs), "forward takes one dictionary, named are its keys")
+        else:
+            self._positions = _input_positions(tensors, arguments)
+        self._places = _output_places(tensors, results)
+        _check_strings_are_flat(spec)
+
+    def _results(self, values: dict[str, object]) -> Sequence[object] | dict[str, object]:
+        if self._takes_dict:
+            return _several(self._module(values))
+        arguments: list[object] = [None] * self._num_arguments
+        for name, value in values.items():
+            arguments[self._positions[name]] = value
+        return _several(self._module(*arguments))
+
+    def _place(self, name: str) -> int:
+        return self._places[name]
+
+    def close(self) -> None:
+        self._module = None
+
+
+def _several(result: Any) -> Sequence[object] | dict[str, object]:
+    """What `forward` returned as its results; a list of strings is one."""
+    if isinstance(result, dict | tuple):
+        return result
+    if isinstance(result, list) and not all(isinstance(each, str) for each in result):
+        return result
+    return (result,)
+
+
+def _load(path: Path, model: str, options: TorchOptions, device: torch.device | None) -> Any:
+    try:
+        with torch.inference_mode(options.uses_inference_mode):
+            return torch.jit.load(path, map_location=device)
+    except Exception as error:
+        reason = f"failed to load model '{model}': {message_of(error)}"
+        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+
+
+def _schema(module: Any, model: str) -> tuple[list[Any], Any]:
+    """The arguments of `forward` without `self`, and the type of what it returns."""
+    if not hasattr(module, "forward"):
+        raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': Method 'forward' is not defined.")
+    schema = module.forward.schema
+    arguments = [each for each in schema.arguments if each.type.kind() != "ClassType"]
+    return arguments, schema.returns[0].type
+
+
+def _input_positions(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[str, int]:
+    _check_argument_types(arguments)
+    names = [each.name for each in arguments]
+    spec = tensors.spec
+    positions = positions_of_inputs(spec.name, tensors.inputs, tensors.batcher_inputs, names)
+    for tensor in spec.inputs.values():
+        _check_input(spec.name, tensor, str(arguments[positions[tensor.name]].type))
+    return positions
+
+
+def _output_places(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
+    """Of the outputs in what `forward` returns; where that is a dictionary, their names are its keys instead."""
+    spec = tensors.spec
+    states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
+    places = positions_of_outputs(list(spec.outputs), states)
+    if results.kind() == "TupleType":
+        for name, place in places.items():
+            check_output_index(name, place, len(results.elements()))
+    return places
+
+
+def _check_argument_types(arguments: Sequence[Any]) -> None:
+    for each in arguments:
+        if each.type.kind() == "DictType":
+            raise _invalid(
+                "Multiple inputs of kind DictType were detected. Only a single input of type Dict(str, Tensor) is "
+                "supported."
+            )
+        if str(each.type) not in (_TENSOR, _OPTIONAL_TENSOR, _STRINGS):
+            raise _invalid(
+                f"An input of type '{each.type}' was detected in the model. Only a single input of type Dict(str, "
+                "Tensor) or input(s) of type Tensor are supported."
+            )
+
+
+def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
+    """Strings go where strings are taken, and an input that may be absent where None is."""
+    if (tensor.data_type is BYTES) != (provided == _STRINGS):
+        raise _invalid(
+            f"unable to load model '{model}', configuration expects datatype {tensor.data_type.config_name} for input "
+            f"'{tensor.name}', model provides {provided}"
+        )
+    if tensor.is_optional and provided != _OPTIONAL_TENSOR:
+        raise _invalid(
+            f"unable to load model '{model}', input '{tensor.name}' is optional in the configuration, and not in the "
+            f"model, where it is a {provided}"
+        )
+
+
+def _check_strings_are_flat(spec: ModelSpec) -> None:
+    for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in tensors.values():
+            dims = tensor.dims if tensor.reshape is None else tensor.reshape
+            if tensor.data_type is BYTES and len(dims) + (spec.max_batch_size > 0) > 1:
+                raise _invalid(
+                    f"Triton only supports 1 dimensional List of String as {side} for '{tensor.name}' for model "
+                    f"'{spec.name}'"
+                )
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)

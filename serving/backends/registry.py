@@ -1,0 +1,69 @@
+"""Which backends are installed: the entry points of the group `sluice.backends`, loaded when first asked for."""
+
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+
+from serving.backend import Backend
+from sluice.errors import ErrorCode, SluiceError
+
+GROUP = "sluice.backends"
+
+
+class BackendRegistry:
+    """Hands out one `Backend` for each name. Importing one may be slow: call from a thread, one at a time or not."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] = {}
+
+    def register(self, backend: Backend, *names: str) -> None:
+        """Serve `backend` under `names`, its own where there are none, in place of installed ones."""
+        for name in names or (backend.name,):
+            self._backends[name] = backend
+
+    @cached_property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {each.name: each for each in entry_points(group=GROUP)}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({*self._entry_points, *self._backends})
+
+    def get(self, name: str) -> Backend:
+        """The backend that config.pbtxt calls `name`.
+
+        Raises SluiceError INVALID where none is installed, INTERNAL where it cannot be imported or made.
+        """
+        if name not in self._backends:
+            # Two threads may both come here: setdefault lets one of their backends win.
+            self._backends.setdefault(name, self._make(name))
+        return self._backends[name]
+
+    def find(self, name: str) -> Backend | None:
+        """Return the backend that config.pbtxt calls `name`; None where there is none, or it cannot be made."""
+        try:
+            return self.get(name)
+        except SluiceError:
+            return None
+
+    def in_detection_order(self) -> list[Backend]:
+        """Return every backend that can be made, in the order in which they are asked whether a folder is theirs."""
+        found = {backend.name: backend for name in self.names if (backend := self.find(name)) is not None}
+        return sorted(found.values(), key=lambda each: (each.detection_order, each.name))
+
+    def _make(self, name: str) -> Backend:
+        if name not in self._entry_points:
+            raise SluiceError(
+                ErrorCode.INVALID,
+                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}",
+            )
+        entry_point = self._entry_points[name]
+        try:
+            backend = entry_point.load()()
+        except Exception as error:
+            raise SluiceError(
+                ErrorCode.INTERNAL,
+                f"backend '{name}' ({entry_point.value}) cannot be loaded: {type(error).__name__}: {error}",
+            ) from error
+        if not isinstance(backend, Backend):
+            raise SluiceError(ErrorCode.INTERNAL, f"backend '{name}' ({entry_point.value}) is not a sluice Backend")
+        return backend

@@ -1,0 +1,87 @@
+"""Loads SavedModels and frozen graphs of TensorFlow, by OpenVINO's frontend for them."""
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.backend import ModelFile
+from serving.backends.openvino.backend import OpenVinoBackend, model_path
+from serving.backends.openvino.options import OpenVinoOptions, options_of
+from serving.backends.openvino.signature import Names
+from serving.backends.tensorflow.graph import read_graph
+from serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
+from serving.spec import ModelSource
+from sluice.errors import ErrorCode, SluiceError
+
+if TYPE_CHECKING:
+    from openvino import Core, Model
+
+_log = logging.getLogger(__name__)
+_THREADS = "TF_NUM_INTRA_THREADS"
+_WITHOUT_SESSIONS = ("TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS", "MAX_SESSION_SHARE_COUNT")
+
+
+class TensorFlowBackend(OpenVinoBackend):
+    """A folder is a SavedModel, a file a frozen graph."""
+
+    name = "tensorflow"
+    model_files: tuple[ModelFile, ...] = (
+        ModelFile("model.savedmodel", "tensorflow_savedmodel"),
+        ModelFile("model.graphdef", "tensorflow_graphdef"),
+    )
+    detection_order = 40
+    default_model_filename = "model.savedmodel"
+
+    def read(self, core: "Core", source: ModelSource) -> "Model":
+        path = model_path(source)
+        if not path.is_dir():
+            return read_graph(core, path, source.config)
+        with _saved_model(source).served_folder() as folder:
+            return core.read_model(folder)
+
+    def names(self, source: ModelSource) -> Names:
+        if not source.model_file.is_dir():
+            return super().names(source)
+        saved = _saved_model(source)
+        return Names(saved.inputs, saved.outputs)
+
+    def options(self, config: ModelConfig) -> OpenVinoOptions:
+        _check_parameters(config)
+        options = options_of(config)
+        # TensorFlow computes in the types of the model; OpenVINO would take shorter ones where the processor has them.
+        properties = {"INFERENCE_PRECISION_HINT": "f32", **_threads(config), **options.properties}
+        return replace(options, properties=properties)
+
+
+def _saved_model(source: ModelSource) -> SavedModel:
+    return read_saved_model(
+        source.model_file, _parameter(source.config, "TF_GRAPH_TAG"), _parameter(source.config, "TF_SIGNATURE_DEF")
+    )
+
+
+def _check_parameters(config: ModelConfig) -> None:
+    if "TF_INIT_OPS_FILE" in config.parameters:
+        raise SluiceError(
+            ErrorCode.UNIMPLEMENTED,
+            f"unable to load model '{config.name}', parameter 'TF_INIT_OPS_FILE': graphs are served frozen, without "
+            "operations that initialize them",
+        )
+    ignored = [key for key in _WITHOUT_SESSIONS if key in config.parameters]
+    if ignored:
+        _log.warning("model '%s': not obeyed: %s (OpenVINO runs it, without sessions)", config.name, ", ".join(ignored))
+
+
+def _threads(config: ModelConfig) -> dict[str, str]:
+    text = _parameter(config, _THREADS)
+    if not text:
+        return {}
+    if not (text.isascii() and text.isdigit()):
+        message = f"expected the parameter '{_THREADS}' to be a non-negative number, got {text}"
+        raise SluiceError(ErrorCode.INVALID, message)
+    return {"INFERENCE_NUM_THREADS": text}
+
+
+def _parameter(config: ModelConfig, key: str) -> str:
+    return str(config.parameters[key].string_value) if key in config.parameters else ""

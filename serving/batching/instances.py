@@ -1,0 +1,139 @@
+"""The copies of a model, and which of them takes the next batch."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
+
+from serving.batching.warming import WarmUpBatch, all_of
+from serving.instance import Instance
+from serving.job import Job
+from sluice.errors import ErrorCode, SluiceError
+
+_log = logging.getLogger(__name__)
+
+OnDone = Callable[[list[Job]], None]
+
+
+class InstanceSlot:
+    """An instance, and the batch that it runs."""
+
+    __slots__ = ("_done", "_on_done", "_pool", "instance", "jobs", "line")
+
+    def __init__(self, instance: Instance, pool: "InstancePool", on_done: OnDone, line: "deque[InstanceSlot]") -> None:
+        """`line` is where it waits while it is free."""
+        self.instance = instance
+        self.jobs: list[Job] | None = None
+        self.line = line
+        self._pool = pool
+        self._on_done = on_done
+        self._done = self.done
+
+    def run(self, jobs: list[Job]) -> None:
+        """Hand it a batch. Where that raises, which is our fault, the batch fails and the instance is free again."""
+        self.jobs = jobs
+        now = perf_counter_ns()
+        rows = jobs[0].request.batch_size if len(jobs) == 1 else sum(job.request.batch_size for job in jobs)
+        for job in jobs:
+            job.compute_started_ns = now
+            job.executed_batch_size = rows
+            job.on_cancel = None
+        try:
+            self.instance.execute(jobs, self._done)
+        except Exception:
+            _log.exception("instance %s failed to take a batch", self.instance.name)
+            for job in jobs:
+                job.fail(SluiceError(ErrorCode.INTERNAL, f"{self.instance.name} failed to take the request"))
+            self.done()
+
+    def done(self) -> None:
+        """It takes the next batch. Harmless while it runs none."""
+        jobs = self.jobs
+        if jobs is None:
+            return
+        self.jobs = None
+        self._pool.give_back(self)
+        self._on_done(jobs)
+
+
+class InstancePool:
+    """All instances of a model version. The one that is free for longest comes first, spill-over after all others."""
+
+    is_limited = False
+    """Whether a free instance may have to wait for resources."""
+
+    def __init__(self, instances: Sequence[Instance], on_done: OnDone) -> None:
+        self._idle: deque[InstanceSlot] = deque()
+        self._spillover: deque[InstanceSlot] = deque()
+        self._all = [InstanceSlot(each, self, on_done, self._line_of(each)) for each in instances]
+        for slot in self._all:
+            slot.line.append(slot)
+
+    def _line_of(self, instance: Instance) -> deque[InstanceSlot]:
+        is_spillover = instance.placement is not None and instance.placement.is_spillover
+        return self._spillover if is_spillover else self._idle
+
+    @property
+    def instances(self) -> list[Instance]:
+        return [slot.instance for slot in self._all]
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether any is free, but perhaps not ready."""
+        return bool(self._idle or self._spillover)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any instance is."""
+        return any(slot.instance.is_ready for slot in self._all)
+
+    def choose(self) -> InstanceSlot | None:
+        """A free instance, which stays free until it is taken; None where it is better to wait for a busy one.
+
+        One that is being restarted is chosen only if all are: it then runs the batch once it is back, or fails it.
+        """
+        for slot in self._idle:
+            if slot.instance.is_ready:
+                return slot
+        for slot in self._spillover:
+            if slot.instance.is_ready:
+                return slot
+        line = self._idle or self._spillover
+        return line[0] if line and not self.is_ready else None
+
+    def take(self, slot: InstanceSlot) -> InstanceSlot | None:
+        """The instance that runs the batch now: `slot` or one that is as good. None where all must wait."""
+        line = slot.line
+        if line[0] is slot:
+            line.popleft()
+        else:
+            line.remove(slot)
+        return slot
+
+    def give_back(self, slot: InstanceSlot) -> None:
+        slot.line.append(slot)
+
+    def claim_resources(self) -> None:
+        """Before anything runs. Raises SluiceError INVALID for what there is too little of."""
+
+    def withdraw(self) -> None:
+        """There is no batch to run: wait for resources no more."""
+
+    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
+        """Run a batch on every instance, once on those that share a worker. Raises SluiceError with what one says."""
+        await all_of([self._warm_up(slot, new_batch()) for slot in self._distinct()])
+
+    async def _warm_up(self, slot: InstanceSlot, batch: WarmUpBatch) -> None:
+        await batch.run_on(slot.instance)
+
+    def _distinct(self) -> Iterator[InstanceSlot]:
+        """Those of a placement of their own: the others are more places with the same worker."""
+        seen: set[int] = set()
+        for slot in self._all:
+            placement = slot.instance.placement
+            if placement is None or id(placement) not in seen:
+                seen.add(id(placement))
+                yield slot
+
+    def close(self) -> None:
+        """Its instances have gone."""

@@ -1,0 +1,149 @@
+"""A model whose requests are queued, gathered into batches and run by instances."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from serving.batching.batcher import Batcher
+from serving.batching.keys import BatchKeys
+from serving.batching.ordering import ResponseOrder
+from serving.batching.output_shapes import OutputShapes
+from serving.batching.policy import batch_policy_of
+from serving.batching.rate_limiter import RateLimiter
+from serving.batching.sequences.batcher import SequenceBatcher
+from serving.batching.sequences.lanes import Lane
+from serving.batching.warming import WarmUpBatch, all_of, warm_up_requests
+from serving.caching.opening import answers_of
+from serving.caching.store import CacheStore
+from serving.instance import Instance
+from serving.job import Job, Receive
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSource, spec_of
+from sluice.errors import ErrorCode, SluiceError
+
+
+class SharedServices(Protocol):
+    """What the models of one server share; None where each has its own, or none."""
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None: ...
+
+    @property
+    def response_cache(self) -> CacheStore | None: ...
+
+
+class ScheduledModel(Model):
+    """A queue before one or more instances, with Triton's dynamic or sequence batcher where it is configured."""
+
+    _counts_responses = True
+    """Whether a decoupled model keeps statistics of each response at its place in the stream."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        instances: Sequence[Instance],
+        labels: Mapping[str, Sequence[str]] | None = None,
+        context: SharedServices | None = None,
+    ) -> None:
+        """At least one of `instances`, which are closed with the model. `context`: the limits and the cache."""
+        super().__init__(source.config, spec_of(source.config, source.version), labels)
+        keys, record = BatchKeys(self.spec), self.statistics.record_execution
+        limiter = context.rate_limiter if context is not None else None
+        self._passive = [each for each in instances if each.placement is not None and each.placement.is_passive]
+        serving = [each for each in instances if each not in self._passive]
+        self._batchers: Sequence[Batcher | Lane]
+        self._accept: Callable[[Job], None]
+        self._sequences: SequenceBatcher | None = None
+        self._order: ResponseOrder | None = None
+        if self.spec.has_sequences:
+            # A sequence's state lies in its instance, so each instance has a queue of its own.
+            self._sequences = SequenceBatcher(source, self.spec, serving, record, limiter)
+            self._batchers = self._sequences.lanes
+            self._accept = self._sequences.start
+        else:
+            policy = batch_policy_of(source.config)
+            batcher = Batcher(policy, keys, serving, record, limiter)
+            self._batchers = [batcher]
+            self._accept = batcher.start
+            self._order = ResponseOrder() if policy.preserves_order else None
+        self._output_shapes = OutputShapes(self.spec)
+        store = context.response_cache if context is not None else None
+        self._cache = answers_of(source, self.statistics, store, self._schedule)
+        self.statistics.count_pending = self._count_pending
+
+    @property
+    def is_ready(self) -> bool:
+        return super().is_ready and any(batcher.is_ready for batcher in self._batchers)
+
+    def claim_resources(self) -> None:
+        for batcher in self._batchers:
+            batcher.claim_resources()
+
+    async def warm_up(self, request: InferRequest) -> None:
+        """On every instance that takes requests, its rows as requests of their own in one batch."""
+        requests = warm_up_requests(request, self.spec, self.config)
+        await all_of([batcher.warm_up(lambda: WarmUpBatch(self, requests)) for batcher in self._batchers])
+
+    def _count_pending(self) -> int:
+        held = self._sequences.num_held if self._sequences is not None else 0
+        looked_for = self._cache.num_pending if self._cache is not None else 0
+        return looked_for + held + sum(batcher.num_pending for batcher in self._batchers)
+
+    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
+        if self._order is None:
+            return super().submit_held(request, receive)
+        ordered = self._order.open(receive)
+        try:
+            job = super().submit_held(request, ordered.receive)
+        except BaseException:
+            self._order.discard(ordered)
+            raise
+        ordered.follow(job)
+        return job
+
+    def _start(self, job: Job) -> None:
+        if self._cache is None or not self._cache.answer(job):
+            self._schedule(job)
+
+    def _schedule(self, job: Job) -> None:
+        self._accept(job)
+
+    def responded(self, job: Job, response: InferResponse) -> None:
+        if self._cache is not None:
+            # In the backend's shapes: what comes out of the cache passes here again.
+            self._cache.keep(job, response)
+        if self._sequences is not None:
+            self._sequences.responded(job, response)
+        if self._output_shapes.are_any and response.outputs:
+            response.outputs = self._output_shapes.restored(response.outputs)
+        if self.spec.is_decoupled and self._counts_responses:
+            self.statistics.record_response(job, response)
+        elif self.spec.is_decoupled:
+            self.statistics.record_first_response(job, response)
+
+    def finished(self, job: Job) -> None:
+        if self._cache is not None and self._cache.finished(job):
+            self._leave()
+        else:
+            super().finished(job)
+        if self._order is not None:
+            self._order.advance()
+        if self._sequences is not None:
+            self._sequences.finished(job)
+
+    def _refused(self, job: Job, error: BaseException) -> None:
+        if self._cache is not None:
+            self._cache.forget(job)
+        super()._refused(job, error)
+
+    async def close(self) -> None:
+        self._is_closing = True
+        error = SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.spec.version} is unloaded")
+        if self._cache is not None:
+            self._cache.close(error)
+        if self._sequences is not None:
+            self._sequences.close(error)
+        await asyncio.gather(
+            *(batcher.close(error) for batcher in self._batchers), *(instance.close() for instance in self._passive)
+        )

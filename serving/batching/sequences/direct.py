@@ -1,0 +1,165 @@
+"""The `direct` strategy: a sequence has one row of its instance's batches for its life."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.batching.controls import ControlInputs
+from serving.batching.keys import BatchKeys
+from serving.batching.pools import open_pool
+from serving.batching.rate_limiter import RateLimiter
+from serving.batching.sequences.fillers import FillerJob, filler_request
+from serving.batching.sequences.lanes import Admit, Lane
+from serving.batching.wakeup import Wakeup
+from serving.batching.warming import WarmUpBatch
+from serving.instance import Instance
+from serving.job import Job
+from sluice.errors import ErrorCode, SluiceError
+
+_NS_PER_US = 1000
+_RETRY_NS = 50_000_000
+"""How often to look whether the instance may run, where something but a batch keeps it from that."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPolicy:
+    """A batch waits until `minimum_utilization` of the `num_slots` have a request, for `delay_ns` at most."""
+
+    num_slots: int
+    delay_ns: int = 0
+    minimum_utilization: float = 0.0
+
+    def due_ns(self, num_ready: int, oldest_ns: int) -> int:
+        """When a batch of `num_ready` goes, of which one has waited since `oldest_ns`. 0 is at once."""
+        if num_ready / self.num_slots >= self.minimum_utilization:
+            return 0
+        return oldest_ns + self.delay_ns if self.delay_ns else 0
+
+
+def slot_policy_of(config: ModelConfig) -> SlotPolicy:
+    """The policy of a complete configuration."""
+    given = config.sequence_batching.direct
+    return SlotPolicy(
+        max(config.max_batch_size, 1), given.max_queue_delay_microseconds * _NS_PER_US, given.minimum_slot_utilization
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request in its slot."""
+
+    job: Job
+    key: object
+    since_ns: int
+
+
+class DirectLane(Lane):
+    """Models that keep a state for each row of their batches see every sequence in one row.
+
+    A batch has a row for every slot up to the last one with a request in it. Where a slot in between has none, or one
+    whose tensors cannot be stacked on the others', a filler has its row.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        policy: SlotPolicy,
+        keys: BatchKeys,
+        controls: ControlInputs,
+        admit: Admit,
+        on_executed: Callable[[list[Job]], None],
+        limiter: RateLimiter | None,
+    ) -> None:
+        """`on_executed` is told of each batch that has run."""
+        super().__init__(instance, policy.num_slots)
+        self._policy = policy
+        self._keys = keys
+        self._controls = controls
+        self._admit = admit
+        self._pool = open_pool([instance], self._executed, limiter, self._pump)
+        self._on_executed = on_executed
+        self._wakeup = Wakeup(self._pump)
+        self._waiting: dict[int, _Waiting] = {}
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._waiting)
+
+    def claim_resources(self) -> None:
+        self._pool.claim_resources()
+
+    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
+        await self._pool.warm_up(new_batch)
+
+    def start(self, job: Job, slot: int) -> None:
+        self._waiting[slot] = _Waiting(job, self._keys.of(job.request), perf_counter_ns())
+        job.on_cancel = lambda: self._drop(slot)
+        # Not at once: what arrives in the same turn of the event loop shall share the batch.
+        self._wakeup.soon()
+
+    def _drop(self, slot: int) -> None:
+        dropped = self._waiting.pop(slot)
+        if not self._waiting:
+            self._pool.withdraw()
+        dropped.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
+
+    def _executed(self, jobs: list[Job]) -> None:
+        self._on_executed(jobs)
+        # Not at once, either: sequences whose requests were answered just now may have their next ones here already.
+        self._wakeup.soon()
+
+    def _pump(self) -> None:
+        """Run the next batch, if there is one and its time has come."""
+        if not self._waiting:
+            return
+        slot = self._pool.choose()
+        if slot is None:
+            if self._pool.has_idle:
+                self._wakeup.at(perf_counter_ns() + _RETRY_NS)
+            return
+        self._refuse_lost()
+        rows = self._rows()
+        if not rows:
+            self._pool.withdraw()
+        elif (slot := self._pool.take(slot)) is not None:
+            slot.run(self._batch(rows))
+
+    def _refuse_lost(self) -> None:
+        for number, waiting in list(self._waiting.items()):
+            # What is refused leaves its slot, which may have the first request of another sequence at once.
+            if not self._admit(waiting.job) and self._waiting.get(number) is waiting:
+                del self._waiting[number]
+
+    def _rows(self) -> dict[int, Job]:
+        """Those that run now, by slot; none where it is better to wait for more, and the alarm is set."""
+        if not self._waiting:
+            return {}
+        oldest = min(self._waiting.values(), key=lambda each: each.since_ns)
+        due_ns = self._policy.due_ns(len(self._waiting), oldest.since_ns)
+        if due_ns > perf_counter_ns():
+            self._wakeup.at(due_ns)
+            return {}
+        # The one that has waited for longest says what can be stacked, so that no shape waits for ever.
+        return {number: each.job for number, each in self._waiting.items() if each.key == oldest.key}
+
+    def _batch(self, rows: dict[int, Job]) -> list[Job]:
+        """One job a row. Takes those of `rows` out of the line."""
+        for number in rows:
+            del self._waiting[number]
+        num_rows = max(rows) + 1
+        if num_rows == len(rows):
+            return [rows[number] for number in range(num_rows)]
+        first = next(iter(rows.values()))
+        filler = filler_request(first.request, self._controls)
+        return [rows.get(number) or FillerJob(first, filler) for number in range(num_rows)]
+
+    async def close(self, error: SluiceError) -> None:
+        self._wakeup.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
+            each.job.on_cancel = None
+            each.job.fail(error)
+        await self.instance.close()
+        self._pool.close()

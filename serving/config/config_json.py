@@ -1,0 +1,121 @@
+"""Configurations as JSON: printed member for member as Triton's config route prints them, and read for a load override.
+
+Triton prints fields in the order of the proto's declaration, empty ones too; absent messages are left out, and 64-bit
+integers are numbers but for a few that it leaves as the strings of protobuf JSON.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.config.text import with_near_name
+from sluice.errors import ErrorCode, SluiceError
+
+_LEFT_AS_STRINGS = frozenset(
+    {
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+        "inference.ModelSequenceBatching.InitialState.dims",
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+    }
+)
+"""64-bit integers that the real server prints as strings."""
+
+_SHOWN_WHEN_SET = frozenset({"inference.ModelEnsembling.max_inflight_requests"})
+"""Fields younger than the server whose output is followed: not there unless given."""
+
+_INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+_FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
+
+
+def config_dict(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as the members of its JSON object, in order."""
+    return _message(config)
+
+
+def config_json(config: ModelConfig) -> bytes:
+    """The body that the config route answers."""
+    return orjson.dumps(config_dict(config))
+
+
+def parse_config_json(text: str | bytes) -> ModelConfig:
+    """A configuration out of protobuf's JSON or Triton's. Raises SluiceError INVALID with the place and the reason."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the model configuration is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SluiceError(ErrorCode.INVALID, "the model configuration is not JSON: Root element must be a message.")
+    try:
+        return json_format.ParseDict(_with_string_types(value), ModelConfig())
+    except json_format.ParseError as error:
+        message = with_near_name(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
+        raise SluiceError(ErrorCode.INVALID, f"the model configuration does not fit: {message}") from None
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return {field.name: _field(message, field) for field in _shown_fields(message)}
+
+
+def _shown_fields(message: Message) -> Iterator[FieldDescriptor]:
+    """Set members of a oneof that are not messages come last; the rest in the order of declaration."""
+    last = []
+    for field in message.DESCRIPTOR.fields:
+        is_chosen_scalar = field.containing_oneof is not None and field.message_type is None
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        if field.full_name in _SHOWN_WHEN_SET and not getattr(message, field.name):
+            continue
+        if is_chosen_scalar:
+            last.append(field)
+        else:
+            yield field
+    yield from last
+
+
+def _field(message: Message, field: FieldDescriptor) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        value_field = field.message_type.fields_by_name["value"]
+        return {str(key): _single(value_field, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_single(field, each) for each in value]
+    return _single(field, value)
+
+
+def _single(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return _message(value)
+    if field.enum_type is not None:
+        named = field.enum_type.values_by_number.get(value)
+        return named.name if named is not None else value
+    if field.cpp_type in _INT64:
+        return str(value) if field.full_name in _LEFT_AS_STRINGS else value
+    if field.cpp_type in _FLOATS:
+        return _shortest(field, value)
+    return value
+
+
+def _shortest(field: FieldDescriptor, value: float) -> float | int:
+    """The fewest digits that are still this number, whole ones without a point: 0.1 of a 32-bit float is 0.1."""
+    if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
+        value = float(str(np.float32(value)))
+    return int(value) if value.is_integer() else value
+
+
+def _with_string_types(value: Any) -> Any:
+    """As config.pbtxt is read: TYPE_BYTES, where an element type is meant, is TYPE_STRING."""
+    if isinstance(value, list):
+        return [_with_string_types(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: "TYPE_STRING" if each == "TYPE_BYTES" and key in ("data_type", "dataType") else _with_string_types(each)
+        for key, each in value.items()
+    }

@@ -1,0 +1,134 @@
+"""What a model's tensors may be: inputs and outputs, and the tensors that a batch has besides, in Triton's words."""
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
+
+from serving.findings import Finding
+
+TENSORRT = "tensorrt"
+_BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
+
+
+def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
+    """What cannot be of inputs and outputs.
+
+    Not `is_complete`: the model's file may still tell types, dims and further tensors.
+    """
+    for index, each in enumerate(config.input):
+        yield from _tensor("input", f"input[{index}]", each, config, is_complete)
+        yield from _input(f"input[{index}]", each, config)
+    for index, output in enumerate(config.output):
+        yield from _tensor("output", f"output[{index}]", output, config, is_complete)
+    yield from _names_once("input", config.input, config.name)
+    yield from _names_once("output", config.output, config.name)
+    yield from _batch_inputs(config, is_complete)
+    yield from _batch_outputs(config, is_complete)
+
+
+def _input(path: str, tensor: ModelInput, config: ModelConfig) -> Iterator[Finding]:
+    if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+        yield Finding(f"model input NHWC/NCHW require 3 dims for {config.name}", f"{path}.format")
+    if tensor.is_shape_tensor and config.backend != TENSORRT:
+        message = f"shape tensors are only supported for TensorRT platform for {config.name}"
+        yield Finding(message, f"{path}.is_shape_tensor")
+
+
+def _tensor(
+    what: str, path: str, tensor: ModelInput | ModelOutput, config: ModelConfig, is_complete: bool
+) -> Iterator[Finding]:
+    name = config.name
+    if not tensor.name:
+        yield Finding(f"model {what} must specify 'name' for {name}", path, 'name: "…"')
+        return
+    begin = f"model {what} '{tensor.name}'"
+    if is_complete and tensor.data_type == model_config_pb2.TYPE_INVALID:
+        yield Finding(f"{begin} must specify 'data_type' for {name}", path, "data_type: TYPE_…")
+    if is_complete and not tensor.dims:
+        yield Finding(f"{begin} must specify 'dims' for {name}", path, "dims: [ … ]")
+    if any(dim < 1 and dim != -1 for dim in tensor.dims):
+        yield Finding(
+            f"{begin} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
+            f"{path}.dims",
+            "-1 for a size that varies" if 0 in tensor.dims else "",
+        )
+    if tensor.HasField("reshape") and tensor.dims:
+        yield from _reshape(begin, f"{path}.reshape", list(tensor.dims), list(tensor.reshape.shape), name)
+
+
+def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str) -> Iterator[Finding]:
+    if any(dim < 1 and dim != -1 for dim in shape):
+        yield Finding(
+            f"{begin} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
+            path,
+        )
+    elif dims.count(-1) != shape.count(-1):
+        message = f"{begin} has different number of variable-size dimensions for dims and reshape for {name}"
+        yield Finding(message, path)
+    elif _runs(dims) != _runs(shape):
+        yield Finding(f"{begin} has different size for dims and reshape for {name}", path)
+
+
+def _runs(dims: list[int]) -> list[int]:
+    """The number of elements of each run of fixed dimensions between variable ones: a reshape keeps them."""
+    runs: list[list[int]] = [[]]
+    for dim in dims:
+        if dim == -1:
+            runs.append([])
+        else:
+            runs[-1].append(dim)
+    return [prod(run) for run in runs]
+
+
+def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[Finding]:
+    """The real server loads two tensors of one name; which of them a request means, nobody can say."""
+    seen: set[str] = set()
+    for index, tensor in enumerate(tensors):
+        if tensor.name and tensor.name in seen:
+            message = f"model {what} '{tensor.name}' is given more than once for {name}"
+            yield Finding(message, f"{what}[{index}].name")
+        seen.add(tensor.name)
+
+
+def _batch_inputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
+    for index, each in enumerate(config.batch_input):
+        path = f"batch_input[{index}]"
+        kind = BatchInput.Kind.Name(each.kind)
+        yield from _sources("input", kind, path, each.source_input, config, is_complete)
+        if each.data_type not in _BATCH_TYPES:
+            message = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}"
+            yield Finding(message, f"{path}.data_type", "data_type: TYPE_FP32")
+        if not each.target_name:
+            yield Finding(f"batch input of kind '{kind}' must specify 'target_name' for {config.name}", path)
+
+
+def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
+    known = {each.name for each in config.output}
+    for index, each in enumerate(config.batch_output):
+        path = f"batch_output[{index}]"
+        yield from _sources("output", BatchOutput.Kind.Name(each.kind), path, each.source_input, config, is_complete)
+        seen: set[str] = set()
+        for number, target in enumerate(each.target_name):
+            place = f"{path}.target_name[{number}]"
+            if target not in known and (is_complete or known):
+                yield Finding(f"unknown target output name '{target}' for {config.name}", place)
+            if target in seen:
+                yield Finding(f"target output name '{target}' can only be specified once for {config.name}", place)
+            seen.add(target)
+
+
+def _sources(
+    what: str, kind: str, path: str, sources: Iterable[str], config: ModelConfig, is_complete: bool
+) -> Iterator[Finding]:
+    """Every kind that there is, is made of one input."""
+    given = list(sources)
+    if len(given) != 1:
+        message = f"batch {what} kind '{kind}' expects 1 source input, got {len(given)} for {config.name}"
+        yield Finding(message, path, 'source_input: "…"')
+    known = {each.name for each in config.input}
+    for number, source in enumerate(given):
+        if source not in known and (is_complete or known):
+            message = f"unknown source input name '{source}' for {config.name}"
+            yield Finding(message, f"{path}.source_input[{number}]")

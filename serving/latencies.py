@@ -1,0 +1,195 @@
+"""How a model's latencies are distributed, where an operator asks for it (`--metrics-config`)."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, inf, log, nan
+from time import perf_counter_ns
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.job import Job
+from sluice.errors import ErrorCode, SluiceError
+
+_log = logging.getLogger(__name__)
+
+FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
+FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+"""Triton's, where a configuration names none."""
+_NS_PER_US, _NS_PER_MS = 1000, 1_000_000
+_SLOT_NS = 10_000_000_000
+_NUM_SLOTS = 6
+"""Quantiles are of the last minute, as Triton's are; it moves on in steps of ten seconds."""
+_PER_E_FOLD = 1 / log(1.02)
+"""Each bucket of a sketch is 2 % wider than the one below: its middle is within 1 % of all in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """What is measured of every model. Summaries cost a request about 2 microseconds, histograms 1."""
+
+    has_summaries: bool = False
+    has_histograms: bool = False
+
+
+class SlidingSketch:
+    """Counts by logarithmic bucket over the last minute: quantiles of exact rank, and of a value within 1 %."""
+
+    __slots__ = ("_current", "_slot", "_slots")
+
+    def __init__(self) -> None:
+        self._slot = -1
+        self._current: dict[int, int] = {}
+        self._slots: dict[int, dict[int, int]] = {}
+
+    def add(self, us: float, now_ns: int) -> None:
+        slot = now_ns // _SLOT_NS
+        if slot != self._slot:
+            self._turn_to(slot)
+        bucket = int(log(us) * _PER_E_FOLD) if us >= 1.0 else -1
+        self._current[bucket] = self._current.get(bucket, 0) + 1
+
+    def _turn_to(self, slot: int) -> None:
+        self._slot, self._current = slot, {}
+        self._slots = {kept: counts for kept, counts in self._slots.items() if kept > slot - _NUM_SLOTS}
+        self._slots[slot] = self._current
+
+    def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float]:
+        """In microseconds; not a number where nothing was measured in the last minute."""
+        oldest = now_ns // _SLOT_NS - _NUM_SLOTS
+        merged: dict[int, int] = {}
+        for slot, counts in self._slots.items():
+            if slot > oldest:
+                for bucket, count in counts.items():
+                    merged[bucket] = merged.get(bucket, 0) + count
+        if not merged:
+            return [nan for _ in wanted]
+        buckets = sorted(merged)
+        ranks = list(accumulate(merged[bucket] for bucket in buckets))
+        return [_middle(buckets[bisect_left(ranks, quantile * ranks[-1])]) for quantile in wanted]
+
+
+def _middle(bucket: int) -> float:
+    return exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0
+
+
+class Histogram:
+    """Counts by upper bound, inclusive, as Prometheus has it."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """Ascending, without infinity."""
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Each bound, infinity last, with how many values were at most that."""
+        return list(zip((*self._bounds, inf), accumulate(self._counts), strict=True))
+
+
+class LatencyRecorder:
+    """Of one model version. Written by its statistics, read when somebody scrapes."""
+
+    def __init__(self, options: LatencyOptions, buckets_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS) -> None:
+        self.summaries = LatencySummaries() if options.has_summaries else None
+        self.first_response_ms = Histogram(buckets_ms) if options.has_histograms else None
+        self._answered: set[Job] = set()
+        """Decoupled requests under way whose first response is counted."""
+
+    def add_request(self, job: Job, now_ns: int, compute_started_ns: int, parts_ns: tuple[int, int, int]) -> None:
+        """One has ended well. `parts_ns`: gathering inputs, inference, handing out outputs."""
+        if self.first_response_ms is not None:
+            self._add_only_response(job, now_ns)
+        if self.summaries is not None:
+            self.summaries.add_served(job.started_ns, compute_started_ns, now_ns)
+            self.summaries.add_computed(parts_ns, now_ns)
+
+    def add_first_response(self, job: Job) -> None:
+        """A decoupled model has answered, for the first time or not."""
+        if self.first_response_ms is not None and job not in self._answered:
+            self._answered.add(job)
+            self.first_response_ms.add((perf_counter_ns() - job.started_ns) / _NS_PER_MS)
+
+    def add_hit(self, job: Job, now_ns: int, lookup_started_ns: int, lookup_ended_ns: int) -> None:
+        if self.first_response_ms is not None:
+            self._add_only_response(job, now_ns)
+        if self.summaries is not None:
+            self.summaries.add_served(job.started_ns, lookup_started_ns, now_ns)
+            self.summaries.cache_hit.add((lookup_ended_ns - lookup_started_ns) / _NS_PER_US, now_ns)
+
+    def add_miss(self, ns: int) -> None:
+        if self.summaries is not None:
+            self.summaries.cache_miss.add(ns / _NS_PER_US, perf_counter_ns())
+
+    def forget(self, job: Job) -> None:
+        """It has failed."""
+        self._answered.discard(job)
+
+    def _add_only_response(self, job: Job, now_ns: int) -> None:
+        assert self.first_response_ms is not None
+        if job in self._answered:
+            self._answered.remove(job)
+        else:
+            self.first_response_ms.add((now_ns - job.started_ns) / _NS_PER_MS)
+
+
+class LatencySummaries:
+    """The quantiles of a model; how many there were, and their sum, are among its statistics anyway."""
+
+    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
+
+    def __init__(self) -> None:
+        self.request = SlidingSketch()
+        self.queue = SlidingSketch()
+        self.compute_input = SlidingSketch()
+        self.compute_infer = SlidingSketch()
+        self.compute_output = SlidingSketch()
+        self.cache_hit = SlidingSketch()
+        self.cache_miss = SlidingSketch()
+
+    def add_served(self, started_ns: int, queue_ended_ns: int, now_ns: int) -> None:
+        self.request.add((now_ns - started_ns) / _NS_PER_US, now_ns)
+        self.queue.add((queue_ended_ns - started_ns) / _NS_PER_US, now_ns)
+
+    def add_computed(self, parts_ns: tuple[int, int, int], now_ns: int) -> None:
+        sketches = (self.compute_input, self.compute_infer, self.compute_output)
+        for sketch, ns in zip(sketches, parts_ns, strict=True):
+            sketch.add(ns / _NS_PER_US, now_ns)
+
+
+def latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
+    """Return a recorder of what `options` ask for, in the buckets that the configuration names; None for nothing.
+
+    Raises SluiceError INVALID for buckets that do not ascend, whether or not anything is measured.
+    """
+    buckets_ms = first_response_buckets(config)
+    return LatencyRecorder(options, buckets_ms) if options.has_summaries or options.has_histograms else None
+
+
+def first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
+    """Upper bounds in milliseconds, out of a configuration whose structure is valid."""
+    buckets = FIRST_RESPONSE_BUCKETS_MS
+    for control in config.model_metrics.metric_control:
+        family = control.metric_identifier.family
+        given = tuple(control.histogram_options.buckets)
+        if not all(low < high for low, high in zip((-inf, *given), (*given, inf), strict=True)):
+            message = f"the buckets of '{family}' in model_metrics must be finite and ascend, got {list(given)}"
+            raise SluiceError(ErrorCode.INVALID, message, param="model_metrics")
+        if family == FIRST_RESPONSE_FAMILY:
+            buckets = given
+        else:
+            _log.warning(
+                "model '%s': metric family '%s' of model_metrics is not one whose buckets can be set; %s is",
+                config.name,
+                family,
+                FIRST_RESPONSE_FAMILY,
+            )
+    return buckets

@@ -1,0 +1,156 @@
+"""A model as it lies in its folder or comes with a request: what would be served once it is loaded.
+
+Reads the file system: for threads.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.backend import LoadOverrides
+from serving.backends.registry import BackendRegistry
+from serving.config.completion import ENSEMBLE, complete_kind, normalize
+from serving.config.config_json import parse_config_json
+from serving.config.ensemble_structure import members
+from serving.config.locations import NOWHERE
+from serving.config.obeyed import unobeyed_note
+from serving.config.text import CONFIG_FILENAME, WrittenConfig, located, read_written
+from serving.config.validation import check_structure
+from serving.findings import InvalidConfig
+from serving.repository.agents import run_agents
+from serving.repository.folders import FolderState, ModelFolder, versions_in, write_files
+from sluice.errors import ErrorCode, SluiceError
+
+Signature = tuple[object, ...]
+"""Equal for two looks at a version between which nothing of it has changed."""
+Member = Callable[[str, str], str]
+"""What the model is called that a step names, by `model_namespace` and `model_name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending.
+
+    It holds its folder until whoever read it lets go of that.
+    """
+
+    name: str
+    folder: ModelFolder
+    config: ModelConfig
+    versions: tuple[int, ...]
+    signatures: Mapping[int, Signature]
+    state: FolderState
+    notes: tuple[str, ...] = ()
+    is_overridden: bool = False
+    """Whether its configuration came with a request, over that of its folder."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The models that an ensemble calls; none for any other."""
+        return members(self.config)
+
+    def is_intact(self, version: int) -> bool:
+        """Whether the files that the version was found with are still as they were; new ones do not count."""
+        try:
+            now = set(self.folder.state().of_version(version))
+        except OSError:
+            return False
+        return now.issuperset(self.state.of_version(version))
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.config.HasField("ensemble_scheduling"))
+
+
+def read_candidate(
+    name: str,
+    folder: ModelFolder,
+    backends: BackendRegistry,
+    *,
+    is_strict: bool,
+    config_json: str | None = None,
+    member: Member | None = None,
+) -> Candidate:
+    """The model in `folder`, with its own configuration or the given one; requests call it `name`.
+
+    Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
+    """
+    written = _config(folder.path, is_strict, config_json)
+    candidate = _candidate(name, folder.path.name, folder, written, backends, member)
+    return replace(candidate, is_overridden=config_json is not None)
+
+
+def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> Candidate:
+    """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
+    if overrides.config_json is None:
+        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
+    written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
+    folder = write_files(overrides.files)
+    try:
+        return _candidate(name, name, folder, written, backends)
+    except BaseException:
+        folder.remove()
+        raise
+
+
+def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
+    if config_json is not None:
+        return WrittenConfig(parse_config_json(config_json), NOWHERE)
+    file = path / CONFIG_FILENAME
+    if not is_strict and not file.exists():
+        return WrittenConfig(ModelConfig(), NOWHERE)
+    return read_written(file)
+
+
+def _candidate(
+    name: str,
+    folder_name: str,
+    folder: ModelFolder,
+    written: WrittenConfig,
+    backends: BackendRegistry,
+    member: Member | None = None,
+) -> Candidate:
+    config = written.config
+    try:
+        available = versions_in(folder.path)
+        complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
+        state = folder.state()
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+    _check(written, folder.path / CONFIG_FILENAME)
+    run_agents(config, folder.path)
+    unobeyed = unobeyed_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
+    config.name = name
+    if member is not None:
+        for step in config.ensemble_scheduling.step:
+            step.model_name = member(step.model_namespace, step.model_name)
+    normalize(config)
+    versions = _wanted_versions(config, available)
+    signatures = {version: _signature(config, folder, state, version) for version in versions}
+    return Candidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
+
+
+def _check(written: WrittenConfig, file: Path) -> None:
+    """Raises InvalidConfig, with lines where it was read from `file`."""
+    try:
+        check_structure(written.config)
+    except InvalidConfig as error:
+        raise error if written.locations is NOWHERE else located(error, written.locations, file) from None
+
+
+def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
+    policy = config.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return tuple(available)
+        case "specific":
+            return tuple(version for version in available if version in policy.specific.versions)
+        case _:
+            count = policy.latest.num_versions
+            return tuple(available[-count:]) if count else ()
+
+
+def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
+    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)

@@ -1,0 +1,68 @@
+"""How a model's failure to load is worded: Triton's sentences, with the cause in them."""
+
+from collections.abc import Mapping
+
+from sluice.errors import ErrorCode, SluiceError
+
+_KINDS = {
+    ErrorCode.INVALID: "Invalid argument",
+    ErrorCode.NOT_FOUND: "Not found",
+    ErrorCode.ALREADY_EXISTS: "Already exists",
+    ErrorCode.UNIMPLEMENTED: "Unsupported",
+    ErrorCode.UNAVAILABLE: "Unavailable",
+    ErrorCode.UNKNOWN: "Unknown",
+}
+"""Triton's names of errors; whatever has none of its own is Internal."""
+
+
+class ModelFailure(SluiceError):
+    """A model cannot be loaded as a whole; `reason` is what the repository index says of it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(ErrorCode.INVALID, f"load failed for model '{name}': {reason}\n")
+        self.reason = reason
+
+
+class StoreFailure(SluiceError):
+    """A remote store cannot be read now; another time may go well."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message)
+
+
+def reason_of(error: SluiceError) -> str:
+    """What the repository index says of a version that failed."""
+    return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
+
+
+def index_reason(error: SluiceError) -> str:
+    """What the index says of a model over which this error stands."""
+    return error.reason if isinstance(error, ModelFailure) else reason_of(error)
+
+
+def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
+    """There is no such model, or its configuration is none. Triton tells its log the cause; the client may know too."""
+    message = f"failed to load '{name}', failed to poll from model repository"
+    if isinstance(cause, StoreFailure):
+        return StoreFailure(f"{message}: {cause.message}")
+    return SluiceError(ErrorCode.INTERNAL, f"{message}: {cause.message}" if cause else message)
+
+
+def load_failed(name: str, reason: str) -> ModelFailure:
+    """The model as a whole cannot be loaded."""
+    return ModelFailure(name, reason)
+
+
+def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
+    """These of its versions cannot be loaded."""
+    each = (
+        f"version {version} is at UNAVAILABLE state: {reason_of(problems[version])};\n" for version in sorted(problems)
+    )
+    return SluiceError(ErrorCode.INVALID, f"load failed for model '{name}': {''.join(each)}")
+
+
+def unexpected(error: BaseException) -> SluiceError:
+    """Any exception as the failure of a load."""
+    if isinstance(error, SluiceError):
+        return error
+    return SluiceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,0 +1,314 @@
+"""The models of one server: loaded from Triton's repository layout, found by name, changed while they serve."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from serving.backend import BackendContext, LoadOverrides
+from serving.backends.registry import BackendRegistry
+from serving.model import Model
+from serving.repository.loader import LoadHooks, asked_by_model
+from serving.repository.managed import ManagedModel
+from serving.repository.polling import Polling
+from serving.repository.retries import RetryingLoader
+from serving.repository.roots import Roots
+from serving.repository.routing import Routing, VersionWeights
+from serving.repository.stores.roots import make_roots
+from serving.repository.tasks import Tasks
+from serving.repository.types import ControlMode, IndexEntry, ModelState, RepositorySettings
+from serving.repository.updates import Failures, ModelUpdates
+from serving.request import LATEST
+from sluice.errors import ErrorCode, SluiceError
+
+
+class RoutedModels:
+    """The repository as models see it that call others: what they ask without a version is shared out too."""
+
+    def __init__(self, repository: "ModelRepository") -> None:
+        self._repository = repository
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        """As `ModelRepository.route`, by chance."""
+        return self._repository.route(name, version)
+
+    async def load(self, name: str, overrides: "LoadOverrides | None" = None) -> None:
+        token = asked_by_model.set(True)
+        try:
+            await self._repository.load(name, overrides)
+        finally:
+            asked_by_model.reset(token)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        await self._repository.unload(name, unload_dependents)
+
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ALL_MODELS = "*"
+_NUM_READERS = 16
+"""Threads that read models' folders and wait for downloads, so that a store that hangs holds up nothing else."""
+_LOAD_TIMEOUT_S = 3600.0
+"""Longer than the slowest conversion of a large checkpoint; a backend that hangs does not hang the model for ever."""
+_DRAIN_TIMEOUT_S = 600.0
+"""How long requests under way may go on in a model that was unloaded or replaced."""
+
+
+class ModelRepository:
+    """A `ModelLookup`. Everything but what reads the file system and the network happens on the event loop."""
+
+    def __init__(
+        self,
+        roots: Sequence[str | Path],
+        mode: ControlMode,
+        context_factory: Callable[[RoutedModels], BackendContext],
+        poll_s: float = 15,
+        strict_config: bool = False,
+        on_note: Callable[[str], None] | None = None,
+        *,
+        registry: BackendRegistry | None = None,
+        load_timeout_s: float = _LOAD_TIMEOUT_S,
+        drain_timeout_s: float = _DRAIN_TIMEOUT_S,
+        settings: RepositorySettings | None = None,
+        hooks: LoadHooks | None = None,
+    ) -> None:
+        """`roots`: local folders, and URLs of remote stores. `on_note` hears what else the log does."""
+        settings = settings or RepositorySettings()
+        # Polls see for themselves what has come to rest.
+        rest_s = 0.0 if mode is ControlMode.POLL else settings.store_rest_s
+        self._roots = Roots(make_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="sluice-repository")
+        self._mode = mode
+        self._models: dict[str, ManagedModel] = {}
+        self._missing: dict[str, str] = {}
+        self._loads = Tasks()
+        self._drains = Tasks()
+        self._is_started = False
+        self._is_closing = False
+        self._loader = RetryingLoader(
+            registry or BackendRegistry(),
+            context_factory(RoutedModels(self)),
+            is_strict=strict_config,
+            is_watchful=mode is ControlMode.POLL,
+            num_parallel=settings.num_parallel_loads,
+            timeout_s=load_timeout_s,
+            num_retries=settings.num_load_retries,
+            hooks=hooks or LoadHooks(),
+        )
+        self._updates = ModelUpdates(
+            self._models,
+            self._roots,
+            self._readers,
+            self._loader,
+            strict_config,
+            on_note or _log.warning,
+            on_note or _log.error,
+            drain_timeout_s,
+            self._drains,
+        )
+        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning)
+        self._polls: asyncio.Task[None] | None = None
+
+    # What serves
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        """The version of that name, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
+        return self._known(name).find(version)
+
+    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
+        """As `find`; of a model whose versions have weights, the one that `key` falls to: by chance where it is ""."""
+        return self._known(name).route(version, key)
+
+    def has_weights(self, name: str) -> bool:
+        """Whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
+        return self._known(name).weights is not None
+
+    def routing(self, name: str) -> Routing:
+        """How the versions share what names none. Raises SluiceError NOT_FOUND."""
+        return self._known(name).routing()
+
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
+        """Share requests out by `weights` from now on; None goes back to what the configuration says.
+
+        Raises SluiceError NOT_FOUND, INVALID for weights that are none and for a version that does not serve.
+        """
+        known = self._known(name)
+        ready = [model.version for model in known.ready]
+        for version in weights or {}:
+            if version not in ready:
+                listed = ", ".join(map(str, ready)) or "none"
+                reason = f"version {version} of model '{name}' does not serve; those that do: {listed}"
+                raise SluiceError(ErrorCode.INVALID, reason, param="weights")
+        known.set_weights = None if weights is None else VersionWeights(dict(weights))
+
+    def versions(self, name: str) -> list[Model]:
+        """The ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""
+        known = self._known(name)
+        known.find(LATEST)
+        return known.ready
+
+    def models(self) -> list[Model]:
+        """Every version that serves, by name and version."""
+        return [model for _, managed in sorted(self._models.items()) for model in managed.ready]
+
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        """Every model by name and version; one that was never loaded has its name alone.
+
+        As with the real server, one that came with a request and has no folder is listed only among the ready. What
+        the repository holds is what was seen last: `refresh` looks again.
+        """
+        rows = [row for managed in self._models.values() for row in managed.index()]
+        if ready_only:
+            rows = [row for row in rows if row.state is ModelState.READY]
+        else:
+            names = {*self._roots.naming.places, *(name for name, managed in self._models.items() if managed.is_fixed)}
+            rows = [row for row in rows if row.name in names]
+            rows += [IndexEntry(name) for name in names - {row.name for row in rows}]
+        return sorted(rows, key=lambda row: (row.name, row.version))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that should serve does: nothing loads for the first time, and nothing has failed."""
+        return not self.problem
+
+    @property
+    def problem(self) -> str:
+        """Why it is not ready; "" where it is."""
+        if not self._is_started:
+            return "the model repository is loading"
+        missing = next(iter(self._missing.values()), "")
+        return missing or next((each.problem for each in self._models.values() if each.problem), "")
+
+    @property
+    def num_failed_loads(self) -> Mapping[str, int]:
+        """How often each model of the repository could not be loaded."""
+        return self._updates.failed_loads
+
+    def _known(self, name: str) -> ManagedModel:
+        managed = self._models.get(name)
+        if self._roots.has_namespaces and (managed is None or not managed.ready):
+            managed = self._known_otherwise(name, managed)
+        if managed is None or not managed.versions:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return managed
+
+    def _known_otherwise(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
+        """What serves under the plain name. Raises SluiceError INVALID for a name that several models share."""
+        naming = self._roots.naming
+        if name in naming.choices:
+            listed = ", ".join(f"'{each}'" for each in naming.choices[name])
+            message = f"Request for ambiguous model: '{name}' is in several repositories; name one of {listed}"
+            raise SluiceError(ErrorCode.INVALID, message)
+        return self._models.get(naming.canonical(name), managed)
+
+    async def refresh(self) -> None:
+        """See what models the repository holds now, for `index`. Of a root that cannot be read, what it held stays."""
+        if not self._is_closing:
+            await self._read(self._roots.refresh)
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
+    # What changes it
+
+    def add(self, model: Model) -> None:
+        """Serve a model that was loaded elsewhere and has no folder. Raises SluiceError ALREADY_EXISTS."""
+        managed = self._updates.managed(model.name)
+        if model.version in managed.versions:
+            raise SluiceError(ErrorCode.ALREADY_EXISTS, f"model '{model.name}' is already served")
+        managed.add(model)
+
+    def expect(self, name: str) -> Callable[[], None]:
+        """A model of that name is being loaded elsewhere: ensembles that call it wait, and no folder is loaded as it.
+
+        Call what is returned when it was added, or will not come. To be called before `start`.
+        """
+        is_there = self._updates.coming[name] = asyncio.Event()
+        return is_there.set
+
+    async def start(self, load: Sequence[str] = ()) -> Failures:
+        """Load what the mode says, `load` in explicit mode ("*": everything), and tell what could not be loaded.
+
+        Raises SluiceError INVALID for a root that is no folder or that nothing here reads, and UNAVAILABLE for a store
+        that does not answer.
+        """
+        names = [name for name in await self._read(self._names) if name not in self._updates.coming]
+        match self._mode:
+            case ControlMode.NONE:
+                failures = await self._loads.begin(self._updates.load(names))
+            case ControlMode.EXPLICIT:
+                wanted = names if ALL_MODELS in load else list(dict.fromkeys(load))
+                failures = await self._loads.begin(self._updates.load(wanted))
+            case ControlMode.POLL:
+                failures = await self._loads.begin(self._polling.begin())
+                self._polls = self._loads.begin(self._polling.run())
+        self._missing = {name: failure.message for name, failure in failures.items() if name not in self._models}
+        self._is_started = True
+        return failures
+
+    async def load(self, name: str, overrides: LoadOverrides | None = None) -> None:
+        """Load the model, or again what has changed of it, and the members of an ensemble that do not serve yet.
+
+        The load goes on when the caller is cancelled. Raises SluiceError in Triton's words, UNAVAILABLE in other modes
+        than explicit.
+        """
+        self._check_explicit()
+        name = await self._canonical(name)
+        self._missing.pop(name, None)
+        given = overrides if overrides is not None and overrides != LoadOverrides() else None
+        await asyncio.shield(self._loads.begin(self._updates.load_one(name, given)))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Take the model out of service; requests under way end. Unknown names are no error, as with Triton.
+
+        `unload_dependents` takes along the members of an ensemble that were loaded for it alone.
+        """
+        self._check_explicit()
+        name = await self._canonical(name)
+        self._missing.pop(name, None)
+        await asyncio.shield(self._loads.begin(self._updates.unload(name, with_members=unload_dependents)))
+
+    async def close(self, timeout_s: float = 0.0) -> None:
+        """Take nothing new, let requests end for up to `timeout_s`, and free everything. Idempotent."""
+        self._is_closing = True
+        deadline = time.monotonic() + timeout_s
+        if self._polls is not None:
+            self._polls.cancel()
+        await self._loads.end(deadline - time.monotonic())
+        self._roots.stop()
+        await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
+        for managed in self._models.values():
+            managed.forget()
+            managed.unload()
+        while self._drains:
+            await self._drains.end(deadline - time.monotonic())
+        await self._loader.close()
+        await asyncio.to_thread(self._roots.close)
+
+    def _names(self) -> list[str]:
+        try:
+            return self._roots.names()
+        except OSError as error:
+            raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None
+
+    async def _canonical(self, name: str) -> str:
+        """What the model is called here that a request names."""
+        if not self._roots.has_namespaces or name in self._models:
+            return name
+        await self.refresh()
+        return self._roots.naming.canonical(name)
+
+    def _check_explicit(self) -> None:
+        if self._is_closing:
+            raise SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        if self._mode is not ControlMode.EXPLICIT:
+            raise SluiceError(
+                ErrorCode.UNAVAILABLE,
+                "explicit model load / unload is not allowed "
+                + ("if polling is enabled" if self._mode is ControlMode.POLL else "in model control mode none"),
+            )

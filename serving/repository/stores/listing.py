@@ -1,0 +1,152 @@
+"""What lies in a store: its models, and each one's objects with sizes and tags. For threads."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fsspec import AbstractFileSystem, available_protocols, get_filesystem_class
+from fsspec.core import url_to_fs
+
+from serving.repository.failures import StoreFailure
+from serving.repository.folders import NEVER_AT_REST, FileState, FolderState
+from serving.repository.stores.location import StoreLocation
+from serving.spec import inner_path
+from sluice.errors import ErrorCode, SluiceError
+
+_CONTENT_TAGS = ("ETag", "etag", "md5Hash", "md5", "generation", "VersionId")
+"""What filesystems of fsspec call that which changes with an object's content. The first one found tells all."""
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+"""What they call the time of an object's last change: where there is no tag."""
+_EXTRAS = {"s3": "s3", "s3a": "s3"}
+"""Sluice's extra that brings a protocol's library."""
+
+
+class StoreListing:
+    """The repository at a location. Methods raise StoreFailure where the store does not answer or refuses."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        """Raises SluiceError INVALID for a protocol that nothing here reads."""
+        self._text = location.text
+        self.filesystem, path = _open(location)
+        self._path = str(path).strip("/")
+        self._prefix = "/" if str(path).startswith("/") else ""
+
+    def names(self) -> list[str]:
+        """The models' names."""
+        with failing(self._text):
+            self.filesystem.invalidate_cache()
+            try:
+                entries = self.filesystem.ls(self._prefix + self._path, detail=True)
+            except FileNotFoundError:
+                # A store has no empty folders: nothing there is no models, unless the bucket itself is not there.
+                entries = list(self._find(self._path).values())
+        found = (self._relative(each["name"]) for each in entries if _is_folder(each))
+        return sorted({name for name in found if _is_model(name)})
+
+    def models(self) -> dict[str, FolderState]:
+        """Every model's objects."""
+        with failing(self._text):
+            found = self._find(self._path)
+        objects: dict[str, list[FileState]] = {}
+        for entry in found.values():
+            name, slash, path = self._relative(entry["name"], keeps_end=True).partition("/")
+            is_inside = _is_model(name) and (slash or _is_folder(entry))
+            if is_inside:
+                objects.setdefault(name, []).extend(_states(path, entry))
+        return {name: _folder_state(files) for name, files in objects.items()}
+
+    def model(self, name: str) -> FolderState | None:
+        """One model's objects; None where it has none."""
+        with failing(self._text):
+            found = self._find(f"{self._path}/{name}")
+        objects: list[FileState] = []
+        for entry in found.values():
+            own, slash, path = self._relative(entry["name"], keeps_end=True).partition("/")
+            if own == name and (slash or _is_folder(entry)):
+                objects.extend(_states(path, entry))
+        return _folder_state(objects) if found and _is_model(name) else None
+
+    def path_of(self, name: str, file: FileState) -> str:
+        """What the store calls a model's object."""
+        return f"{self._prefix}{self._path}/{name}/{file.path}"
+
+    def _find(self, path: str) -> Mapping[str, Any]:
+        self.filesystem.invalidate_cache()
+        found: Mapping[str, Any] = self.filesystem.find(self._prefix + path, withdirs=True, detail=True)
+        return found
+
+    def _relative(self, path: str, *, keeps_end: bool = False) -> str:
+        """Below the repository's own path; the slash at the end of a placeholder for an empty folder may stay."""
+        inner = path.lstrip("/").removeprefix(self._path).lstrip("/")
+        return inner if keeps_end else inner.rstrip("/")
+
+
+def _open(location: StoreLocation) -> tuple[AbstractFileSystem, str]:
+    protocol = location.protocol
+    if protocol not in available_protocols():
+        raise _unreadable(location, f"nothing here reads {protocol}://")
+    try:
+        get_filesystem_class(protocol)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        raise _unreadable(location, f"pip install 'sluice[{extra}]'" if extra else str(error)) from None
+    with failing(location.text):
+        # Every look must see what is there now, and no other part of the process shares this connection.
+        opened: tuple[AbstractFileSystem, str] = url_to_fs(
+            location.url, use_listings_cache=False, skip_instance_cache=True, **location.options
+        )
+        return opened
+
+
+def _unreadable(location: StoreLocation, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, f"the model repository {location.text} cannot be read: {reason}")
+
+
+@contextmanager
+def failing(text: str) -> Iterator[None]:
+    """Whatever a filesystem's library raises is a failure of the store `text`."""
+    try:
+        yield
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise StoreFailure(f"the store {text} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _is_folder(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["type"] == "directory" or entry["name"].endswith("/"))
+
+
+def _is_model(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and "/" not in name
+
+
+def _states(path: str, entry: Mapping[str, Any]) -> list[FileState]:
+    """An object's state, a folder's with a slash at its end; nothing for the model's own folder."""
+    if not path.strip("/") or "__pycache__" in path.split("/"):
+        return []
+    with _naming(entry["name"]):
+        inner = inner_path(path.rstrip("/"))
+    if _is_folder(entry):
+        return [FileState(f"{inner}/", 0)]
+    return [FileState(inner, int(entry.get("size") or 0), tag=_tag(entry))]
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except SluiceError as error:
+        raise StoreFailure(f"object {name}: {error.message}") from None
+
+
+def _tag(entry: Mapping[str, Any]) -> str:
+    for key in _CONTENT_TAGS + _TIMES:
+        if entry.get(key) is not None:
+            return str(entry[key])
+    return ""
+
+
+def _folder_state(files: list[FileState]) -> FolderState:
+    unique = {file.path: file for file in files}
+    return FolderState(tuple(unique[path] for path in sorted(unique)), NEVER_AT_REST)

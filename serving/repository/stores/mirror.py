@@ -1,0 +1,150 @@
+"""A store's objects as local files: a cache of contents, and of each model snapshots made of links to them.
+
+CACHE/STORE/objects/MODEL/DIGEST      contents, by path, size and tag: what is there need not be downloaded again
+CACHE/STORE/staging/                  what is being downloaded
+CACHE/STORE/snapshots/NUMBER/MODEL/   what is served; never changed, removed with its last holder
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from itertools import count
+from pathlib import Path
+
+from serving.repository.folders import FileState, FolderState, ModelFolder
+from sluice.errors import ErrorCode, SluiceError
+
+
+class Snapshot(ModelFolder):
+    """A model's objects as one listing had them."""
+
+    def __init__(self, path: Path, origin: str, state: FolderState) -> None:
+        super().__init__(path)
+        self._origin = origin
+        self._state = state
+
+    @property
+    def origin(self) -> str:
+        return self._origin
+
+    @property
+    def is_removable(self) -> bool:
+        return True
+
+    def state(self) -> FolderState:
+        return self._state
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+class Mirror:
+    """The cache of one store. For threads; whoever changes one model's part is alone with it."""
+
+    def __init__(self, text: str, cache: Path | None) -> None:
+        """`cache`: a folder that stays, shared with other stores; None makes one that `close` removes.
+
+        Raises OSError, and SluiceError INVALID where another server uses the folder.
+        """
+        # Goes with the process too, where it ends before it has closed anything.
+        self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
+        parent = Path(self._temporary.name) if self._temporary is not None else cache or Path()
+        self._folder = parent / hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock_file = _locked(self._folder / "lock", text)
+        self._staging = self._folder / "staging"
+        self._snapshots = self._folder / "snapshots"
+        for left_over in (self._staging, self._snapshots):
+            shutil.rmtree(left_over, ignore_errors=True)
+            left_over.mkdir()
+        self._numbers = count(1)
+        self._current: dict[str, Snapshot] = {}
+        """The newest snapshot of each model, held."""
+        self._guard = threading.Lock()
+
+    def current(self, name: str, state: FolderState) -> Snapshot | None:
+        """The model's snapshot, held for the caller, where it has that state."""
+        with self._guard:
+            snapshot = self._current.get(name)
+            if snapshot is None or snapshot.state() != state:
+                return None
+            snapshot.hold()
+            return snapshot
+
+    def missing(self, name: str, state: FolderState) -> list[FileState]:
+        """The objects whose contents are not here."""
+        return [file for file in state.files if not file.path.endswith("/") and not self._content(name, file).exists()]
+
+    def staging_file(self) -> Path:
+        """Where to download the next object to."""
+        return self._staging / str(next(self._numbers))
+
+    def keep(self, name: str, file: FileState, staged: Path) -> None:
+        """Take a downloaded object in, all at once."""
+        content = self._content(name, file)
+        content.parent.mkdir(parents=True, exist_ok=True)
+        staged.replace(content)
+
+    def snapshot(self, name: str, origin: str, state: FolderState) -> Snapshot:
+        """The model with that state, held for the caller; its contents are all here. Those of no use go."""
+        path = self._snapshots / str(next(self._numbers)) / name
+        path.mkdir(parents=True)
+        for file in state.files:
+            target = path / file.path
+            if file.path.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._content(name, file), target)
+        snapshot = Snapshot(path, origin, state)
+        snapshot.hold()
+        self._replace(name, snapshot)
+        self._drop_contents(name, {self._content(name, file).name for file in state.files})
+        return snapshot
+
+    def forget(self, name: str) -> None:
+        """The model is in the store no more."""
+        self._replace(name, None)
+        shutil.rmtree(self._folder / "objects" / name, ignore_errors=True)
+
+    def _replace(self, name: str, snapshot: Snapshot | None) -> None:
+        with self._guard:
+            old = self._current.pop(name, None)
+            if snapshot is not None:
+                self._current[name] = snapshot
+        if old is not None and old.let_go():
+            old.remove()
+
+    def _drop_contents(self, name: str, wanted: set[str]) -> None:
+        """Snapshots keep what they have: a content goes with its last link."""
+        folder = self._folder / "objects" / name
+        for content in folder.iterdir() if folder.exists() else ():
+            if content.name not in wanted:
+                content.unlink()
+
+    def _content(self, name: str, file: FileState) -> Path:
+        identity = f"{file.path}\0{file.size}\0{file.tag}"
+        return self._folder / "objects" / name / hashlib.sha256(identity.encode()).hexdigest()
+
+    def close(self) -> None:
+        """Remove what is of no use to the next server. Nothing may be served from it any more."""
+        for folder in (self._staging, self._snapshots):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(self._lock_file)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _locked(path: Path, text: str) -> int:
+    """An open file that holds the lock of a cache until it is closed."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        message = f"another server mirrors {text} into {path.parent.parent}; give each server a cache of its own"
+        raise SluiceError(ErrorCode.INVALID, message) from None
+    return file

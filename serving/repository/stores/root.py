@@ -1,0 +1,128 @@
+"""A model repository in a remote store."""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from serving.repository.failures import StoreFailure
+from serving.repository.folders import FileState, FolderState, ModelFolder
+from serving.repository.roots import Root
+from serving.repository.stores.downloads import Downloads, Transfer
+from serving.repository.stores.listing import StoreListing, failing
+from serving.repository.stores.location import StoreLocation
+from serving.repository.stores.mirror import Mirror, Snapshot
+
+_MOST_NAMED = 3
+"""Objects that an error names."""
+
+
+class StoreRoot(Root):
+    """Its models are mirrored each by itself, when they are opened: a snapshot of what one listing had.
+
+    An object is current where it is listed before and after its download as the same, and a model is opened only where
+    all of its objects are.
+    """
+
+    def __init__(self, location: StoreLocation, cache: Path | None, rest_s: float) -> None:
+        """`rest_s`: how far apart the two listings are between which nothing may change. Connects at the first call."""
+        self._location = location
+        self._cache = cache
+        self._rest_s = rest_s
+        self.text = location.text
+        self._connection: _Connection | None = None
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+        self._is_closed = False
+
+    def names(self) -> list[str]:
+        return self._connected().listing.names()
+
+    def look(self) -> Mapping[str, FolderState | None]:
+        return self._connected().listing.models()
+
+    def has(self, name: str) -> bool:
+        return self._connected().listing.model(name) is not None
+
+    def open(self, name: str) -> ModelFolder | None:
+        connection = self._connected()
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            state = connection.listing.model(name)
+            if state is None:
+                connection.mirror.forget(name)
+                return None
+            return connection.mirror.current(name, state) or self._mirrored(connection, name, state)
+
+    def _mirrored(self, connection: "_Connection", name: str, state: FolderState) -> Snapshot:
+        """Raises StoreFailure where anything of it changes meanwhile."""
+        listed_at = time.monotonic()
+        with failing(self.text):
+            staged, error = connection.download(name, state)
+            if error is None:
+                connection.downloads.rest(max(0.0, listed_at + self._rest_s - time.monotonic()))
+            now = connection.listing.model(name)
+            connection.take_in(name, staged, now)
+            if error is not None:
+                raise error
+            if now != state:
+                what = f"the objects of {self.place(name)} changed while they were read: {_diff(state, now)}"
+                raise StoreFailure(what)
+            return connection.mirror.snapshot(name, self.place(name), state)
+
+    def _connected(self) -> "_Connection":
+        with self._guard:
+            if self._is_closed:
+                raise StoreFailure("the server is shutting down")
+            if self._connection is None:
+                self._connection = _Connection(self._location, self._cache)
+            return self._connection
+
+    def stop(self) -> None:
+        with self._guard:
+            self._is_closed = True
+            connection = self._connection
+        if connection is not None:
+            connection.downloads.stop()
+
+    def close(self) -> None:
+        self.stop()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.downloads.close()
+            connection.mirror.close()
+
+
+class _Connection:
+    """What a store is once its library is imported."""
+
+    def __init__(self, location: StoreLocation, cache: Path | None) -> None:
+        self.listing = StoreListing(location)
+        self.mirror = Mirror(location.text, cache)
+        self.downloads = Downloads(self.listing.filesystem)
+
+    def download(self, name: str, state: FolderState) -> tuple[dict[FileState, Path], Exception | None]:
+        """The objects that have come, where each lies now, and the error that kept the rest from coming."""
+        files = {self.mirror.staging_file(): file for file in self.mirror.missing(name, state)}
+        transfers = [Transfer(self.listing.path_of(name, file), file.size, path) for path, file in files.items()]
+        whole, error = self.downloads.run(name, transfers)
+        for path in files.keys() - {each.target for each in whole}:
+            path.unlink(missing_ok=True)
+        return {files[each.target]: each.target for each in whole}, error
+
+    def take_in(self, name: str, staged: Mapping[FileState, Path], now: FolderState | None) -> None:
+        """Keep what is still listed as it was, so that it need not come again."""
+        listed = set(now.files) if now is not None else set()
+        for file, path in staged.items():
+            if file in listed:
+                self.mirror.keep(name, file, path)
+            else:
+                path.unlink()
+
+
+def _diff(before: FolderState, after: FolderState | None) -> str:
+    changed = set(before.files) ^ set(after.files if after is not None else ())
+    names = sorted({file.path for file in changed})
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

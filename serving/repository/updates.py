@@ -1,0 +1,308 @@
+"""Loading and unloading by name: members before their ensembles, and ensembles again when members have changed."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from serving.backend import LoadOverrides
+from serving.repository.candidate import Candidate
+from serving.repository.dependencies import load_order
+from serving.repository.failures import ModelFailure, index_reason, load_failed, reason_of
+from serving.repository.folders import FolderState
+from serving.repository.loader import VersionLoader
+from serving.repository.managed import ManagedModel
+from serving.repository.reading import Reading, read_model
+from serving.repository.roots import Roots
+from serving.repository.tasks import Tasks
+from serving.request import LATEST
+from sluice.errors import SluiceError
+
+_log = logging.getLogger(__name__)
+
+Failures = dict[str, SluiceError]
+Candidates = dict[str, Candidate]
+
+
+@dataclass(slots=True)
+class ModelUpdates:
+    """The only writer of `models`."""
+
+    models: dict[str, ManagedModel]
+    roots: Roots
+    readers: Executor
+    loader: VersionLoader
+    is_strict: bool
+    on_note: Callable[[str], None]
+    on_failure: Callable[[str], None]
+    drain_timeout_s: float
+    drains: Tasks
+    failed_loads: Counter[str] = field(default_factory=Counter)
+    """How often each model could not be loaded."""
+    _lacking: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The members that ensembles lacked when they were last to be loaded."""
+    coming: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Models that are being loaded elsewhere: set when they are there, or will not come."""
+    _requests: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    def managed(self, name: str) -> ManagedModel:
+        """The model of that name, a new one where it was never heard of."""
+        if name not in self.models:
+            self.models[name] = ManagedModel(name, self.drain_timeout_s, self.drains)
+        return self.models[name]
+
+    async def load(self, names: Iterable[str]) -> Failures:
+        """Load what the folders hold, and tell what failed."""
+        candidates, failures = await self._read(names)
+        return {**failures, **await self._load_candidates(await self._with_members(candidates))}
+
+    async def load_seen(self, states: Mapping[str, FolderState | None]) -> Failures:
+        """The same for folders that have come to rest, where they are still as they were seen.
+
+        Members that they lack are not sought: what of them has not come to rest must not be served.
+        """
+        found, failures = await self._read(states)
+        candidates = {}
+        for name, candidate in found.items():
+            if candidate.state == states[name]:
+                candidates[name] = candidate
+            else:
+                self._let_go(candidate)
+        return {**failures, **await self._load_candidates(candidates)}
+
+    def ensembles(self) -> list[str]:
+        """The names of the ensembles that serve, or did."""
+        return [name for name, each in self.models.items() if each.candidate is not None and each.candidate.is_ensemble]
+
+    def waiting_for(self, names: Iterable[str]) -> list[str]:
+        """The ensembles that could not be loaded without any of `names`."""
+        loaded = set(names)
+        return [name for name, lacking in self._lacking.items() if lacking & loaded]
+
+    async def load_one(self, name: str, overrides: LoadOverrides | None) -> None:
+        """Load a model, as it lies in its folder or as the request brings it. Raises SluiceError in Triton's words."""
+        # One request for a model after the other, reading too: what was read later must not be applied earlier.
+        lock = self._requests.setdefault(name, asyncio.Lock())
+        async with lock:
+            candidates, failures = await self._read([name], overrides)
+            if overrides is None and name in candidates and self.managed(name).keeps_override(candidates[name]):
+                self._let_go(candidates[name])
+                return
+            failures = failures or await self._load_candidates(await self._with_members(candidates))
+        if name in failures:
+            raise failures[name]
+
+    async def unload(self, name: str, *, with_members: bool = False) -> None:
+        """Take it out of service, and with it the ensembles that call it, which come back when it does.
+
+        `with_members`: also the models that were loaded only because this ensemble needed them.
+        """
+        managed = self.models.get(name)
+        if managed is None:
+            return
+        async with managed.lock:
+            members = managed.candidate.members if managed.candidate is not None else ()
+            managed.forget()
+            managed.unload()
+        await self._unload_callers(name)
+        for member in members if with_members else ():
+            if member in self.models and not self.models[member].is_explicit and not self._callers([member]):
+                await self.unload(member, with_members=True)
+
+    async def remove(self, name: str) -> None:
+        """Its folder has gone: unload it, and miss it no more."""
+        if name in self.models and self.models[name].ready:
+            self.on_note(f"model '{name}' is unloaded: its folder has gone")
+        await self.unload(name)
+        self._lacking.pop(name, None)
+        self.managed(name).has_folder = False
+
+    async def _unload_callers(self, name: str) -> None:
+        for caller in self._callers([name]):
+            # One that is being loaded over the model that has gone must go too, as soon as it is there.
+            async with caller.lock:
+                was_ready = bool(caller.ready)
+                if was_ready:
+                    caller.unload()
+            if was_ready:
+                await self._unload_callers(caller.name)
+
+    async def _read(
+        self, names: Iterable[str], overrides: LoadOverrides | None = None, *, is_explicit: bool = True
+    ) -> tuple[Candidates, Failures]:
+        """The candidates hold their folders."""
+
+        def read(name: str) -> Reading:
+            return read_model(self.roots, name, self.loader.backends, is_strict=self.is_strict, overrides=overrides)
+
+        run = asyncio.get_running_loop().run_in_executor
+        readings: list[Reading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
+        candidates: Candidates = {}
+        failures: Failures = {}
+        for reading in readings:
+            if reading.error is not None:
+                failures[reading.name] = reading.error
+                self._blame(reading)
+            elif reading.candidate is not None:
+                candidates[reading.name] = reading.candidate
+                managed = self.managed(reading.name)
+                managed.is_explicit = managed.is_explicit or is_explicit
+                managed.has_folder = reading.has_folder
+        return candidates, failures
+
+    def _blame(self, reading: Reading) -> None:
+        if reading.cause is not None:
+            self.failed_loads[reading.name] += 1
+            self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
+        if reading.error is not None:
+            why = "" if reading.cause or reading.has_folder else ": no repository has a folder of that name"
+            self.on_failure(reading.error.message + why)
+
+    async def _load_candidates(self, candidates: Candidates) -> Failures:
+        """Load them, then the ensembles over whatever changed. Lets go of their folders."""
+        try:
+            order, circular = load_order(self._graph(candidates))
+            failures = {name: load_failed(name, reason) for name, reason in circular.items() if name in candidates}
+            for name, failure in failures.items():
+                self.managed(name).fail(_blamed(candidates[name]), failure.reason)
+                self.on_failure(failure.message.strip())
+            changed, failed = await self._load_in_order([candidates[name] for name in order if name in candidates])
+            await self._reload_callers(changed, set(candidates))
+            self.failed_loads.update([*failures, *failed])
+            return {**failures, **failed}
+        finally:
+            for candidate in candidates.values():
+                self._let_go(candidate)
+
+    def _graph(self, candidates: Candidates) -> dict[str, Sequence[str]]:
+        known = {name: each.candidate for name, each in self.models.items() if each.candidate is not None}
+        return {name: candidate.members for name, candidate in {**known, **candidates}.items()}
+
+    async def _with_members(self, candidates: Candidates) -> Candidates:
+        """Also the models that the ensembles call and that do not serve, as they lie in the repository."""
+        found = dict(candidates)
+        while True:
+            lacking = {
+                member
+                for candidate in found.values()
+                for member in candidate.members
+                if member not in found and member not in self.coming and not self._is_serving(member)
+            }
+            more, _ = await self._read(sorted(lacking), is_explicit=False)
+            if not more:
+                return found
+            found.update(more)
+
+    def _is_serving(self, name: str, version: int = LATEST) -> bool:
+        ready = self.models[name].ready if name in self.models else []
+        return any(version in (LATEST, model.version) for model in ready)
+
+    async def _load_in_order(
+        self, ordered: Sequence[Candidate], *, is_forced: bool = False
+    ) -> tuple[set[str], Failures]:
+        """All side by side, but each after its members. Tells whose versions changed, and what failed."""
+        tasks: dict[str, asyncio.Task[bool]] = {}
+        for candidate in ordered:
+            members = {member: tasks[member] for member in candidate.members if member in tasks}
+            tasks[candidate.name] = asyncio.create_task(self._load_after(members, candidate, is_forced))
+        results = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True))
+        failures: Failures = {}
+        for name, result in results.items():
+            if isinstance(result, SluiceError):
+                failures[name] = result
+            elif isinstance(result, BaseException):
+                raise result
+        return {name for name, result in results.items() if result is True}, failures
+
+    async def _load_after(
+        self, members: Mapping[str, asyncio.Task[bool]], candidate: Candidate, is_forced: bool
+    ) -> bool:
+        results = await asyncio.gather(*members.values(), return_exceptions=True)
+        for member in candidate.members:
+            if member in self.coming:
+                await self.coming[member].wait()
+        failed = {name: each for name, each in zip(members, results, strict=True) if isinstance(each, SluiceError)}
+        managed = self.managed(candidate.name)
+        async with managed.lock:
+            managed.want(candidate)
+            try:
+                self._check_members(candidate, failed)
+                is_changed = await managed.apply(candidate, self.loader, is_forced=is_forced)
+            except SluiceError as error:
+                if isinstance(error, ModelFailure) or managed.ready:
+                    managed.fail(_blamed(candidate), index_reason(error))
+                self.on_failure(error.message.strip())
+                raise
+        if is_changed:
+            versions = ", ".join(str(each.version) for each in managed.ready)
+            _log.info("model '%s' is ready, version %s", candidate.name, versions)
+        if is_changed and candidate.notes:
+            self.on_note(f"model '{candidate.name}': {'; '.join(candidate.notes)}")
+        return is_changed
+
+    def _check_members(self, candidate: Candidate, failed: Failures) -> None:
+        """Raises SluiceError where an ensemble would call a model that does not serve."""
+        name = candidate.name
+        lacking = [member for member in candidate.members if not self._is_serving(member)]
+        self._lacking.pop(name, None)
+        if lacking:
+            self._lacking[name] = frozenset(lacking)
+        for member in lacking:
+            if member in failed:
+                raise load_failed(
+                    name,
+                    f"ensemble '{name}' depends on '{member}' which has no loaded version. "
+                    f"Model '{member}' loading failed with error: {failed[member].message.strip()}",
+                )
+        if lacking:
+            listed = ", ".join(lacking)
+            raise load_failed(name, f"ensemble {name} contains models that are not available or ambiguous: {listed}")
+        for step in candidate.config.ensemble_scheduling.step:
+            if not self._is_serving(step.model_name, step.model_version):
+                raise load_failed(
+                    name,
+                    f"ensemble '{name}' depends on '{step.model_name}' whose required version {step.model_version} "
+                    "is not loaded.",
+                )
+
+    async def _reload_callers(self, changed: set[str], done: set[str]) -> None:
+        """Ensembles are loaded again over members that are not those that they were loaded with."""
+        callers = {
+            each.name: each.candidate
+            for each in self._callers(changed)
+            if each.name not in done and each.candidate is not None
+        }
+        if callers:
+            order, _ = load_order(self._graph(callers))
+            ordered = [callers[name] for name in order if name in callers]
+            changed, failures = await self._load_in_order(ordered, is_forced=True)
+            for name, failure in failures.items():
+                await self._withdraw(name, index_reason(failure))
+            await self._reload_callers(changed, done | callers.keys())
+
+    async def _withdraw(self, name: str, reason: str) -> None:
+        """An ensemble that no longer fits its members serves no more, until they change again."""
+        async with self.models[name].lock:
+            self.models[name].unload(reason)
+        await self._unload_callers(name)
+
+    def _callers(self, names: Iterable[str]) -> list[ManagedModel]:
+        """The wanted ensembles that call any of `names`."""
+        called = set(names)
+        return [
+            each
+            for each in self.models.values()
+            if each.is_wanted and each.candidate is not None and called & set(each.candidate.members)
+        ]
+
+    def _let_go(self, candidate: Candidate) -> None:
+        if candidate.folder.let_go():
+            self.drains.begin_alone(asyncio.to_thread(candidate.folder.remove))
+
+
+def _blamed(candidate: Candidate) -> int:
+    """The version that the index lists where a model fails as a whole."""
+    return candidate.versions[-1] if candidate.versions else 1

@@ -1,0 +1,118 @@
+"""A named tensor, kept in the form it came in: wire bytes or an array. The other form is made when first asked for."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
+
+Buffer = bytes | bytearray | memoryview
+Array = NDArray[Any]
+
+
+class Tensor:
+    """A value of the v2 protocol. Treat it as immutable: ensembles hand the same one to several models.
+
+    `datatype` is the protocol's name (FP32, BYTES …), `shape` includes the batch dimension where the model has one.
+    """
+
+    __slots__ = ("_array", "_raw", "datatype", "name", "shape")
+
+    def __init__(
+        self, name: str, datatype: str, shape: Sequence[int], raw: Buffer | None = None, array: Array | None = None
+    ) -> None:
+        """From wire bytes (little-endian, C order; BYTES length-prefixed) or from an array of the type's dtype.
+
+        Nothing is checked or copied here. Where `raw` may be wrong, its maker calls `check_size`.
+        """
+        self.name = name
+        self.datatype = datatype
+        self.shape = tuple(shape)
+        self._raw = raw
+        self._array = array
+
+    @classmethod
+    def of(cls, name: str, array: Array) -> "Tensor":
+        """From an array, whose dtype says the type. Raises ValueError for a dtype that the protocol lacks."""
+        data_type = of_numpy(array.dtype)
+        if data_type is None:
+            raise ValueError(f"the protocol has no type for arrays of {array.dtype}")
+        return cls(name, data_type.name, array.shape, array=array)
+
+    @property
+    def data_type(self) -> DataType:
+        return DATA_TYPES[self.datatype]
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def raw(self) -> Buffer:
+        """Its wire form."""
+        if self._raw is None:
+            assert self._array is not None
+            self._raw = _wire_form(self._array, self.data_type)
+        return self._raw
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its wire form."""
+        itemsize = self.data_type.itemsize
+        return itemsize * self.num_elements if itemsize else len(memoryview(self.raw).cast("B"))
+
+    @property
+    def array(self) -> Array:
+        """As numpy, in `shape`; BYTES is an object array of `bytes`, BF16 has ml_dtypes' dtype.
+
+        May be a read-only view of the wire bytes. Raises ValueError where the bytes do not fit the shape.
+        """
+        if self._array is None:
+            assert self._raw is not None
+            self._array = _array_of(self._raw, self.data_type, self.shape)
+        return self._array
+
+    def renamed(self, name: str) -> "Tensor":
+        """The same value under another name; nothing is copied."""
+        return Tensor(name, self.datatype, self.shape, self._raw, self._array)
+
+    def reshaped(self, shape: Sequence[int]) -> "Tensor":
+        """The same elements in another shape; nothing is copied where the array is contiguous."""
+        array = None if self._array is None else self._array.reshape(shape)
+        return Tensor(self.name, self.datatype, shape, self._raw, array)
+
+    def check_size(self) -> None:
+        """Raise ValueError where the wire bytes do not fit type and shape."""
+        if self._raw is None:
+            return
+        data_type, actual = self.data_type, len(memoryview(self._raw).cast("B"))
+        if data_type is not BYTES:
+            expected = data_type.itemsize * self.num_elements
+            if actual != expected:
+                raise ValueError(f"expected {expected} bytes, got {actual}")
+            return
+        found = len(byte_strings.unpack(self._raw))
+        if found != self.num_elements:
+            raise ValueError(f"expected {self.num_elements} string elements, got {found}")
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
+
+
+def _wire_form(array: Array, data_type: DataType) -> Buffer:
+    if data_type is BYTES:
+        return byte_strings.pack_array(array)
+    return np.ascontiguousarray(array, data_type.dtype).tobytes()
+
+
+def _array_of(raw: Buffer, data_type: DataType, shape: tuple[int, ...]) -> Array:
+    if data_type is not BYTES:
+        return np.frombuffer(raw, data_type.dtype).reshape(shape)
+    elements = byte_strings.unpack(raw)
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array.reshape(shape)

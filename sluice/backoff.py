@@ -1,0 +1,37 @@
+"""How often a process that ends by itself is started again, and how long each start waits."""
+
+MAX_FUTILE_STARTS = 5
+"""Starts in a row that served nobody, after which another one is not worth trying."""
+CULPRIT_WEIGHT = 0.25
+"""What a futile start counts when a request is to blame for it: without that request the next start fares better,
+unless every request ends the process."""
+FIRST_DELAY_S = 0.5
+"""Delay before the start that follows the first futile one; each further delay is twice as long."""
+STABLE_S = 60.0
+"""A process that ran for this long counts as a good start, even if nobody sent it a request."""
+
+
+class RestartBudget:
+    """Counts futile starts, sets the delay before the next one, and says when to give up.
+
+    It reads no clock and starts nothing; a supervisor acts on it.
+    """
+
+    def __init__(self) -> None:
+        self._num_futile = 0.0
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._num_futile >= MAX_FUTILE_STARTS
+
+    def delay_s(self) -> float:
+        """Return the seconds to wait before the next start: exponential backoff."""
+        return FIRST_DELAY_S * 2.0 ** (int(self._num_futile) - 1) if self._num_futile >= 1 else 0.0
+
+    def refill(self) -> None:
+        """Forget the futile starts: the process that ended had served somebody, or had run for long."""
+        self._num_futile = 0.0
+
+    def spend(self, *, has_culprit: bool = False) -> None:
+        """Count one futile start: the process that ended had served nobody, or it did not load."""
+        self._num_futile += CULPRIT_WEIGHT if has_culprit else 1.0

@@ -1,0 +1,171 @@
+"""Builds from NeMo's checkpoints: archives of the first generation, folders of the second."""
+
+import io
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.build.nemo import read_nemo
+from tests.cli.build.conftest import Build
+from tests.cli.build.fake_tools import NEMO, NEMO_HANGS, write_program
+from tests.cli.build.trees import names, tree
+
+PATIENCE_S = 30.0
+FIRST = {
+    "target": "nemo.collections.nlp.models.language_modeling.megatron_gpt_model.MegatronGPTModel",
+    "num_layers": 32,
+    "tokenizer": {"library": "sentencepiece", "model": "nemo:abc_tokenizer.model"},
+}
+SECOND = """\
+_target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+config:
+  _target_: nemo.collections.llm.gpt.model.llama.Llama3Config8B
+  num_layers: 16
+  dtype: !!python/name:torch.bfloat16
+"""
+
+
+def write_archive(path: Path, config: object = FIRST, inside: str = "./model_config.yaml") -> Path:
+    text = yaml.safe_dump(config).encode()
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo(inside)
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return path
+
+
+def write_folder(path: Path) -> Path:
+    (path / "weights").mkdir(parents=True)
+    (path / "weights" / "__0_0.distcp").write_bytes(b"weights")
+    (path / "context").mkdir()
+    (path / "context" / "model.yaml").write_text(SECOND)
+    return path
+
+
+def test_what_a_checkpoint_tells(tmp_path: Path) -> None:
+    archive = read_nemo(write_archive(tmp_path / "llama3.nemo"))
+    assert archive is not None
+    assert (archive.generation, archive.model_class, archive.num_layers) == (1, "MegatronGPTModel", 32)
+    assert archive.description == "NeMo 1 checkpoint (MegatronGPTModel, 32 layers)"
+    folder = read_nemo(write_folder(tmp_path / "second"))
+    assert folder is not None
+    assert (folder.generation, folder.model_class, folder.num_layers) == (2, "LlamaModel", 16)
+
+
+def test_the_commands_for_an_archive(build: Build, tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "llama3.nemo")
+    output = tmp_path / "models"
+    model = ("--nemo-model-id", "meta-llama/Meta-Llama-3-8B")
+    done = build(archive, "--output", output, "--dry-run", "--layout", "single", *model)
+    assert done.code == 0, done.err
+    assert (
+        f"""# 1/4: turn the .nemo archive into a NeMo 2 checkpoint
+python3 /opt/NeMo/scripts/checkpoint_converters/convert_nemo1_to_nemo2.py \\
+  --input_path={archive} \\
+  --output_path={output}.work/nemo2 \\
+  --model_id=meta-llama/Meta-Llama-3-8B
+
+# 2/4: export the NeMo checkpoint to HuggingFace's format
+nemo llm export -y path={output}.work/nemo2 output_path={output}.work/huggingface target=hf
+"""
+        in done.out
+    )
+    assert f"{output}.work/huggingface/*.safetensors" in done.out
+    assert "nvcr.io/nvidia/nemo" in done.out
+    assert 'name: "llama3"' in done.out
+
+
+def test_engines_of_an_archive(build: Build, tmp_path: Path) -> None:
+    """What family it is of is not known yet: quantize.py finds out itself."""
+    config = {**FIRST, "tokenizer": {"library": "huggingface", "type": "meta-llama/Meta-Llama-3-8B"}}
+    archive = write_archive(tmp_path / "llama3.nemo", config)
+    done = build(archive, "--output", tmp_path / "models", "--dry-run", "--compile", "--tensorrt-llm-version", "1.2.1")
+    assert "--model_id=meta-llama/Meta-Llama-3-8B" in done.out
+    assert f"quantize.py \\\n  --model_dir {tmp_path}/models.work/huggingface" in done.out
+
+
+def test_a_folder_is_exported_and_built(
+    build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path / "bin" / "nemo", NEMO)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("NEMO_EXPORTS", str(tiny))
+    done = build(write_folder(tmp_path / "second"), "--output", tmp_path / "models")
+    assert done.code == 0, done.err
+    assert tree(tmp_path / "models" / "second" / "1") == tree(tiny)
+    assert names(tmp_path) == {"models", "second", "bin"}
+
+
+def test_without_nemo(build: Build, tmp_path: Path) -> None:
+    done = build(write_folder(tmp_path / "second"), "--output", tmp_path / "models")
+    assert done.code == 1
+    assert "nemo is not here, and needed to export the NeMo checkpoint" in done.err
+    assert "nvcr.io/nvidia/nemo" in done.err
+    assert f"output_path={tmp_path}/models.work/huggingface target=hf" in done.err
+
+
+def test_an_archive_must_say_what_it_is_of(build: Build, tmp_path: Path) -> None:
+    done = build(write_archive(tmp_path / "llama3.nemo"), "--output", tmp_path / "models", "--dry-run")
+    assert done.code == 2
+    assert "--nemo-model-id" in done.err
+
+
+def test_what_an_archive_says_is_no_command(build: Build, tmp_path: Path) -> None:
+    """Its text stands in the script, which is to be run by a shell."""
+    config = {**FIRST, "target": "nemo.Model\ntouch stolen #", "tokenizer": "none"}
+    archive = write_archive(tmp_path / "llama3.nemo", config)
+    done = build(archive, "--output", tmp_path / "models", "--dry-run", "--nemo-model-id", "meta-llama/Meta-Llama-3-8B")
+    assert done.code == 0, done.err
+    assert "Model touch stolen #" in done.out
+    assert not any(line.startswith("touch") for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("content", [b"no archive", b""])
+def test_a_damaged_archive(build: Build, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.nemo").write_bytes(content)
+    done = build(tmp_path / "a.nemo", "--output", tmp_path / "models")
+    assert (done.code, "cannot read" in done.err) == (2, True)
+
+
+def test_an_archive_of_something_else(build: Build, tmp_path: Path) -> None:
+    archive = write_archive(tmp_path / "a.nemo", inside="notes.txt")
+    done = build(archive, "--output", tmp_path / "models")
+    assert (done.code, "has no model_config.yaml" in done.err) == (2, True)
+
+
+def test_an_unpacked_archive(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "llama3").mkdir()
+    (tmp_path / "llama3" / "model_config.yaml").write_text("num_layers: 2")
+    done = build(tmp_path / "llama3", "--output", tmp_path / "models")
+    assert done.code == 2
+    assert f"tar -cf llama3.nemo -C {tmp_path / 'llama3'} ." in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    write_program(tmp_path / "bin" / "nemo", NEMO_HANGS)
+    began, folder = tmp_path / "began", write_folder(tmp_path / "second")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("NEMO_BEGAN", str(began))
+    arguments = [sys.executable, "-m", "cli", "build", str(folder), "--output", str(tmp_path / "models")]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not began.exists():
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 128 + number
+        finally:
+            process.kill()
+    assert names(tmp_path) == {"bin", "began", "second"}

@@ -1,0 +1,316 @@
+"""What `sluice build` writes, and what it leaves alone."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.errors import SluiceError
+from engine.runners.openvino.source import Kind, open_weights
+from cli.build import openvino, steps
+from cli.build.failures import BuildError
+from cli.build.publishing import publish
+from gateway.bundled import models_folder
+from cli.repository.command import command as repository_command
+from tests.cli.build.conftest import Build
+from tests.cli.build.trees import names, tree
+from tests.gateway.fake_hub import COMMIT, fake_hub
+from tests.paths import DATA
+from tests import paths
+
+MODELS = {"tiny", "preprocessing", "postprocessing", "ensemble"}
+
+
+def manifest(repository: Path, model: str = "tiny") -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((repository / model / "sluice-build.json").read_text())
+    return told
+
+
+def test_the_checkpoint_the_stages_and_what_was_built(build: Build, tiny: Path, tmp_path: Path) -> None:
+    done = build(tiny, "--output", tmp_path / "models")
+    assert done.code == 0, done.err
+    assert names(tmp_path / "models") == MODELS
+    assert tree(tmp_path / "models" / "tiny" / "1") == tree(tiny)
+    for stage in ("preprocessing", "postprocessing"):
+        assert (tmp_path / "models" / stage / "1" / "tokenizer.json").read_bytes() == (
+            tiny / "tokenizer.json"
+        ).read_bytes()
+        assert not (tmp_path / "models" / stage / "1" / "model.safetensors").exists()
+    assert f"sluice serve --model-repository {tmp_path / 'models'}" in done.out
+    assert all(model in done.out for model in MODELS)
+
+
+def test_every_configuration_would_load(build: Build, tiny: Path, tmp_path: Path) -> None:
+    assert build(tiny, "--output", tmp_path / "models", "--max-num-seqs", "8", "--max-model-len", "512").code == 0
+    assert repository_command(["check", "--strict", str(tmp_path / "models")]) == 0
+
+
+def test_the_manifest(build: Build, tiny: Path, tmp_path: Path) -> None:
+    build(tiny, "--output", tmp_path / "models", "--quantization", "int8", "--dtype", "f32")
+    told = manifest(tmp_path / "models")
+    tokenizer = hashlib.sha256((tiny / "tokenizer.json").read_bytes()).hexdigest()
+    assert told["sluice_version"] == version("sluice")
+    assert (told["runtime"], told["runtime_version"]) == ("openvino", version("openvino"))
+    assert (told["quantization"], told["dtype"], told["model_format"]) == ("int8", "float32", "huggingface")
+    assert told["source"]["checkpoint"] == str(tiny)
+    assert (told["tokenizer_file"], told["tokenizer_sha256"]) == ("tokenizer.json", tokenizer)
+    assert told["compute_capability"] is None
+    assert set(told["models"]) == MODELS
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_path: Path, quantization: str) -> None:
+    """And are the same that the engine makes of it."""
+    rill, output = models_folder() / "rill" / "1", tmp_path / "models"
+    done = build(rill, "--output", output, "--quantization", quantization, "--layout", "single")
+    assert done.code == 0, done.err
+    built = output / "rill" / "1"
+    files = {file.name: file.stat().st_size for file in built.glob("*.safetensors")}
+    assert files.keys() == {f"model-{quantization}.safetensors", "model-others.safetensors"}
+    assert sum(files.values()) < 0.6 * (rill / "model.safetensors").stat().st_size
+    made, kept = (open_weights(each, quantization, tmp_path / "other") for each in (rill, built))
+    assert kept.quantization == quantization
+    assert list((tmp_path / "other").rglob("*.safetensors"))
+    for name, stored in made.tensors.items():
+        assert made.constant(name, stored.shape).shape == kept.constant(name, stored.shape).shape
+    assert (tmp_path / "other" / "compressed").joinpath(
+        next((tmp_path / "other" / "compressed").iterdir())
+    ).read_bytes() == (built / f"model-{quantization}.safetensors").read_bytes()
+
+
+def test_compressed_weights_are_not_compressed_otherwise(build: Build, tiny: Path, tmp_path: Path) -> None:
+    build(tiny, "--output", tmp_path / "models", "--quantization", "int8")
+    built = tmp_path / "models" / "tiny" / "1"
+    with pytest.raises(SluiceError, match="are stored in int8; build it again from the checkpoint"):
+        open_weights(built, "int4", tmp_path / "cache")
+    again = build(built, "--output", tmp_path / "more", "--name", "b", "--quantization", "int8")
+    assert (again.code, "are compressed already" in again.err) == (2, True)
+    assert build(built, "--output", tmp_path / "more", "--name", "b").code == 0
+
+
+def test_an_ir_stays_as_it_is(build: Build, tmp_path: Path) -> None:
+    source = shutil.copytree(DATA / "checkpoints" / "gpt2_ir", tmp_path / "gpt2")
+    shutil.copy(DATA / "tokenizers" / "rill" / "tokenizer.json", source)
+    done = build(source, "--output", tmp_path / "models", "--layout", "single")
+    assert done.code == 0, done.err
+    assert tree(tmp_path / "models" / "gpt2" / "1") == tree(source)
+    refused = build(source, "--output", tmp_path / "more", "--quantization", "int8")
+    assert refused.code == 2
+    assert "is an IR, whose weights are stored as they are" in refused.err
+
+
+def test_what_has_no_graph_here_is_converted(
+    build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By optimum-intel, whose work the engine's tests try; here it has been done before."""
+    converted, asked = DATA / "checkpoints" / "gpt2_ir", []
+
+    def convert(folder: Path, quantization: str, cache: Path) -> Path:
+        asked.append((folder, quantization, cache))
+        return converted
+
+    monkeypatch.setattr(openvino, "identify", lambda folder: (Kind.CONVERTIBLE, "it is odd"))
+    monkeypatch.setattr(steps, "convert", convert)
+    dry = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--dry-run").out
+    assert f"optimum-cli export openvino \\\n  --model {tiny}" in dry
+    assert "--weight-format int4 \\\n  --group-size-fallback adjust" in dry
+    done = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--layout", "single")
+    assert done.code == 0, done.err
+    assert asked == [(tiny, "int4", tmp_path / "cache" / "converted")]
+    version = tmp_path / "models" / "tiny" / "1"
+    assert {"openvino_model.xml", "openvino_model.bin", "tokenizer.json"} <= names(version)
+    assert not (version / "model.safetensors").exists()
+    assert "quantization" not in (tmp_path / "models" / "tiny" / "config.pbtxt").read_text()
+    assert manifest(tmp_path / "models")["model_format"] == "openvino_ir"
+
+
+def test_a_model_of_the_hub(tiny: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()}
+    with fake_hub({"acme/small": files}) as hub:
+        environment = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "NO_PROXY": "127.0.0.1"}
+        arguments = ["build", "acme/small", "--output", str(tmp_path / "models"), "--layout", "single"]
+        subprocess.run([sys.executable, "-m", "cli", *arguments], env=environment, check=True, capture_output=True)
+    assert tree(tmp_path / "models" / "small" / "1") == tree(tiny)
+    source = manifest(tmp_path / "models", "small")["source"]
+    assert (source["checkpoint"], source["revision"]) == ("acme/small", COMMIT)
+
+
+def test_several_models_in_one_repository(build: Build, tiny: Path, tmp_path: Path) -> None:
+    assert build(tiny, "--output", tmp_path / "models", "--layout", "single").code == 0
+    before = tree(tmp_path / "models")
+    assert build(tiny, "--output", tmp_path / "models", "--name", "second", "--layout", "prefixed").code == 0
+    stages = {"second", "second_preprocessing", "second_postprocessing", "second_ensemble"}
+    assert names(tmp_path / "models") == {"tiny", *stages}
+    assert before.items() <= tree(tmp_path / "models").items()
+    assert repository_command(["check", "--strict", str(tmp_path / "models")]) == 0
+
+
+def test_links_in_the_place_of_copies(build: Build, tiny: Path, tmp_path: Path) -> None:
+    assert build(tiny, "--output", tmp_path / "models", "--link").code == 0
+    weights = tmp_path / "models" / "tiny" / "1" / "model.safetensors"
+    assert weights.is_symlink()
+    assert weights.resolve() == (tiny / "model.safetensors").resolve()
+
+
+def test_what_is_there_is_replaced_only_by_force(build: Build, tiny: Path, tmp_path: Path) -> None:
+    build(tiny, "--output", tmp_path / "models", "--layout", "single")
+    (tmp_path / "models" / "other").mkdir()
+    before = tree(tmp_path / "models")
+    refused = build(tiny, "--output", tmp_path / "models")
+    assert refused.code == 2
+    assert "has tiny already; replace with --force" in refused.err
+    assert tree(tmp_path / "models") == before
+    assert build(tiny, "--output", tmp_path / "models", "--force", "--max-model-len", "64").code == 0
+    assert names(tmp_path / "models") == {*MODELS, "other"}
+    assert "max_model_len" in (tmp_path / "models" / "tiny" / "config.pbtxt").read_text()
+
+
+def test_a_failure_leaves_nothing(build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(steps, "_copy", fail)
+    (tmp_path / "models").mkdir()
+    done = build(tiny, "--output", tmp_path / "models")
+    assert (done.code, "No space left on device" in done.err) == (1, True)
+    assert names(tmp_path / "models") == set()
+    assert build(tiny, "--output", tmp_path / "new").code == 1
+    assert not (tmp_path / "new").exists()
+    assert not [name for name in names(tmp_path) if name.startswith(".sluice")]
+
+
+def test_a_move_that_fails_brings_back_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "built" / "a").mkdir(parents=True)  # b is missing, so its move fails
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    (tmp_path / "models" / "a" / "before").touch()
+    with pytest.raises(BuildError, match="cannot move b"):
+        publish(tmp_path / "built", tmp_path / "models", ["a", "b"], tmp_path / "aside")
+    assert names(tmp_path / "models") == {"a"}
+    assert names(tmp_path / "models" / "a") == {"before"}
+
+
+def test_a_move_that_is_interrupted_brings_back_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "built" / name).mkdir(parents=True)
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "before").touch()
+    rename = Path.rename
+
+    def interrupted(before: Path, after: Path) -> Path:
+        moved = rename(before, after)
+        if before == tmp_path / "models" / "b":
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publish(tmp_path / "built", tmp_path / "models", ["a", "b"], tmp_path / "aside")
+    assert [names(tmp_path / "models" / name) for name in ("a", "b")] == [{"before"}, {"before"}]
+
+
+def test_too_little_space_is_seen_before(
+    build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1000))
+    done = build(tiny, "--output", tmp_path / "models")
+    assert done.code == 2
+    assert "not enough space: the build needs about" in done.err
+    assert "1000 bytes are free" in done.err
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--quantization", "fp8", "--runtime", "openvino"],
+            "--quantization must be one of none, int8, int4 for openvino",
+        ),
+        (["--quantization", "int9"], "--quantization must be one of none, int8, int4 for openvino, got 'int9'"),
+        (["--dtype", "float16", "--runtime", "openvino"], "--dtype must be auto, bfloat16 or float32"),
+        (["--dtype", "int3"], "--dtype: must be one of auto, "),
+        (["--kv-cache-dtype", "fp8", "--runtime", "openvino"], "--kv-cache-dtype must be one of auto, bf16, f32, u8"),
+        (["--runtime", "openvino", "--compile"], "--compile makes TensorRT engines"),
+        (["--runtime", "openvino", "--tensor-parallel-size", "2"], "--tensor-parallel-size and"),
+        (["--runtime", "openvino", "--max-beam-width", "2"], "--max-beam-width must be 1 for openvino"),
+        (["--runtime", "vllm"], "--runtime: must be one of auto, openvino, tensorrt_llm, got 'vllm'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be a whole number from 1 to 4096, got '0'"),
+        (["--name", "../up"], "--name must be letters"),
+        (["--name", "ensemble"], "--name ensemble is a stage's name too"),
+        (["--quantisation", "int8"], "unknown option --quantisation; did you mean --quantization?"),
+    ],
+)
+def test_what_cannot_be_asked(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = build(tiny, "--output", tmp_path / "models", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert not (tmp_path / "models").exists()
+
+
+def no_such_folder(folder: Path, tiny: Path) -> Path:
+    return folder / "none"
+
+
+def no_checkpoint(folder: Path, tiny: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def no_tokenizer(folder: Path, tiny: Path) -> Path:
+    return DATA / "checkpoints" / "llama_tiny"
+
+
+def unknown_family(folder: Path, tiny: Path) -> Path:
+    shutil.copytree(tiny, folder / "odd")
+    (folder / "odd" / "config.json").write_text('{"model_type": "odd"}')
+    return folder / "odd"
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "said"),
+    [
+        (no_such_folder, 2, "which is no folder"),
+        (no_checkpoint, 2, "which has no config.json"),
+        (no_tokenizer, 2, "has no tokenizer"),
+        (unknown_family, 2, "OpenVINO cannot run"),
+    ],
+)
+def test_what_cannot_be_built_from(
+    build: Build, tiny: Path, tmp_path: Path, make: Callable[[Path, Path], Path], code: int, said: str
+) -> None:
+    done = build(make(tmp_path, tiny), "--output", tmp_path / "models", "--runtime", "openvino")
+    assert (done.code, said in done.err) == (code, True), done.err
+    assert not (tmp_path / "models").exists()
+
+
+def test_missing_weights(build: Build, tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "light")
+    (folder / "model.safetensors").unlink()
+    done = build(folder, "--output", tmp_path / "models")
+    assert (done.code, "holds no *.safetensors file" in done.err) == (1, True)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_models_folder_is_no_repository(build: Build, tiny: Path, tmp_path: Path) -> None:
+    build(tiny, "--output", tmp_path / "models", "--layout", "single")
+    done = build(tiny, "--output", tmp_path / "models" / "tiny", "--layout", "single", "--name", "more")
+    assert (done.code, "is a model's folder" in done.err) == (2, True)
+
+
+def test_weights_in_several_files(build: Build, tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "sharded")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "consolidated.safetensors").write_text("the same in another layout")
+    assert build(folder, "--output", tmp_path / "models", "--layout", "single").code == 0
+    copied = names(tmp_path / "models" / "sharded" / "1")
+    assert copied == names(folder) - {"consolidated.safetensors"}

@@ -1,0 +1,100 @@
+"""`sluice doctor` on this machine, which has no GPU or has: the same questions."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.doctor.command import command
+from cli.doctor.facts import Gpus
+from gateway.bundled import models_folder
+from tests.stand_ins.model_folders import make_compiled_engine
+from tests.stand_ins.paths import STAND_INS
+
+MODEL = models_folder() / "rill" / "1"
+FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = command([*FREE_PORTS, *arguments])
+    return code, capsys.readouterr().out
+
+
+def test_the_machine_alone_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys)
+    assert code == 0
+    assert len(said.splitlines()) <= 24
+    assert "CPU" in said and "libraries" in said and said.rstrip().splitlines()[-1].startswith("Will work")
+
+
+def test_a_model_is_told_with_its_runtime(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "--json", "--runtime", "openvino", str(MODEL))
+    report = json.loads(said)
+    texts = [finding["text"] for finding in report["findings"] if finding["subject"] == "rill"]
+    assert (code, report["verdict"]) in ((0, "ok"), (0, "note"))
+    assert any("runs on OpenVINO: it was asked for" in text for text in texts)
+
+
+def test_a_repository_s_language_models_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, parameters in (
+        ("good", f'parameters {{ key: "gpt_model_path" value {{ string_value: "{MODEL}" }} }}'),
+        ("empty", ""),
+    ):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(f'backend: "llm"\n{parameters}')
+    code, said = run(capsys, "--json", "--runtime", "openvino", str(tmp_path))
+    levels = {(finding["subject"], finding["level"]) for finding in json.loads(said)["findings"]}
+    assert code == 1 and ("empty", "fail") in levels
+    assert ("good", "ok") in levels and ("good", "fail") not in levels
+    _, unasked = run(capsys, "--json", str(tmp_path))
+    assert "runs on" in unasked and "it was asked for" not in unasked
+
+
+def test_what_is_asked_of_a_machine_without_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "--runtime", "tensorrt_llm", "--tensor-parallel-size", "64", str(MODEL))
+    assert code == 1
+    assert said.rstrip().splitlines()[-1].startswith("Will not work as it is")
+
+
+def test_a_model_that_runs_on_gpus_alone_needs_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT-LLM's image, started without the GPUs."""
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    monkeypatch.setattr("cli.doctor.machine.read_gpus", lambda: Gpus(reason="no driver"))
+    code, said = run(capsys, "--json", str(make_compiled_engine(tmp_path / "engine")))
+    assert code == 1
+    failing = {each["subject"]: each["text"] for each in json.loads(said)["findings"] if each["level"] == "fail"}
+    assert failing["GPU"] == "no NVIDIA GPU: no driver"
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command([*FREE_PORTS, "--http-port", str(port)])
+    assert f"{port} is taken" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/no/such/folder", "/no/such/folder is no folder"),
+        ("/", "is neither a model's folder"),
+        ("acme/never-downloaded", ""),
+    ],
+)
+def test_paths_that_are_no_model(path: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = command([*FREE_PORTS, path])
+    streams = capsys.readouterr()
+    if said:
+        assert code == 2 and said in streams.err
+    else:
+        assert code == 0 and "not in the hub's local cache" in " ".join(streams.out.split())
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(["--help"])
+    assert end.value.code == 0
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,100 @@
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from cli import main, serve
+from gateway.options.command_line import parse_flags
+from gateway.options.config import GROUPS, options_of
+
+HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load"}
+
+
+def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert "  serve      Serve models: OpenAI API" in overview
+    assert "  load       " in overview
+
+
+def test_without_arguments_it_shows_the_overview_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sluice {version('sluice')}\n"
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["sevre"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, serve\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--http-port", "x"], "sluice serve: error: --http-port must be a whole number from 0 to 65535, got 'x'\n"),
+        (["--nonsense"], "sluice serve: error: unrecognized arguments: --nonsense (see sluice serve --help)\n"),
+        (
+            ["--http-po", "1"],
+            "sluice serve: error: unknown option --http-po; did you mean --http-port? (see sluice serve --help)\n",
+        ),
+        (["/no/such"], "sluice serve: error: MODEL must be the folder of a HuggingFace checkpoint or "),
+        (["--http-port"], "sluice serve: error: argument --http-port: expected one argument (see sluice serve --help)"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    try:
+        code = serve.command(arguments)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        code = end.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.command(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for group in GROUPS.values():
+        for _, _, declared in options_of(group):
+            assert declared.flag in shown
+    assert "8001 gRPC" in shown
+    assert "Default: 64M" in shown
+
+
+def test_http_address_is_triton_s_name_for_host() -> None:
+    assert parse_flags(["--http-address", "::1", "--strict"]) == {"--host": "::1", "--strict": True}
+
+
+def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
+    script = (
+        "import sys; from cli.main import main; main(['serve', '--http-port', 'x']); "
+        f"print(sorted({HEAVY!r} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"model_{number}" / "1").mkdir(parents=True)
+    command = [sys.executable, "-m", "cli", "repository", "check", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == main.BROKEN_PIPE

@@ -1,0 +1,239 @@
+"""The stand-in's public surface is that of the API-stability files, name by name."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pydantic
+import pytest
+import yaml
+
+from tests import paths
+
+DATA = paths.DATA / "tensorrt_llm"
+STABILITY = DATA / "api_stability"
+COMMITTED_LLM = {"1.2.1": "llm.e00a1866", "1.3.0": "llm"}
+GONE = {"1.2.1": set(), "1.3.0": {"enable_tqdm", "fail_fast_on_attention_window_too_large"}}
+"""Section "1.2.0rc against 1.3.0rc" of what is known of the versions."""
+MADE_BY_CLASS = {"cuda_graph_config"}
+"""The files show None for a default that is made anew for each object; this one is optional besides."""
+
+VALUES = {
+    "sampling_params": ("tensorrt_llm.sampling_params", "SamplingParams"),
+    "guided_decoding_params": ("tensorrt_llm.sampling_params", "GuidedDecodingParams"),
+    "quant_config": ("tensorrt_llm.models.modeling_utils", "QuantConfig"),
+    "calib_config": ("tensorrt_llm.llmapi.llm_utils", "CalibConfig"),
+    "completion_output": ("tensorrt_llm.executor.result", "CompletionOutput"),
+}
+BEHAVIOURS = {
+    "llm": ("tensorrt_llm.llmapi.llm", "LLM"),
+    "request_output": ("tensorrt_llm.llmapi.llm", "RequestOutput"),
+    "completion_output": ("tensorrt_llm.executor.result", "CompletionOutput"),
+    "quant_config": ("tensorrt_llm.models.modeling_utils", "QuantConfig"),
+    "calib_config": ("tensorrt_llm.llmapi.llm_utils", "CalibConfig"),
+    "logits_processor": ("tensorrt_llm.sampling_params", "LogitsProcessor"),
+    "batched_logits_processor": ("tensorrt_llm.sampling_params", "BatchedLogitsProcessor"),
+}
+
+
+def files(name: str, version: str) -> Iterator[dict[str, Any]]:
+    committed = COMMITTED_LLM[version] if name == "llm" else name
+    for path in (
+        STABILITY / "references_committed" / f"{committed}.yaml",
+        STABILITY / "references" / f"{name}.yaml",
+    ):
+        if path.is_file():
+            yield yaml.safe_load(path.read_text())
+
+
+def parameters(name: str, method: str, version: str) -> dict[str, tuple[str, Any]]:
+    """(annotation, default) by name, of both files."""
+    told: dict[str, tuple[str, Any]] = {}
+    for file in files(name, version):
+        for key, value in file["methods"].get(method, {"parameters": {}})["parameters"].items():
+            default = None if value["default"] == "None" else value["default"]
+            told[key] = (" ".join(value["annotation"].split()), default)
+    return told
+
+
+def test_every_argument_of_the_llm_is_there_with_its_type_and_default(stand_in: ModuleType, flavour: str) -> None:
+    model = import_module("tensorrt_llm.llmapi").TorchLlmArgs
+    told = parameters("llm", "__init__", flavour)
+    told.pop("kwargs")
+
+    for name in GONE[flavour]:
+        assert name not in model.model_fields
+        told.pop(name, None)
+
+    for name, (annotation, default) in told.items():
+        field = model.model_fields[name]
+        assert field.json_schema_extra["annotation"] == annotation, name
+        assert field.is_required() == (default == "inspect._empty"), name
+        if field.default_factory is not None:
+            assert default is None and (annotation.startswith("tensorrt_llm.") or name in MADE_BY_CLASS), name
+        elif default != "inspect._empty":
+            assert field.default == default, name
+
+
+@pytest.mark.parametrize("file", sorted(VALUES))
+def test_every_field_of_a_value_is_there_with_its_type_and_default(
+    stand_in: ModuleType, flavour: str, file: str
+) -> None:
+    module, name = VALUES[file]
+    own = inspect.signature(getattr(import_module(module), name)).parameters
+    made = {each.name: each.default_factory for each in fields(getattr(import_module(module), name))}
+
+    for key, (annotation, default) in parameters(file, "__init__", flavour).items():
+        assert own[key].annotation == annotation, key
+        if made[key] is not MISSING:
+            assert default in (None, []), key
+        else:
+            assert own[key].default == (inspect.Parameter.empty if default == "inspect._empty" else default), key
+
+
+@pytest.mark.parametrize("file", sorted(BEHAVIOURS))
+def test_every_method_and_property_is_there_with_its_signature(stand_in: ModuleType, flavour: str, file: str) -> None:
+    module, name = BEHAVIOURS[file]
+    cls = getattr(import_module(module), name)
+
+    for told in files(file, flavour):
+        for method in told["methods"].keys() - {"__init__"}:
+            own = inspect.signature(getattr(cls, method))
+            for key, (_, default) in parameters(file, method, flavour).items():
+                expected = inspect.Parameter.empty if default == "inspect._empty" else default
+                assert own.parameters[key].default == expected, (method, key)
+        for attribute in told["properties"]:
+            assert isinstance(inspect.getattr_static(cls, attribute), property), attribute
+
+
+@pytest.mark.parametrize("file", ["llm", "request_output"])
+def test_methods_show_annotations_in_the_words_of_the_files(stand_in: ModuleType, flavour: str, file: str) -> None:
+    module, name = BEHAVIOURS[file]
+    cls = getattr(import_module(module), name)
+
+    for told in files(file, flavour):
+        for method, value in told["methods"].items():
+            if method == "__init__":
+                continue
+            own = inspect.signature(getattr(cls, method))
+            assert own.return_annotation == value["return_annotation"]
+            for key, (annotation, _) in parameters(file, method, flavour).items():
+                assert own.parameters[key].annotation == annotation, (method, key)
+
+
+def test_every_configuration_has_the_fields_that_are_told_of_it(stand_in: ModuleType, flavour: str) -> None:
+    llmapi = import_module("tensorrt_llm.llmapi")
+
+    for name, told in yaml.safe_load((DATA / "configs.yaml").read_text()).items():
+        if flavour not in told.pop("flavours", [flavour]):
+            assert not hasattr(llmapi, name)
+            continue
+        told.pop("base", None)
+        own = getattr(llmapi, name).model_fields
+        for key, value in told.items():
+            if flavour not in value.get("flavours", [flavour]):
+                assert key not in own, (name, key)
+            elif value.get("required"):
+                assert own[key].is_required(), (name, key)
+            else:
+                assert own[key].get_default(call_default_factory=True) == value["default"], (name, key)
+
+
+def test_what_only_one_version_has(stand_in: ModuleType, flavour: str) -> None:
+    llmapi = import_module("tensorrt_llm.llmapi")
+    is_old = flavour == "1.2.1"
+
+    assert stand_in.__version__ == flavour
+    assert hasattr(llmapi, "TrtLlmArgs") == is_old
+    assert hasattr(stand_in.LLM, "_check_health") == (not is_old)
+    assert hasattr(llmapi, "PARDDecodingConfig") == (not is_old)
+    if is_old:
+        assert import_module("tensorrt_llm._tensorrt_engine").LLM is not stand_in.LLM
+    else:
+        with pytest.raises(ModuleNotFoundError):
+            import_module("tensorrt_llm._tensorrt_engine")
+
+
+def test_what_is_unknown_is_refused(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
+    llmapi = import_module("tensorrt_llm.llmapi")
+
+    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+        open_llm(stand_in, max_num_seqs=4)
+    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+        llmapi.KvCacheConfig(fraction=0.5)
+    with pytest.raises(TypeError, match="max_new_tokens"):
+        stand_in.SamplingParams(max_new_tokens=3)
+    with pytest.raises(AttributeError):
+        stand_in.SamplingParams().max_new_tokens = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_batch_size", "8"),
+        ("enable_chunked_prefill", "yes"),
+        ("tokenizer_mode", "fast"),
+        ("guided_decoding_backend", "outlines"),
+        ("speculative_config", {"decoding_type": "Nothing"}),
+        ("kv_cache_config", {"free_gpu_memory_fraction": 1.5}),
+        ("kv_cache_config", {"max_attention_window": []}),
+        ("scheduler_config", {"capacity_scheduler_policy": "guaranteed_no_evict"}),
+        ("peft_cache_config", {"lora_prefetch_dir": "somewhere"}),
+        ("speculative_config", {"decoding_type": "Lookahead"}),
+    ],
+)
+def test_a_wrong_argument_is_refused(
+    stand_in: ModuleType, open_llm: Callable[..., Any], name: str, value: object
+) -> None:
+    with pytest.raises(pydantic.ValidationError, match=name):
+        open_llm(stand_in, **{name: value})
+
+
+def test_arguments_come_as_objects_or_as_dictionaries(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
+    llmapi = import_module("tensorrt_llm.llmapi")
+
+    llm = open_llm(
+        stand_in,
+        kv_cache_config=llmapi.KvCacheConfig(max_tokens=256),
+        scheduler_config={"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        speculative_config={"decoding_type": "NGram", "max_draft_len": 4},
+        load_format="dummy",
+        max_beam_width=None,
+    )
+
+    assert llm.args.kv_cache_config.max_tokens == 256
+    assert llm.args.scheduler_config.capacity_scheduler_policy is llmapi.CapacitySchedulerPolicy.MAX_UTILIZATION
+    assert isinstance(llm.args.speculative_config, llmapi.NGramDecodingConfig)
+    assert llm.args.load_format is llmapi.LoadFormat.DUMMY
+    assert llm.args.max_beam_width in (None, 1)
+    assert llm.args.scheduler_config is not type(llm.args).model_fields["scheduler_config"].default
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"n": 2}, "Greedy decoding"),
+        ({"n": 2, "top_k": 1}, "Greedy decoding"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+def test_sampling_params_keep_their_rules(stand_in: ModuleType, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stand_in.SamplingParams(**values)
+
+
+def test_only_one_guide(stand_in: ModuleType) -> None:
+    guide = import_module("tensorrt_llm.llmapi").GuidedDecodingParams(json_object=True, regex="a")
+
+    with pytest.raises(ValueError, match="Only one guide"):
+        stand_in.SamplingParams(guided_decoding=guide)
+
+
+def test_sampling_params_fill_in(stand_in: ModuleType) -> None:
+    params = stand_in.SamplingParams(n=2, top_p=0.9, end_id=7, logprobs=True)
+
+    assert (params.best_of, params.pad_id, params.logprobs) == (2, 7, 1)

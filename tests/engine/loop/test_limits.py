@@ -1,0 +1,150 @@
+"""Deadlines, failures of one among many, resumption, priorities and bursts."""
+
+import numpy as np
+
+from engine.frames import Cancel
+from engine.runners.base import FloatArray, StepBatch
+from engine.types import FinishReason
+from sluice.errors import ErrorCode
+from tests.engine.bench import Bench, echo
+from tests.engine.fake_runner import EchoRunner, echo_next
+
+# -- deadlines, failures, resumption
+
+
+def test_a_request_goes_on_where_another_engine_stopped() -> None:
+    expected = echo([5, 6, 7], 12)
+    bench = Bench()
+    bench.submit(1, [5, 6, 7], max_tokens=12, resume_token_ids=expected[:5])
+    bench.finish()
+    assert bench.tokens[1] == expected[5:]
+    assert bench.reasons[1] == [FinishReason.LENGTH]
+
+
+def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
+    bench = Bench()
+    lengths = []
+    original = bench.runner.run
+
+    def note(batch: StepBatch) -> FloatArray:
+        lengths.append(len(batch.token_ids))
+        return original(batch)
+
+    bench.runner.run = note  # type: ignore[method-assign]
+    bench.submit(1, list(range(20)), max_tokens=8, resume_token_ids=echo(list(range(20)), 4))
+    bench.finish()
+    assert lengths == [16, 4, 1, 1, 1, 1, 1, 1, 1], "prompt in chunks; four again, of which the last samples; three new"
+    assert bench.tokens[1] == echo(list(range(20)), 8)[4:]
+
+
+def test_who_waits_too_long_is_told_so_on_time() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.submit(1, [1], max_tokens=40)
+    bench.submit(2, [2], max_tokens=2, queue_timeout_s=5.0)
+    bench.step()
+    bench.now = 4.9
+    bench.step()
+    assert not bench.failures
+    bench.now = 5.0
+    bench.step()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(2, ErrorCode.DEADLINE)]
+    assert "longer than its 5 s" in bench.failures[0].message
+    bench.finish()
+    assert len(bench.tokens[1]) == 40
+    assert bench.executor.stats().timeouts_total == 1
+
+
+def test_a_deadline_ends_a_running_request_and_frees_its_blocks() -> None:
+    bench = Bench()
+    bench.submit(1, [1], max_tokens=40, timeout_s=3.0, queue_timeout_s=1.0)
+    bench.step()
+    bench.now = 2.0
+    bench.step()
+    assert len(bench.tokens[1]) == 2, "it started in time, so the limit on waiting is met"
+    bench.now = 3.0
+    bench.step()
+    assert [failure.code for failure in bench.failures] == [ErrorCode.DEADLINE]
+    assert bench.executor.stats().num_blocks_used == 0
+
+
+class SpoiltRunner(EchoRunner):
+    """Answers sequences whose first token is 666 with what is no number."""
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        logits = super().run(batch)
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            if self.first_token(batch, sequence) == 666:
+                logits[row] = np.nan
+        return logits
+
+
+def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
+    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench.submit(1, [666, 1, 2], max_tokens=5)
+    bench.submit(2, [1, 2], max_tokens=5)
+    bench.finish()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
+    assert bench.tokens[2] == echo([1, 2], 5)
+
+
+def test_what_brought_no_numbers_is_not_shared() -> None:
+    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench.submit(1, [666] * 9, max_tokens=5)
+    bench.finish()
+    assert len(bench.failures) == 1
+    assert bench.executor.stats().num_blocks_cached == 0
+
+
+def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
+    bench = Bench(max_num_batched_tokens=7)
+    prompt = list(range(1, 19))
+    for stream_id in range(2):
+        bench.submit(stream_id, prompt, max_tokens=2, prompt_logprobs=1, logprobs=0)
+        bench.finish()
+        found = bench.details[stream_id].prompt_logprobs
+        assert found is not None
+        assert found[0] is None
+        assert [entry.token_id for entry in found[1:] if entry is not None] == prompt[1:]
+        best = [entry.top[0][0] for entry in found[1:] if entry is not None]
+        assert best == [echo_next(prompt[: i + 1], 4096) for i in range(17)]
+    assert bench.details[1].num_cached_tokens == 0, "only computing a prompt tells how likely it is"
+
+
+def test_a_lower_priority_number_goes_first() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.submit(1, [1], max_tokens=3)
+    bench.step()
+    bench.submit(2, [2], max_tokens=3)
+    bench.submit(3, [3], max_tokens=3, priority=-1)
+    while not bench.tokens[3]:
+        bench.step()
+    assert not bench.tokens[2]
+
+
+def test_a_prompt_cancelled_while_it_is_computed_leaves_nothing_in_the_index() -> None:
+    bench = Bench()
+    bench.submit(1, [7] * 18, max_tokens=2)
+    original = bench.runner.run
+
+    def run_and_cancel(batch: StepBatch) -> FloatArray:
+        bench.script.pending.append(Cancel(1))
+        return original(batch)
+
+    bench.runner.run = run_and_cancel  # type: ignore[method-assign]
+    bench.step()
+    stats = bench.executor.stats()
+    assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 0)
+
+
+def test_a_burst_of_requests_does_not_hold_up_those_who_decode() -> None:
+    bench = Bench(max_queued_requests=1000)
+    bench.submit(0, [1, 2], max_tokens=20)
+    bench.step()
+    for stream_id in range(1, 201):
+        bench.submit(stream_id, [stream_id], max_tokens=1)
+    bench.step()
+    assert bench.executor.stats().num_waiting < 150, "the rest is taken in by and by"
+    assert len(bench.tokens[0]) == 2
+    bench.finish()
+    assert all(bench.tokens[i] == echo([i], 1) for i in range(1, 201))

@@ -1,0 +1,150 @@
+import msgspec
+import pytest
+
+from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from gateway.options.command_line import parse_flags
+from gateway.options.config import GROUPS, ServeConfig, options_of, read_config, unknown_variables
+from gateway.options.option import ConfigError
+
+DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in options_of(group)]
+
+
+def test_defaults() -> None:
+    config = read_config({}, {})
+    assert config == ServeConfig()
+    assert (config.http.host, config.http.port, config.metrics.port) == ("127.0.0.1", 8000, 8002)
+    assert config.http.max_input_bytes == 64 << 20
+    assert config.shutdown.exit_timeout_s == 30
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    environ = {"SLUICE_HTTP_PORT": "9000", "SLUICE_METRICS_PORT": "9002"}
+    config = read_config({"--http-port": "9100"}, environ)
+    assert (config.http.port, config.metrics.port) == (9100, 9002)
+
+
+def test_switches() -> None:
+    assert read_config({"--strict": True}, {}).http.is_strict
+    assert read_config({}, {"SLUICE_STRICT": "on"}).http.is_strict
+    assert not read_config({}, {"SLUICE_STRICT": "0"}).http.is_strict
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "said"),
+    [
+        ({"--http-port": "70000"}, {}, "--http-port must be a whole number from 0 to 65535, got '70000'"),
+        ({}, {"SLUICE_HTTP_PORT": "tcp://10.0.0.1"}, "SLUICE_HTTP_PORT must be a whole number from 0 to 65535"),
+        ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, float16, got 'fp8'"),
+        ({"--max-num-batched-tokens": "32"}, {}, r"--max-num-batched-tokens must be at least --max-num-seqs \(64\)"),
+        (
+            {"--scheduler-policy": "fifo"},
+            {},
+            "--scheduler-policy must be one of guaranteed_no_evict, max_utilization, ",
+        ),
+        (
+            {"--num-blocks": "9", "--kv-cache-memory": "1G"},
+            {},
+            "--kv-cache-memory and --num-blocks are two sizes for one KV cache; give one of them",
+        ),
+        (
+            {"--kv-cache-memory-fraction": "0.5"},
+            {"SLUICE_KV_CACHE_MEMORY": "1G"},
+            "--kv-cache-memory and --kv-cache-memory-fraction are two sizes",
+        ),
+        ({"--speculation": "draft_model"}, {}, "--speculation draft_model needs --draft-model"),
+        ({"--draft-model": "/m"}, {}, "--draft-model needs --speculation draft_model"),
+        ({"--draft-model": "/m", "--speculation": "ngram"}, {}, "--draft-model needs --speculation draft_model"),
+        (
+            {"--request-timeout-secs": "5", "--queue-timeout-secs": "6"},
+            {},
+            r"--queue-timeout-secs must be at most --request-timeout-secs \(5\), which counts the wait too, got 6",
+        ),
+        ({"--http-port": "8002"}, {}, "--metrics-port must differ from --http-port, got 8002 for both"),
+    ],
+)
+def test_refuses(given: dict[str, str | bool], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_config(given, environ)
+
+
+def test_both_ports_may_be_chosen_by_the_system() -> None:
+    config = read_config({"--http-port": "0", "--metrics-port": "0"}, {})
+    assert config.http.port == config.metrics.port == 0
+
+
+def test_the_engine_gets_its_part() -> None:
+    given = {"--dtype": "f32", "--max-queue-size": "7", "--kv-cache-memory": "1G", "--num-threads": "3"}
+    engine = read_config(given, {}).engine("/models/x")
+    expected = EngineConfig(
+        model_path="/models/x", dtype="f32", max_queued_requests=7, kv_cache_memory_bytes=1 << 30, num_threads=3
+    )
+    assert engine == expected
+
+
+def test_every_engine_option_arrives() -> None:
+    given = {
+        "--quantization": "int8",
+        "--scheduler-policy": "max_utilization",
+        "--kv-cache-dtype": "u8",
+        "--kv-cache-memory-fraction": "0.5",
+        "--max-queue-tokens": "9000",
+        "--tenant-weights": "a=2, b=0.5",
+        "--speculation": "draft_model",
+        "--num-speculative-tokens": "7",
+        "--draft-model": "/models/small",
+    }
+    environ = {"SLUICE_ENABLE_PREFIX_CACHING": "off"}
+    assert read_config(given, environ).engine("/models/x") == EngineConfig(
+        model_path="/models/x",
+        quantization="int8",
+        scheduler_policy=SchedulerPolicy.MAX_UTILIZATION,
+        enable_prefix_caching=False,
+        kv_cache_dtype="u8",
+        kv_cache_memory_fraction=0.5,
+        max_queued_tokens=9000,
+        tenant_weights={"a": 2.0, "b": 0.5},
+        speculation=Speculation.DRAFT_MODEL,
+        num_speculative_tokens=7,
+        draft_model_path="/models/small",
+    )
+
+
+def test_a_switch_that_is_on_can_be_switched_off() -> None:
+    assert parse_flags(["--no-enable-prefix-caching"]) == {"--enable-prefix-caching": False}
+    assert parse_flags(["--enable-prefix-caching"]) == {"--enable-prefix-caching": True}
+    off = read_config(parse_flags(["--no-enable-prefix-caching"]), {"SLUICE_ENABLE_PREFIX_CACHING": "1"})
+    assert not off.cache.enable_prefix_caching
+    assert ServeConfig().cache.enable_prefix_caching
+
+
+def test_timeouts_are_the_gateway_s() -> None:
+    config = read_config({"--request-timeout-secs": "60"}, {"SLUICE_QUEUE_TIMEOUT_SECS": "1.5"})
+    assert (config.requests.timeout_s, config.requests.queue_timeout_s) == (60.0, 1.5)
+
+
+def test_without_options_the_engine_has_its_own_defaults() -> None:
+    assert msgspec.structs.replace(ServeConfig().engine(""), model_path="x") == EngineConfig(model_path="x")
+
+
+def test_the_key_is_in_no_repr() -> None:
+    config = read_config({}, {"SLUICE_API_KEY": "sesame"})
+    assert config.access.api_key == "sesame"
+    assert "sesame" not in repr(config)
+
+
+def test_flags_and_variables_are_unique() -> None:
+    flags = [flag for _, _, declared in DECLARED for flag in (declared.flag, *declared.aliases)]
+    assert len(set(flags)) == len(flags)
+
+
+def test_variables_that_are_no_options_are_found() -> None:
+    environ = {"SLUICE_HTTP_PORT": "1", "SLUICE_HTTP_PROT": "2", "HOME": "/"}
+    assert unknown_variables(environ) == ["SLUICE_HTTP_PROT"]
+
+
+def test_the_log_as_tritonserver_s_flags_have_it() -> None:
+    given = {"--log-verbose": "2", "--log-info": "false", "--log-format": "ISO8601", "--log-file": "/var/log/sluice"}
+    logging = read_config(given, {}).logging
+    assert (logging.lowest_level, logging.file) == ("debug", "/var/log/sluice")
+    assert logging.settings() == {"log_info": False, "log_verbose_level": 2, "log_format": "ISO8601"}
+    assert read_config({}, {}).logging.settings() == {}

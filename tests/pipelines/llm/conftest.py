@@ -1,0 +1,81 @@
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.client.thread import InProcessEngineClient
+from engine.config import EngineConfig
+from pipelines.llm.configuration import bundled_config
+from pipelines.llm.model import LlmModel
+from pipelines.llm.text import LlmText
+from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.tokenizer import Tokenizer
+from serving.config.text import read_config
+from tests import paths
+from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.stepped import SteppedRunner
+
+SEED_CONFIGS = paths.DATA / "seed_configs"
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    return []
+
+
+@pytest.fixture
+async def runner() -> SteppedRunner:
+    return SteppedRunner(num_blocks=256, block_size=4, max_model_len=512)
+
+
+@pytest.fixture
+async def engine(runner: SteppedRunner, rill_path: Path) -> AsyncIterator[InProcessEngineClient]:
+    """A real executor on a runner without a model, whose answers depend on every token of the prompt."""
+    client = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
+    await client.start()
+    yield client
+    await client.stop()
+
+
+@pytest.fixture
+async def make(
+    engine: InProcessEngineClient, runner: SteppedRunner, rill: Tokenizer, records: list[Record]
+) -> AsyncIterator[Callable[[ModelConfig], LlmModel]]:
+    """Makes models over the one engine."""
+    models: list[LlmModel] = []
+
+    def make_one(config: ModelConfig) -> LlmModel:
+        text = LlmText(config.name, rill, engine, SamplingDefaults(), created=1)
+
+        def open_record(model: str, protocol: str) -> Record:
+            records.append(Record(model, protocol))
+            return records[-1]
+
+        models.append(LlmModel(config, text, engine, open_record))
+        return models[-1]
+
+    yield make_one
+    runner.release()
+    for model in models:
+        await model.close()
+
+
+@pytest.fixture
+def model(make: Callable[[ModelConfig], LlmModel]) -> LlmModel:
+    """With everything declared, without a batch dimension."""
+    return make(bundled_config("echo"))
+
+
+@pytest.fixture
+def batched(make: Callable[[ModelConfig], LlmModel]) -> LlmModel:
+    """With everything declared, and a batch dimension."""
+    config = bundled_config("echo")
+    config.max_batch_size = 8
+    return make(config)
+
+
+@pytest.fixture
+def seed(make: Callable[[ModelConfig], LlmModel]) -> LlmModel:
+    """Seed 000's configuration, as printed."""
+    return make(read_config(SEED_CONFIGS / "000_llama3_8b.pbtxt")[0])

@@ -1,0 +1,259 @@
+"""What the parameters of config.pbtxt do to a model that runs on TensorRT-LLM: every row of its table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check_settings
+from pipelines.llm.parameters import apply
+from pipelines.llm.shared_rules import SHARED
+from pipelines.llm.tensorrt_llm_rules import RULES
+from sluice.errors import ErrorCode, SluiceError
+from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
+
+GIVEN = EngineConfig(
+    model_path="nowhere",
+    runtime=Runtime.TENSORRT_LLM,
+    kv_cache_memory_bytes=1 << 30,
+    kv_cache_memory_fraction=0.8,
+    runtime_settings={"max_beam_width": "2", "moe_backend": "TRTLLM"},
+)
+EAGLE = {"speculative_decoding_type": "Eagle", "speculative_model": "/eagle", "speculative_max_draft_len": "3"}
+
+FIELDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt_model_type", "inflight_fused_batching", {}),
+    ("batching_type", "INFLIGHT", {}),
+    ("batching_type", "STATIC", {"scheduler_policy": SchedulerPolicy.STATIC_BATCH}),
+    ("batching_strategy", "V1", {"scheduler_policy": SchedulerPolicy.STATIC_BATCH}),
+    ("decoding_mode", "beam_search", {}),
+    ("decoding_mode", "top_k_top_p", {}),
+    ("batch_scheduler_policy", "max_utilization", {"scheduler_policy": SchedulerPolicy.MAX_UTILIZATION}),
+    ("tensor_parallel_size", "2", {"tensor_parallel_size": 2}),
+    ("tp_size", "2", {"tensor_parallel_size": 2}),
+    ("pipeline_parallel_size", "4", {"pipeline_parallel_size": 4}),
+    ("pp_size", "4", {"pipeline_parallel_size": 4}),
+    ("data_parallel_size", "1", {}),
+    ("num_nodes", "1", {}),
+    ("distributed_executor_backend", "mp", {}),
+    ("enable_lora", "true", {}),
+    ("dtype", "half", {"dtype": "float16"}),
+    ("dtype", "bfloat16", {"dtype": "bf16"}),
+    ("quantization", "FP8", {"quantization": "fp8"}),
+    ("kv_cache_dtype", "fp8_e4m3", {"kv_cache_dtype": "fp8"}),
+    ("kv_cache_dtype", "nvfp4", {"kv_cache_dtype": "nvfp4"}),
+    ("speculation", "draft_model", {"speculation": Speculation.DRAFT_MODEL}),
+    ("draft_model_path", "/draft", {"draft_model_path": "/draft"}),
+    ("lora_modules", "sql=/a, chat=/b", {"lora_modules": {"sql": "/a", "chat": "/b"}}),
+    ("lora_modules", '{"sql": "/a"}', {"lora_modules": {"sql": "/a"}}),
+    ("max_seq_len", "4096", {"max_model_len": 4096}),
+    (
+        "speculative_config",
+        '{"method": "ngram", "num_speculative_tokens": 5}',
+        {"speculation": Speculation.NGRAM, "num_speculative_tokens": 5},
+    ),
+    (
+        "speculative_config",
+        '{"model": "/draft", "num_speculative_tokens": 3}',
+        {"speculation": Speculation.DRAFT_MODEL, "draft_model_path": "/draft", "num_speculative_tokens": 3},
+    ),
+]
+
+AS_SETTINGS: list[tuple[str, str, dict[str, str]]] = [
+    ("kv_cache_host_memory_bytes", "1073741824", {"host_cache_size": "1073741824"}),
+    ("swap_space", "4", {"host_cache_size": str(4 << 30)}),
+    ("kv_cache_onboard_blocks", "false", {"onboard_blocks": "false"}),
+    ("block_size", "64", {"tokens_per_block": "64"}),
+    ("max_attention_window_size", "4096,2048", {"max_attention_window": "4096,2048"}),
+    ("sink_token_length", "4", {"sink_token_length": "4"}),
+    ("enable_chunked_context", "true", {"enable_chunked_prefill": "true"}),
+    ("max_beam_width", "4", {"max_beam_width": "4"}),
+    ("decoding_mode", "eagle", {"decoding_mode": "eagle"}),
+    ("speculative_decoding_type", "eagle", {"speculative_decoding_type": "eagle"}),
+    ("eagle_choices", "{0, 0}, {0, 1}", {"eagle_choices": "{0, 0}, {0, 1}"}),
+    ("guided_decoding_backend", "xgrammar", {"guided_decoding_backend": "xgrammar"}),
+    ("lora_dir", "/loras", {"lora_dir": "/loras"}),
+    ("lora_cache_gpu_memory_fraction", "0.1", {"lora_cache_gpu_memory_fraction": "0.1"}),
+    ("max_lora_rank", "16", {"max_lora_rank": "16"}),
+    ("enforce_eager", "true", {"enforce_eager": "true"}),
+    ("trust_remote_code", "true", {"trust_remote_code": "true"}),
+    ("distributed_executor_backend", "ray", {"orchestrator_type": "ray"}),
+    ("iter_stats_max_iterations", "100", {"iter_stats_max_iterations": "100"}),
+    ("ep_size", "8", {"moe_expert_parallel_size": "8"}),
+    ("speculative_config", '{"method": "eagle3", "model": "/eagle", "num_speculative_tokens": 3}', EAGLE),
+    (
+        "speculative_config",
+        '{"method": "medusa", "model": "/m"}',
+        {"speculative_decoding_type": "Medusa", "speculative_model": "/m", "speculative_max_draft_len": "4"},
+    ),
+    (
+        "speculative_config",
+        '{"method": "deepseek_mtp", "num_speculative_tokens": 1}',
+        {"speculative_decoding_type": "MTP", "num_nextn_predict_layers": "1"},
+    ),
+]
+
+NOTED: list[tuple[str, str, str]] = [
+    ("num_nodes", "2", "engine-launcher"),
+    ("engine_launcher", "mpirun -n 8", "the server's own command line alone"),
+    ("data_parallel_size", "2", "one engine serves all"),
+    ("cpu_offload_gb", "4", "weights stay on the GPU"),
+    ("num_threads", "2", "chooses its threads itself"),
+    ("quantization", "awq", "as the checkpoint has them"),
+    ("executor_worker_path", "/opt/w", "a process of its own"),
+    ("gpu_device_ids", "0,1", "CUDA_VISIBLE_DEVICES"),
+    ("lora_prefetch_dir", "/l", "cannot prefetch"),
+    ("multi_block_mode", "true", "only compiled engines have it"),
+    ("normalize_log_probs", "true", "only compiled engines have it"),
+    ("unheard_of", "x", "is unknown and has no effect"),
+]
+
+REFUSED: list[tuple[str, str, str]] = [
+    ("encoder_model_path", "/enc", "models with an encoder are not offered"),
+    ("encoder_engine_dir", "/enc", "models with an encoder are not offered"),
+    ("gpt_model_type", "V2", "must be inflight_fused_batching, inflight_batching or V1"),
+    ("tensor_parallel_size", "0", "must be an integer of at least 1"),
+    ("max_beam_width", "none", "must be a whole number of 1 or more, got 'none'"),
+    ("decoding_mode", "redrafter", "must be one of top_k"),
+    ("dtype", "fp4", "must be one of auto, bf16"),
+    ("kv_cache_dtype", "u8", "must be one of auto, fp8, nvfp4"),
+    ("speculation", "magic", "must be one of off, ngram, draft_model"),
+    ("swap_space", "much", "must be a number of GiB"),
+    ("enable_lora", "maybe", "must be true or false"),
+    ("lora_modules", "/loras", "must be names of adapters with their folders"),
+    ("lora_modules", "{", "must be a JSON object of folders by name"),
+    ("max_tokens_in_paged_kv_cache", "0", "must be a whole number of 1 or more"),
+    ("speculative_config", "ngram", "must be a JSON object"),
+    ("speculative_config", '{"method": "eagle"}', "must name the model of method eagle"),
+    ("speculative_config", '{"method": "suffix"}', "must have one of the methods ngram"),
+    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm"),
+]
+
+
+def changed(config: EngineConfig) -> dict[str, Any]:
+    before, after = msgspec.structs.asdict(GIVEN), msgspec.structs.asdict(config)
+    return {name: value for name, value in after.items() if value != before[name]}
+
+
+@pytest.mark.parametrize(("key", "text", "fields"), FIELDS)
+def test_is_a_field(key: str, text: str, fields: dict[str, Any]) -> None:
+    config, notes = apply(GIVEN, "m", {key: text})
+    different = {name: value for name, value in fields.items() if value != getattr(GIVEN, name)}
+    assert (changed(config), notes) == (different, [])
+
+
+@pytest.mark.parametrize(("key", "text", "settings"), AS_SETTINGS)
+def test_is_a_setting(key: str, text: str, settings: dict[str, str]) -> None:
+    config, notes = apply(GIVEN, "m", {key: text})
+    assert config.runtime_settings == GIVEN.runtime_settings | settings
+    assert changed(config).keys() <= {"runtime_settings"}
+    assert notes == []
+    check_settings(config.runtime_settings)
+
+
+@pytest.mark.parametrize(("key", "text", "words"), NOTED)
+def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
+    config, (note,) = apply(GIVEN, "m", {key: text})
+    assert changed(config) == {}
+    assert note.startswith(f"{key}: ")
+    assert words in note
+
+
+@pytest.mark.parametrize(("key", "text", "words"), REFUSED)
+def test_is_refused(key: str, text: str, words: str) -> None:
+    with pytest.raises(SluiceError, match=f"parameter '{key}' of model 'm' .*{words}") as caught:
+        apply(GIVEN, "m", {key: text})
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
+
+
+def test_every_row_of_its_own_is_tested() -> None:
+    tested = {row[0] for row in (*FIELDS, *AS_SETTINGS, *NOTED, *REFUSED)}
+    own = {key for key, rule in RULES.items() if SHARED.get(key) is not rule}
+    assert own <= tested
+
+
+def test_fp8_is_one_kind() -> None:
+    config, notes = apply(GIVEN, "m", {"kv_cache_dtype": "fp8_e5m2"})
+    assert (config.kv_cache_dtype, notes) == ("fp8", ["kv_cache_dtype: fp8 is e4m3"])
+
+
+def test_the_smaller_of_both_cache_sizes_holds() -> None:
+    texts = {"max_tokens_in_paged_kv_cache": "20000", "kv_cache_free_gpu_mem_fraction": "0.5"}
+    config, notes = apply(GIVEN, "m", texts)
+    assert config.runtime_settings["kv_cache_max_tokens"] == "20000"
+    assert (config.kv_cache_memory_fraction, config.kv_cache_memory_bytes, notes) == (0.5, None, [])
+
+
+def test_what_only_engines_have_reaches_them(tmp_path: Path) -> None:
+    texts = {"multi_block_mode": "true", "medusa_choices": "{0}, {0, 0}"}
+    engine = msgspec.structs.replace(GIVEN, model_path=str(make_compiled_engine(tmp_path / "e")))
+    config, notes = apply(engine, "m", texts)
+    assert config.runtime_settings == GIVEN.runtime_settings | texts
+    assert notes == []
+    checkpoint = msgspec.structs.replace(GIVEN, model_path=str(make_checkpoint(tmp_path / "c")))
+    assert len(apply(checkpoint, "m", texts)[1]) == 2
+    assert apply(checkpoint, "m", texts | {"backend": "tensorrt"})[1] == []
+
+
+def test_a_models_own_settings_win_over_the_command_lines_by_any_name() -> None:
+    given = msgspec.structs.replace(
+        GIVEN, runtime_settings={"kv_cache_host_memory_bytes": "1", "max_num_seqs": "7", "moe_backend": "TRTLLM"}
+    )
+    config, _ = apply(given, "m", {"host_cache_size": "2", "max_batch_size": "9"})
+    assert config.runtime_settings == {"host_cache_size": "2", "moe_backend": "TRTLLM"}
+    assert config.max_num_seqs == 9
+
+
+def test_a_models_own_drafts_go_instead_of_the_command_lines() -> None:
+    given = msgspec.structs.replace(GIVEN, speculation=Speculation.NGRAM)
+    assert apply(given, "m", {"decoding_mode": "top_k_top_p"})[0].speculation is Speculation.NGRAM
+    assert apply(given, "m", {"decoding_mode": "eagle"})[0].speculation is Speculation.OFF
+    with pytest.raises(SluiceError, match="parameters 'decoding_mode' and 'speculation' of model 'm' contradict"):
+        apply(given, "m", {"decoding_mode": "eagle", "speculation": "ngram"})
+
+
+def test_two_names_of_one_setting_may_not_contradict() -> None:
+    with pytest.raises(SluiceError, match="parameters 'block_size' and 'tokens_per_block' of model 'm' contradict"):
+        apply(GIVEN, "m", {"block_size": "32", "tokens_per_block": "64"})
+
+
+def test_every_setting_can_be_a_parameter() -> None:
+    """None of the table's names is unknown to config.pbtxt."""
+    for name in SETTINGS:
+        try:
+            _, notes = apply(GIVEN, "m", {name: "1"})
+        except SluiceError as error:
+            assert error.param == name
+            continue
+        assert not any("unknown" in note for note in notes), name
+
+
+def test_nvidias_template_as_it_is_filled_for_a_checkpoint() -> None:
+    """What tensorrtllm_backend's fill_template.py leaves in the file with its defaults: nothing is refused."""
+    filled = {
+        "max_beam_width": "1",
+        "gpt_model_type": "inflight_fused_batching",
+        "max_tokens_in_paged_kv_cache": "2560",
+        "batch_scheduler_policy": "guaranteed_no_evict",
+        "kv_cache_free_gpu_mem_fraction": "0.9",
+        "enable_trt_overlap": "false",
+        "exclude_input_in_output": "true",
+        "enable_kv_cache_reuse": "false",
+        "normalize_log_probs": "true",
+        "enable_chunked_context": "false",
+        "gpu_weights_percent": "1.0",
+        "decoding_mode": "top_k_top_p",
+        "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
+        "lora_cache_optimal_adapter_size": "8",
+        "multi_block_mode": "true",
+        "cuda_graph_cache_size": "0",
+        "speculative_decoding_fast_logits": "false",
+        "recv_poll_period_ms": "0",
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+    }
+    config, _ = apply(GIVEN, "m", filled)
+    check_settings(config.runtime_settings)
+    assert json.loads(msgspec.json.encode(config))["enable_prefix_caching"] is False

@@ -1,0 +1,33 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine.client.thread import InProcessEngineClient
+from engine.config import EngineConfig
+from pipelines.llm.configuration import bundled_config
+from pipelines.llm.model import LlmModel
+from pipelines.llm.text import LlmText
+from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.tokenizer import Tokenizer
+from tests.engine.fake_runner import EchoRunner
+from tests.pipelines.llm.asking import Record
+from tests.pipelines.rag.rag_prompt.parts import Lookup
+
+
+@pytest.fixture
+async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
+    """The bundled model's text side, with a context of 512 tokens, on a runner without a model."""
+    runner = EchoRunner(num_blocks=256, block_size=4, max_model_len=512)
+    engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
+    await engine.start()
+    model = LlmModel(
+        bundled_config("rill"), LlmText("rill", rill, engine, SamplingDefaults(), created=1), engine, Record
+    )
+    yield model
+    await model.close()
+
+
+@pytest.fixture
+def lookup(llm: LlmModel) -> Lookup:
+    return Lookup(rill=llm)

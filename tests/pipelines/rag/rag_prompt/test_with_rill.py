@@ -1,0 +1,71 @@
+"""Prompts that the bundled model itself reads."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from engine.client.process import ProcessEngineClient
+from engine.config import EngineConfig
+from pipelines.llm.configuration import bundled_config
+from pipelines.llm.model import LlmModel
+from pipelines.llm.text import LlmText
+from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.text.sources import Source
+from serving.call import infer_one
+from serving.request import InferRequest
+from tests.paths import MODELS
+from tests.pipelines.llm.asking import Record
+from tests.pipelines.rag.rag_prompt.parts import Lookup, load, request, source
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""One engine serves all tests."""
+
+NO_ANSWER = "I found nothing that answers this question."
+SOURCES = [
+    source("sluice.md", "## sluice.drain\n\nTake nothing new and wait until every request has ended.", title="Sluice"),
+    source(
+        "sluice.md", "## sluice.admit\n\nReserve the blocks that a request can need at most.", title="Sluice", start=90
+    ),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm() -> AsyncIterator[LlmModel]:
+    checkpoint = MODELS / "rill" / "1"
+    engine = ProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
+    await engine.start()
+    model = LlmModel(bundled_config("rill"), LlmText.load("rill", checkpoint, engine), engine, Record)
+    yield model
+    await model.close()
+
+
+async def answer(prompts: RagPromptModel, llm: LlmModel, question: str, found: list[Source], **given: Any) -> str:
+    """As the ensemble does it."""
+    response = await infer_one(prompts, request(question, [found], **given))
+    outputs = {each.name: each for each in response.outputs}
+    inputs = {name: outputs[name].reshaped((1,)) for name in ("messages", "sampling_config", "cache_salt")}
+    (text,) = [each for each in (await infer_one(llm, InferRequest(inputs))).outputs if each.name == "text_output"]
+    element: bytes = np.ravel(text.array)[0]
+    return element.decode()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def prompts(tmp_path: Path, llm: LlmModel) -> RagPromptModel:
+    config = (MODELS / "rag_prompt" / "config.pbtxt").read_text()
+    return await load(tmp_path, Lookup(rill=llm), config=config)
+
+
+async def test_rill_quotes_the_sentence_that_answers(prompts: RagPromptModel, llm: LlmModel) -> None:
+    said = await answer(prompts, llm, "What does sluice.drain do?", SOURCES)
+    assert said == "Take nothing new and wait until every request has ended."
+
+
+@pytest.mark.parametrize("question", ["What does sluice.drain do?", "Who are you?", "What does len do?"])
+async def test_with_nothing_retrieved_rill_says_just_that(
+    prompts: RagPromptModel, llm: LlmModel, question: str
+) -> None:
+    assert await answer(prompts, llm, question, []) == NO_ANSWER

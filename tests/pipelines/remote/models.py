@@ -1,0 +1,116 @@
+"""Hosted models in a repository's folder, and questions to them, in few words."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.config import EngineConfig
+from pipelines.llm.services import LlmServices, RequestLimits
+from pipelines.remote.backend import OpenAIBackend
+from serving.backend import BackendContext
+from serving.call import infer_one, infer_stream
+from serving.config.completion import normalize
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSource
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.llm.asking import Record
+
+NAME = "hosted"
+USER = '[{"role": "user", "content": "hello"}]'
+
+
+class Load(Protocol):
+    async def __call__(self, text: str = "", **parameters: object) -> Model: ...
+
+
+class _NoModels:
+    def find(self, name: str, version: int = -1) -> Model:
+        raise SluiceError(ErrorCode.NOT_FOUND, name)
+
+
+def _no_engine(_: str) -> EngineConfig:
+    raise AssertionError("hosted models have no engine")
+
+
+def config_of(text: str, parameters: Mapping[str, object]) -> ModelConfig:
+    """The text of a config.pbtxt, and parameters in their plain form."""
+    config: ModelConfig = text_format.Parse(text, ModelConfig(name=NAME, backend="openai"))
+    for key, value in parameters.items():
+        config.parameters[key].string_value = str(value)
+    return config
+
+
+async def load_model(
+    folder: Path,
+    text: str,
+    parameters: Mapping[str, object],
+    records: list[Record],
+    limits: RequestLimits | None = None,
+) -> Model:
+    """As the repository does it."""
+
+    def open_record(model: str, protocol: str) -> Record:
+        records.append(Record(model, protocol))
+        return records[-1]
+
+    context = BackendContext(_NoModels())
+    backend = OpenAIBackend(LlmServices(open_record=open_record, limits=limits or RequestLimits()))
+    config = await backend.complete(ModelSource(folder, 1, config_of(text, parameters)), context)
+    normalize(config)
+    return await backend.load(ModelSource(folder, 1, config), context)
+
+
+def request(model: Model, fields: Mapping[str, Any], **settings: Any) -> InferRequest:
+    """Tensors of the declared type; a value is one row's, a list of values a row each where the model batches."""
+    return InferRequest({name: _tensor(model, name, value) for name, value in fields.items()}, **settings)
+
+
+def _tensor(model: Model, name: str, value: Any) -> Tensor:
+    spec = model.spec.inputs[name]
+    elements = [each.encode() if isinstance(each, str) else each for each in _listed(value)]
+    array = np.array(elements, spec.data_type.dtype)
+    if model.spec.max_batch_size > 0:
+        array = array[:, np.newaxis]
+    return Tensor(name, spec.data_type.name, array.shape, array=array)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def plain(response: InferResponse) -> dict[str, Any]:
+    """By name, the one element of each output; bytes as text."""
+    if response.error is not None:
+        raise response.error
+    return {each.name: _plain(each.array.ravel().tolist()) for each in response.outputs}
+
+
+def _plain(elements: list[Any]) -> Any:
+    shown = [each.decode() if isinstance(each, bytes) else each for each in elements]
+    return shown[0] if len(shown) == 1 else shown
+
+
+async def ask(model: Model, fields: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+    """The outputs of a request that does not stream."""
+    return plain(await infer_one(model, request(model, fields, **settings)))
+
+
+async def stream(model: Model, fields: Mapping[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    """The outputs of each response of a request that streams."""
+    asked = request(model, fields, streams_by_default=True, **settings)
+    return [plain(response) async for response in infer_stream(model, asked)]
+
+
+async def refusal(model: Model, fields: Mapping[str, Any], **settings: Any) -> SluiceError:
+    """The error of a request that does not stream."""
+    try:
+        answer = await ask(model, fields, **settings)
+    except SluiceError as error:
+        return error
+    raise AssertionError(f"it was answered: {answer}")

@@ -1,0 +1,195 @@
+"""Models that tests answer by hand, and ensembles of them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.config import EngineConfig
+from pipelines.llm.services import StreamRecord
+from serving.backend import BackendContext
+from serving.backends.ensemble.backend import EnsembleBackend
+from serving.backends.ensemble.model import EnsembleModel
+from serving.job import Job
+from serving.model import Model
+from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
+from serving.spec import ModelSource, spec_of
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+
+
+def config_of(text: str) -> ModelConfig:
+    config: ModelConfig = text_format.Parse(text, ModelConfig())
+    return config
+
+
+def simple_config(
+    name: str,
+    *,
+    inputs: str = "X",
+    outputs: str = "Y",
+    max_batch_size: int = 0,
+    is_decoupled: bool = False,
+    optional: str = "",
+    dims: str = "-1",
+    data_type: str = "TYPE_FP32",
+) -> ModelConfig:
+    """A model with one-letter tensors: each letter of `inputs` and `outputs` is one."""
+    lines = [f'name: "{name}" backend: "test" max_batch_size: {max_batch_size}']
+    lines += [
+        f'input {{ name: "{each}" data_type: {data_type} dims: [{dims}] optional: {str(each in optional).lower()} }}'
+        for each in inputs
+    ]
+    lines += [f'output {{ name: "{each}" data_type: {data_type} dims: [{dims}] }}' for each in outputs]
+    lines += [f"model_transaction_policy {{ decoupled: {str(is_decoupled).lower()} }}"]
+    return config_of("\n".join(lines))
+
+
+class HeldModel(Model):
+    """Keeps every job until the test answers it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, spec_of(config, 1))
+        self.jobs: list[Job] = []
+        self.num_cancelled = 0
+
+    def _start(self, job: Job) -> None:
+        self.jobs.append(job)
+        job.on_cancel = lambda: self._cancelled(job)
+
+    def _cancelled(self, job: Job) -> None:
+        self.num_cancelled += 1
+        job.respond(InferResponse())
+
+    def answer(
+        self, index: int, *, is_final: bool = True, parameters: Parameters | None = None, **values: Array
+    ) -> None:
+        outputs = [Tensor.of(name, array) for name, array in values.items()]
+        self.jobs[index].respond(InferResponse(outputs, parameters or {}, is_final=is_final))
+
+    def end(self, index: int) -> None:
+        self.jobs[index].respond(InferResponse())
+
+    async def close(self) -> None:
+        for job in self.jobs:
+            job.fail(SluiceError(ErrorCode.UNAVAILABLE, "closed"))
+
+
+class FunctionModel(Model):
+    """Answers at once with what a function makes of its inputs."""
+
+    def __init__(self, config: ModelConfig, function: Callable[..., dict[str, Array]]) -> None:
+        super().__init__(config, spec_of(config, 1))
+        self.function = function
+        self.requests: list[InferRequest] = []
+
+    def _start(self, job: Job) -> None:
+        self.requests.append(job.request)
+        made = self.function(**{name: tensor.array for name, tensor in job.request.inputs.items()})
+        outputs = [Tensor.of(name, array) for name, array in made.items() if name in job.request.requested_outputs]
+        job.respond(InferResponse(outputs))
+
+    async def close(self) -> None:
+        pass
+
+
+class Models:
+    """What is loaded."""
+
+    def __init__(self, *models: Model) -> None:
+        self.by_name: dict[str, Model] = {model.name: model for model in models}
+
+    def find(self, name: str, version: int = -1) -> Model:
+        model = self.by_name.get(name)
+        if model is None or version not in (-1, model.version):
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return model
+
+
+def _no_engine(_: str) -> EngineConfig:
+    raise AssertionError("ensembles have no engine")
+
+
+def _no_record(*_: str) -> StreamRecord:
+    raise AssertionError("ensembles are not measured as LLMs")
+
+
+async def load(config: ModelConfig, models: Models, folder: Path = Path("nowhere")) -> EnsembleModel:
+    context = BackendContext(models)
+    model = await EnsembleBackend().load(ModelSource(folder, 1, config), context)
+    assert isinstance(model, EnsembleModel)
+    models.by_name[model.name] = model
+    return model
+
+
+def ensemble_config(
+    steps: str, *, inputs: str = "a", outputs: str = "z", extra: str = "", dims: str = "-1"
+) -> ModelConfig:
+    """Steps as `model: X=a Y=b; …`, which names a model's tensor and then the ensemble's; outputs after `->`."""
+    lines = [f'name: "whole" platform: "ensemble" {extra}']
+    lines += [f'input {{ name: "{each}" data_type: TYPE_FP32 dims: [{dims}] }}' for each in inputs]
+    lines += [f'output {{ name: "{each}" data_type: TYPE_FP32 dims: [{dims}] }}' for each in outputs]
+    config = config_of("\n".join(lines))
+    for text in steps.split(";"):
+        name, maps = text.split(":")
+        step = config.ensemble_scheduling.step.add(model_name=name.strip(), model_version=-1)
+        for side, mapping in zip(maps.split("->"), (step.input_map, step.output_map), strict=True):
+            mapping.update(dict(pair.split("=") for pair in side.split()))
+    return config
+
+
+class Caller:
+    """Receives one request's responses."""
+
+    def __init__(self, model: Model, request: InferRequest) -> None:
+        self.responses: list[InferResponse] = []
+        self.job = model.submit(request, self.responses.append)
+
+    @property
+    def only(self) -> InferResponse:
+        assert len(self.responses) == 1
+        return self.responses[0]
+
+    @property
+    def error(self) -> SluiceError:
+        assert self.only.error is not None
+        return self.only.error
+
+    def values(self, output: str = "z") -> list[object]:
+        """The first element of that output of each response that has any."""
+        return [
+            tensor.array.ravel()[0].item()
+            for each in self.responses
+            for tensor in each.outputs
+            if tensor.name == output
+        ]
+
+
+def floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def request(
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    id: str = "",
+    outputs: tuple[str, ...] = (),
+    parameters: Parameters | None = None,
+    priority: int = 0,
+    timeout_us: int = 0,
+    correlation_id: int | str = 0,
+    sequence: SequenceFlag = SequenceFlag.NONE,
+) -> InferRequest:
+    given = inputs if inputs is not None else {"a": floats(1)}
+    return InferRequest(
+        {name: Tensor.of(name, array) for name, array in given.items()},
+        id=id,
+        requested_outputs=outputs,
+        parameters=parameters or {},
+        priority=priority,
+        timeout_us=timeout_us,
+        correlation_id=correlation_id,
+        sequence=sequence,
+    )

@@ -1,0 +1,295 @@
+"""What lies before a decoupled step meets what comes after it."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from serving.backends.ensemble.model import EnsembleModel
+from serving.job import Job
+from serving.request import InferRequest, InferResponse
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.ensemble.parts import (
+    Caller,
+    FunctionModel,
+    HeldModel,
+    Models,
+    ensemble_config,
+    floats,
+    load,
+    request,
+    simple_config,
+)
+
+
+def streaming(name: str, *, inputs: str = "X") -> HeldModel:
+    return HeldModel(simple_config(name, inputs=inputs, is_decoupled=True))
+
+
+def plain(name: str, *, inputs: str = "X") -> HeldModel:
+    return HeldModel(simple_config(name, inputs=inputs))
+
+
+def joining() -> FunctionModel:
+    return FunctionModel(simple_config("join", inputs="XW"), lambda X, W: {"Y": X * 100 + W})
+
+
+def names(responses: list[InferResponse]) -> list[list[str]]:
+    return [[tensor.name for tensor in response.outputs] for response in responses]
+
+
+class OnRequest(HeldModel):
+    """Decoupled as an LLM is: for requests that say so."""
+
+    def is_decoupled_for(self, request: InferRequest) -> bool:
+        return bool(request.parameters.get("stream", request.streams_by_default))
+
+
+def on_request(name: str = "talk") -> OnRequest:
+    return OnRequest(simple_config(name, is_decoupled=True))
+
+
+async def found_and_told(talk: HeldModel) -> tuple[EnsembleModel, HeldModel]:
+    """A step whose output is one of the ensemble and the input of the step that streams."""
+    find = plain("find")
+    config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
+    return await load(config, Models(find, talk)), find
+
+
+async def test_outputs_before_the_stream_go_out_first_and_once() -> None:
+    talk = streaming("talk")
+    model, find = await found_and_told(talk)
+    caller = Caller(model, request())
+    find.answer(0, Y=floats(7))
+    assert names(caller.responses) == [["s"]]
+    assert not caller.only.is_final
+    for value in (1, 2):
+        talk.answer(0, is_final=value == 2, Y=floats(value))
+    assert names(caller.responses) == [["s"], ["z"], ["z"]]
+    assert (caller.values("s"), caller.values("z")) == ([7.0], [1.0, 2.0])
+    assert [each.is_final for each in caller.responses] == [False, False, True]
+
+
+async def test_an_empty_stream_leaves_the_outputs_before_it() -> None:
+    talk = streaming("talk")
+    model, find = await found_and_told(talk)
+    caller = Caller(model, request())
+    find.answer(0, Y=floats(7))
+    talk.end(0)
+    assert names(caller.responses) == [["s"], []]
+    assert caller.responses[-1].is_empty
+
+
+async def test_steps_that_answer_at_once_keep_the_order() -> None:
+    class Burst(HeldModel):
+        def _start(self, job: Job) -> None:
+            super()._start(job)
+            for value in range(3):
+                self.answer(-1, is_final=value == 2, Y=floats(value))
+
+    find = FunctionModel(simple_config("find"), lambda X: {"Y": X + 6})
+    config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
+    model = await load(config, Models(find, Burst(simple_config("talk", is_decoupled=True))))
+    caller = Caller(model, request())
+    assert names(caller.responses) == [["s"], ["z"], ["z"], ["z"]]
+    assert caller.responses[-1].is_final
+
+
+async def test_a_request_that_does_not_stream_gets_one_response_with_all() -> None:
+    talk = on_request()
+    model, find = await found_and_told(talk)
+    asked = request()
+    assert model.spec.is_decoupled
+    assert not model.is_decoupled_for(asked)
+    caller = Caller(model, asked)
+    find.answer(0, Y=floats(7))
+    assert not caller.responses
+    talk.answer(0, Y=floats(1))
+    assert names(caller.responses) == [["s", "z"]]
+    assert caller.only.is_final
+
+
+@pytest.mark.parametrize("by_default", [False, True])
+async def test_a_request_that_asks_for_it_streams(by_default: bool) -> None:
+    talk = on_request()
+    model, find = await found_and_told(talk)
+    asked = request(parameters={} if by_default else {"stream": True})
+    asked.streams_by_default = by_default
+    assert model.is_decoupled_for(asked)
+    caller = Caller(model, asked)
+    find.answer(0, Y=floats(7))
+    talk.answer(0, is_final=False, Y=floats(1))
+    assert names(caller.responses) == [["s"], ["z"]]
+    caller.job.cancel()
+    assert talk.num_cancelled == 1
+
+
+async def test_an_input_of_the_ensemble_may_say_that_it_streams() -> None:
+    class ByInput(HeldModel):
+        def is_decoupled_for(self, request: InferRequest) -> bool:
+            return "W" in request.inputs and bool(request.inputs["W"].array[0])
+
+    talk = ByInput(simple_config("talk", inputs="XW", is_decoupled=True))
+    model = await load(ensemble_config("talk: X=a W=w -> Y=z", inputs="aw"), Models(talk))
+    for value in (0.0, 1.0):
+        assert model.is_decoupled_for(request({"a": floats(1), "w": floats(value)})) is bool(value)
+
+
+async def test_an_ensemble_of_an_ensemble_streams_as_that_does() -> None:
+    models = Models(on_request())
+    inner = ensemble_config("talk: X=a -> Y=z")
+    inner.name = "inner"
+    await load(inner, models)
+    outer = await load(ensemble_config("inner: a=a -> z=z"), models)
+    assert not outer.is_decoupled_for(request())
+    assert outer.is_decoupled_for(request(parameters={"stream": True}))
+
+
+async def test_what_only_lies_before_the_stream_is_one_response() -> None:
+    talk = streaming("talk")
+    model, find = await found_and_told(talk)
+    asked = request(outputs=("s",))
+    assert not model.is_decoupled_for(asked)
+    caller = Caller(model, asked)
+    find.answer(0, Y=floats(7))
+    assert names(caller.responses) == [["s"]]
+    assert caller.only.is_final
+    assert not talk.jobs
+
+
+async def test_each_response_of_a_stream_meets_what_lies_before_it() -> None:
+    talk, find = streaming("talk"), plain("find")
+    config = ensemble_config("find: X=a -> Y=s; talk: X=a -> Y=t; join: X=s W=t -> Y=z")
+    caller = Caller(await load(config, Models(find, talk, joining())), request())
+    assert not talk.jobs, "the stream begins when what it meets is there"
+    find.answer(0, Y=floats(7))
+    for value in (1, 2):
+        talk.answer(0, is_final=value == 2, Y=floats(value))
+    assert caller.values() == [701.0, 702.0]
+    assert caller.responses[-1].is_final
+
+
+async def test_an_input_of_the_ensemble_meets_the_stream() -> None:
+    talk = streaming("talk")
+    config = ensemble_config("talk: X=a -> Y=t; join: X=b W=t -> Y=z", inputs="ab")
+    caller = Caller(await load(config, Models(talk, joining())), request({"a": floats(0), "b": floats(5)}))
+    talk.answer(0, is_final=True, Y=floats(1))
+    assert caller.values() == [501.0]
+
+
+async def test_the_request_s_own_values_reach_through_two_streams() -> None:
+    outer, inner = streaming("outer"), streaming("inner")
+    config = ensemble_config("outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=b W=u -> Y=z", inputs="ab", outputs="zt")
+    caller = Caller(await load(config, Models(outer, inner, joining())), request({"a": floats(0), "b": floats(5)}))
+    outer.answer(0, is_final=False, Y=floats(1))
+    inner.answer(0, is_final=False, Y=floats(11))
+    outer.answer(0, is_final=True, Y=floats(2))
+    inner.answer(1, is_final=True, Y=floats(21))
+    inner.answer(0, is_final=True, Y=floats(12))
+    assert names(caller.responses) == [["t"], ["z"], ["z"], ["t"], ["z"]]
+    assert (caller.values("t"), caller.values("z")) == ([1.0, 2.0], [511.0, 512.0, 521.0])
+    assert [each.is_final for each in caller.responses] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_the_order_every_response_meets_its_own(seed: int) -> None:
+    random = Random(seed)
+    outer, inner, find = streaming("outer"), streaming("inner"), plain("find")
+    steps = "find: X=a -> Y=s; outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=s W=u -> Y=z"
+    caller = Caller(await load(ensemble_config(steps, outputs="zts"), Models(find, outer, inner, joining())), request())
+    models, number = [find, outer, inner], 0
+    told: dict[float, list[float]] = {}
+    while open_jobs := [(each, i) for each in models for i, job in enumerate(each.jobs) if not job.is_finished]:
+        model, index = random.choice(open_jobs)
+        if model is find:
+            find.answer(0, Y=floats(0))
+            continue
+        if random.random() < 0.3:
+            model.end(index)
+            continue
+        number += 1
+        if model is outer:
+            told[number] = []
+        else:
+            told[model.jobs[index].request.inputs["X"].array[0].item()].append(number)
+        model.answer(index, is_final=random.random() < 0.2, Y=floats(number))
+    expected = [[("t", key), *(("z", value) for value in values)] for key, values in told.items()]
+    seen = [(tensor.name, tensor.array[0].item()) for each in caller.responses for tensor in each.outputs]
+    assert seen == [("s", 0.0), *(pair for group in expected for pair in group)]
+    assert [each.is_final for each in caller.responses] == [False] * (len(caller.responses) - 1) + [True]
+
+
+async def test_streams_beside_each_other_still_do_not_meet() -> None:
+    left, right = streaming("left"), streaming("right")
+    config = ensemble_config("left: X=a -> Y=s; right: X=a -> Y=t; join: X=s W=t -> Y=z")
+    with pytest.raises(SluiceError, match="step of model 'join' receives inputs originated from different decoupled"):
+        await load(config, Models(left, right, joining()))
+    config = ensemble_config("left: X=a -> Y=s; right: X=a -> Y=z", outputs="zs")
+    with pytest.raises(SluiceError, match="receives inputs originated from different decoupled models"):
+        await load(config, Models(left, right))
+
+
+async def test_a_model_that_streams_after_all_is_refused() -> None:
+    class Surprising(OnRequest):
+        def is_decoupled_for(self, request: InferRequest) -> bool:
+            return "X" in request.inputs
+
+    find, talk = plain("find"), Surprising(simple_config("talk", is_decoupled=True))
+    config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z")
+    caller = Caller(await load(config, Models(find, talk)), request())
+    find.answer(0, Y=floats(1))
+    assert caller.error.code is ErrorCode.UNIMPLEMENTED
+    assert "model 'talk' gives any number of responses" in caller.error.message
+
+
+async def test_schedules_for_all_that_clients_ask_are_bounded() -> None:
+    letters = "bcdefgh"
+    steps = ";".join(f"m{each}: X=a -> Y={each}" for each in letters)
+    models = [FunctionModel(simple_config(f"m{each}"), lambda X: {"Y": X}) for each in letters]
+    model = await load(ensemble_config(steps, outputs=letters), Models(*models))
+    for mask in range(1, 2 ** len(letters)):
+        wanted = tuple(each for bit, each in enumerate(letters) if mask >> bit & 1)
+        caller = Caller(model, request(outputs=wanted))
+        assert set(names(caller.responses)[0]) == set(wanted)
+    assert len(model._plan.schedules._made) <= 64
+
+
+async def test_an_error_names_the_step_that_cannot_serve_now() -> None:
+    talk = streaming("talk")
+    model, find = await found_and_told(talk)
+    caller = Caller(model, request())
+    find.answer(0, Y=floats(7))
+    error = SluiceError(ErrorCode.UNAVAILABLE, "the engine failed", param="X", retry_after_s=2)
+    talk.jobs[0].fail(error)
+    told = caller.responses[-1].error
+    assert told is not None
+    assert told.message == "in ensemble 'whole', model 'talk': the engine failed"
+    assert (told.code, told.param, told.retry_after_s) == (ErrorCode.UNAVAILABLE, "X", 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [(ErrorCode.INTERNAL, "boom"), (ErrorCode.UNAVAILABLE, "model 'talk' is gone")]
+)
+async def test_what_a_model_says_itself_is_told_as_it_is(code: ErrorCode, message: str) -> None:
+    talk = streaming("talk")
+    model, find = await found_and_told(talk)
+    caller = Caller(model, request())
+    find.answer(0, Y=floats(7))
+    talk.jobs[0].fail(SluiceError(code, message))
+    assert caller.responses[-1].error is not None
+    assert caller.responses[-1].error.message == f"in ensemble 'whole', {message}"
+
+
+async def test_a_step_limit_holds_across_the_waves() -> None:
+    talk, join = streaming("talk"), plain("join", inputs="XW")
+    config = ensemble_config(
+        "talk: X=a -> Y=t; join: X=a W=t -> Y=z", extra="ensemble_scheduling { max_inflight_requests: 1 }"
+    )
+    caller = Caller(await load(config, Models(talk, join)), request())
+    for value in range(3):
+        talk.answer(0, is_final=value == 2, Y=floats(value))
+    for value in range(3):
+        assert len(join.jobs) == value + 1
+        assert join.jobs[value].request.inputs["W"].array.tolist() == [value]
+        join.answer(value, Y=np.array([value], np.float32))
+    assert caller.values() == [0.0, 1.0, 2.0]

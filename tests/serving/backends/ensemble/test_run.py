@@ -1,0 +1,403 @@
+"""The order of steps, errors, cancellation and what steps are asked."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from serving.backends.ensemble.model import EnsembleModel
+from serving.call import infer_one
+from serving.request import InferResponse, SequenceFlag
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.ensemble.parts import (
+    Caller,
+    FunctionModel,
+    HeldModel,
+    Models,
+    ensemble_config,
+    floats,
+    load,
+    request,
+    simple_config,
+)
+
+CHAIN = "first: X=a -> Y=b; second: X=b -> Y=z"
+DIAMOND = "head: X=a -> Y=b; left: X=b -> Y=c; right: X=b -> Y=d; tail: X=c W=d -> Y=z"
+
+
+async def diamond() -> tuple[Models, dict[str, HeldModel]]:
+    held = {name: HeldModel(simple_config(name)) for name in ("head", "left", "right")}
+    held["tail"] = HeldModel(simple_config("tail", inputs="XW"))
+    models = Models(*held.values())
+    await load(ensemble_config(DIAMOND), models)
+    return models, held
+
+
+async def test_each_step_starts_when_the_last_of_its_inputs_is_there() -> None:
+    models, held = await diamond()
+    caller = Caller(models.find("whole"), request())
+    assert [len(held[name].jobs) for name in ("head", "left", "right", "tail")] == [1, 0, 0, 0]
+    held["head"].answer(0, Y=floats(2))
+    assert [len(held[name].jobs) for name in ("left", "right", "tail")] == [1, 1, 0]
+    held["right"].answer(0, Y=floats(3))
+    assert not held["tail"].jobs
+    held["left"].answer(0, Y=floats(4))
+    assert {name: each.array.tolist() for name, each in held["tail"].jobs[0].request.inputs.items()} == {
+        "X": [4.0],
+        "W": [3.0],
+    }
+    assert not caller.responses
+    held["tail"].answer(0, Y=floats(5))
+    assert caller.only.is_final
+    assert caller.values() == [5.0]
+
+
+async def test_steps_of_the_wrong_order_in_the_configuration_run_in_the_right_one() -> None:
+    models = Models(FunctionModel(simple_config("first"), lambda X: {"Y": X + 1}))
+    models.by_name["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 10})
+    model = await load(ensemble_config("second: X=b -> Y=z; first: X=a -> Y=b"), models)
+    response = await infer_one(model, request())
+    assert response.outputs[0].array.tolist() == [20.0]
+
+
+async def test_a_tensor_is_handed_on_and_not_copied() -> None:
+    models, held = await diamond()
+    given, made = np.ones(2_500_000, np.float32), np.ones(2_500_000, np.float32)
+    caller = Caller(models.find("whole"), request({"a": given}))
+    assert held["head"].jobs[0].request.inputs["X"].array is given
+    held["head"].answer(0, Y=made)
+    assert held["left"].jobs[0].request.inputs["X"].array is made
+    assert held["right"].jobs[0].request.inputs["X"].array is made
+    held["left"].answer(0, Y=made)
+    held["right"].answer(0, Y=made)
+    held["tail"].answer(0, Y=made)
+    assert caller.only.outputs[0].array is made
+
+
+async def test_wire_bytes_are_handed_on_and_not_copied() -> None:
+    first = HeldModel(simple_config("first"))
+    second = HeldModel(simple_config("second"))
+    model = await load(ensemble_config(CHAIN), Models(first, second))
+    caller = Caller(model, request())
+    wire = memoryview(floats(1, 2, 3).tobytes())
+    first.jobs[0].respond(InferResponse([Tensor("Y", "FP32", (3,), raw=wire)]))
+    assert second.jobs[0].request.inputs["X"].raw is wire
+    second.jobs[0].respond(InferResponse([Tensor("Y", "FP32", (3,), raw=wire)]))
+    assert caller.only.outputs[0].raw is wire
+
+
+async def test_outputs_come_last_of_the_configuration_first() -> None:
+    model = await load(
+        ensemble_config("both: X=a -> P=y Q=z", outputs="zy"),
+        Models(FunctionModel(simple_config("both", outputs="PQ"), lambda X: {"P": X, "Q": -X})),
+    )
+    response = await infer_one(model, request())
+    assert [each.name for each in response.outputs] == ["y", "z"]
+    assert response.outputs[1].array.tolist() == [-1.0]
+
+
+async def test_an_error_ends_the_request_and_cancels_the_other_branch() -> None:
+    models, held = await diamond()
+    caller = Caller(models.find("whole"), request())
+    held["head"].answer(0, Y=floats(2))
+    held["left"].jobs[0].fail(SluiceError(ErrorCode.UNAVAILABLE, "out of order", param="X"))
+    expected = "in ensemble 'whole', model 'left': out of order"
+    assert (caller.error.code, caller.error.message) == (ErrorCode.UNAVAILABLE, expected)
+    assert caller.error.param == "X"
+    assert held["right"].num_cancelled == 1
+    assert not held["tail"].jobs
+    assert all(model.num_in_flight == 0 for model in (*held.values(), models.find("whole")))
+
+
+async def test_what_a_step_refuses_is_the_request_s_error() -> None:
+    first = FunctionModel(simple_config("first"), lambda X: {"Y": X.reshape(-1, 1)})
+    model = await load(ensemble_config(CHAIN), Models(first, HeldModel(simple_config("second"))))
+    with pytest.raises(SluiceError) as caught:
+        await infer_one(model, request(id="7"))
+    assert caught.value.message.startswith("in ensemble 'whole', [request id: 7] unexpected shape for input 'X'")
+    assert caught.value.code is ErrorCode.INVALID
+    assert model.num_in_flight == 0
+
+
+async def test_a_cancelled_request_cancels_every_step_that_runs() -> None:
+    models, held = await diamond()
+    caller = Caller(models.find("whole"), request())
+    held["head"].answer(0, Y=floats(2))
+    caller.job.cancel()
+    assert (held["left"].num_cancelled, held["right"].num_cancelled) == (1, 1)
+    assert not caller.responses
+    assert all(model.num_in_flight == 0 for model in (*held.values(), models.find("whole")))
+
+
+async def test_a_request_cancelled_between_steps_starts_no_more() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    model = await load(ensemble_config(CHAIN), Models(first, second))
+    caller = Caller(model, request())
+    caller.job.cancel()
+    first.answer(0, Y=floats(2))
+    assert not second.jobs
+
+
+async def test_a_step_that_is_gone_refuses_the_request_before_any_step_runs() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    models = Models(first, second)
+    model = await load(ensemble_config(CHAIN), models)
+    del models.by_name["second"]
+    with pytest.raises(SluiceError, match="'second' is not found"):
+        Caller(model, request())
+    assert not first.jobs
+    assert model.num_in_flight == 0
+    assert not model.is_ready
+
+
+async def test_a_request_keeps_the_models_that_it_began_with() -> None:
+    first, old = HeldModel(simple_config("first")), FunctionModel(simple_config("second"), lambda X: {"Y": X * 2})
+    models = Models(first, old)
+    whole = await load(ensemble_config(CHAIN), models)
+    caller = Caller(whole, request())
+    models.by_name["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 3})
+    unloading = asyncio.create_task(old.unload())
+    await asyncio.sleep(0)
+    assert not unloading.done(), "it is held by the request under way"
+    first.answer(0, Y=floats(2))
+    assert caller.values() == [4.0]
+    await unloading
+    second = Caller(whole, request())
+    first.answer(1, Y=floats(2))
+    assert second.values() == [6.0]
+    assert all(model.num_in_flight == 0 for model in (whole, first, *models.by_name.values()))
+
+
+async def test_a_model_that_is_going_away_begins_nothing_new() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    whole = await load(ensemble_config(CHAIN), Models(first, second))
+    await second.unload()
+    with pytest.raises(SluiceError, match="'second' version 1 is being unloaded"):
+        Caller(whole, request())
+    assert first.num_in_flight == whole.num_in_flight == 0
+
+
+async def test_a_fixed_version_is_asked_for() -> None:
+    config = ensemble_config(CHAIN)
+    config.ensemble_scheduling.step[0].model_version = 1
+    first = HeldModel(simple_config("first"))
+    models = Models(first, HeldModel(simple_config("second")))
+    Caller(await load(config, models), request())
+    assert len(first.jobs) == 1
+    config.ensemble_scheduling.step[0].model_version = 2
+    with pytest.raises(SluiceError, match="ensemble 'whole' depends on 'first' whose required version 2 is not loaded"):
+        await load(config, models)
+
+
+async def test_only_what_is_asked_for_runs() -> None:
+    models = Models(*(HeldModel(simple_config(name)) for name in ("head", "left", "right")))
+    steps = "head: X=a -> Y=b; left: X=b -> Y=y; right: X=b -> Y=z"
+    caller = Caller(await load(ensemble_config(steps, outputs="yz"), models), request(outputs=("z",)))
+    held = [models.by_name[name] for name in ("head", "left", "right")]
+    assert all(isinstance(each, HeldModel) for each in held)
+    head, left, right = (each for each in held if isinstance(each, HeldModel))
+    head.answer(0, Y=floats(2))
+    assert not left.jobs
+    right.answer(0, Y=floats(3))
+    assert [each.name for each in caller.only.outputs] == ["z"]
+
+
+async def test_an_output_that_there_is_not_is_refused() -> None:
+    models, _ = await diamond()
+    with pytest.raises(SluiceError, match="unexpected inference output 'b' for model 'whole'"):
+        Caller(models.find("whole"), request(outputs=("b",)))
+
+
+async def test_steps_are_asked_as_the_ensemble_was() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    model = await load(ensemble_config(CHAIN), Models(first, second))
+    given = request(id="r", parameters={"p": 1}, priority=2, correlation_id=4, sequence=SequenceFlag.START)
+    given.tenant, given.protocol = "t", "v2_grpc"
+    caller = Caller(model, given)
+    first.answer(0, Y=floats(2))
+    for each in (first, second):
+        asked = each.jobs[0].request
+        assert (asked.id, asked.parameters, asked.priority) == ("r", {"p": 1}, 2)
+        assert (asked.correlation_id, asked.sequence) == (4, SequenceFlag.START)
+        assert (asked.tenant, asked.protocol, asked.requested_outputs) == ("t", "v2_grpc", ("Y",))
+    second.answer(0, Y=floats(2))
+    assert caller.only.parameters == {"sequence_id": 4, "sequence_start": True, "sequence_end": False}
+
+
+async def chain(*, streams: bool) -> tuple[EnsembleModel, HeldModel, HeldModel]:
+    """Two steps, the second of which may give any number of responses."""
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second", is_decoupled=streams))
+    return await load(ensemble_config(CHAIN), Models(first, second)), first, second
+
+
+async def test_a_time_limit_is_shared_by_the_steps_where_one_streams() -> None:
+    model, first, second = await chain(streams=True)
+    caller = Caller(model, request(timeout_us=3_000_000))
+    caller.job.started_ns -= 2_000_000_000
+    first.answer(0, Y=floats(2))
+    assert 0 < second.jobs[0].request.timeout_us <= 1_000_000
+
+
+async def test_otherwise_each_step_has_all_of_it() -> None:
+    model, first, second = await chain(streams=False)
+    caller = Caller(model, request(timeout_us=3_000_000))
+    caller.job.started_ns -= 2_000_000_000
+    first.answer(0, Y=floats(2))
+    assert second.jobs[0].request.timeout_us == 3_000_000
+
+
+async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
+    model, first, _ = await chain(streams=True)
+    late: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+    model.submit(request(timeout_us=1_000), late.set_result)
+    async with asyncio.timeout(10):
+        error = (await late).error
+    assert error is not None
+    assert error.code is ErrorCode.DEADLINE
+    assert error.message == "in ensemble 'whole', model 'first': the request was not complete within its 0.001 s"
+    assert first.num_cancelled == 1
+    assert model.num_in_flight == 0
+
+
+async def test_a_request_in_time_is_left_alone() -> None:
+    model, first, second = await chain(streams=True)
+    caller = Caller(model, request(timeout_us=60_000_000))
+    first.answer(0, Y=floats(2))
+    second.answer(0, Y=floats(2))
+    assert caller.values() == [2.0]
+
+
+async def test_a_step_s_response_may_move_on_to_another_sequence() -> None:
+    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
+    caller = Caller(await load(ensemble_config(CHAIN), Models(first, second)), request())
+    first.answer(0, parameters={"sequence_id": "other", "sequence_end": True}, Y=floats(1))
+    assert (second.jobs[0].request.correlation_id, second.jobs[0].request.sequence) == ("other", SequenceFlag.END)
+    second.answer(0, Y=floats(1))
+    assert caller.only.parameters == {"sequence_id": "other", "sequence_start": False, "sequence_end": True}
+
+
+async def test_a_sequence_of_a_wrong_type_fails_the_request() -> None:
+    first = HeldModel(simple_config("first"))
+    caller = Caller(await load(ensemble_config("first: X=a -> Y=z"), Models(first)), request())
+    first.answer(0, parameters={"sequence_start": 1}, Y=floats(1))
+    assert "expect parameter 'sequence_start' to be TRITONSERVER_PARAMETER_BOOL" in caller.error.message
+
+
+async def test_an_optional_input_that_is_not_given_reaches_no_step() -> None:
+    first = FunctionModel(
+        simple_config("first", inputs="XW", optional="W"), lambda X, W=None: {"Y": X if W is None else W}
+    )
+    config = ensemble_config("first: X=a W=b -> Y=z", inputs="ab")
+    config.input[1].optional = True
+    model = await load(config, Models(first))
+    assert (await infer_one(model, request())).outputs[0].array.tolist() == [1.0]
+    assert list(first.requests[0].inputs) == ["X"]
+    given = request({"a": floats(1), "b": floats(2)})
+    assert (await infer_one(model, given)).outputs[0].array.tolist() == [2.0]
+
+
+async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input() -> None:
+    first, second = (
+        HeldModel(simple_config("first", outputs="YV")),
+        HeldModel(simple_config("second", inputs="XW", optional="W")),
+    )
+    model = await load(ensemble_config("first: X=a -> Y=b V=c; second: X=b W=c -> Y=z"), Models(first, second))
+    caller = Caller(model, request())
+    first.answer(0, Y=floats(2))
+    assert list(second.jobs[0].request.inputs) == ["X"]
+    second.answer(0)
+    assert caller.only.outputs == []
+    assert caller.only.error is None
+
+
+async def test_a_step_that_leaves_out_all_its_outputs_has_still_answered() -> None:
+    first = HeldModel(simple_config("first"))
+    second = HeldModel(simple_config("second", inputs="XW", optional="W"))
+    model = await load(ensemble_config("first: X=a -> Y=b; second: X=a W=b -> Y=z"), Models(first, second))
+    caller = Caller(model, request())
+    assert not second.jobs
+    first.answer(0)
+    assert list(second.jobs[0].request.inputs) == ["X"]
+    second.answer(0, Y=floats(4))
+    assert caller.values() == [4.0]
+
+
+async def test_ensembles_within_ensembles() -> None:
+    models = Models(FunctionModel(simple_config("twice"), lambda X: {"Y": X * 2}))
+    inner = ensemble_config("twice: X=a -> Y=z")
+    inner.name = "inner"
+    await load(inner, models)
+    model = await load(ensemble_config("inner: a=a -> z=b; inner: a=b -> z=z"), models)
+    assert (await infer_one(model, request())).outputs[0].array.tolist() == [4.0]
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    first = HeldModel(simple_config("first"))
+    model = await load(ensemble_config("first: X=a -> Y=z"), Models(first))
+    caller = Caller(model, request())
+    await model.close()
+    assert caller.error.code is ErrorCode.UNAVAILABLE
+    assert first.num_cancelled == 1
+    with pytest.raises(SluiceError):
+        Caller(model, request())
+
+
+LIMITED = "ensemble_scheduling { max_inflight_requests: 2 }"
+
+
+async def test_a_limited_step_takes_the_next_request_when_one_has_ended() -> None:
+    first = HeldModel(simple_config("first"))
+    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Models(first))
+    callers = [Caller(model, request({"a": floats(index)})) for index in range(4)]
+    assert len(first.jobs) == 2
+    callers[2].job.cancel()
+    first.answer(0, Y=floats(0))
+    assert [job.request.inputs["X"].array.tolist() for job in first.jobs] == [[0.0], [1.0], [3.0]]
+    late = Caller(model, request())
+    assert len(first.jobs) == 3
+    callers[1].job.cancel()
+    assert len(first.jobs) == 4
+    first.answer(2, Y=floats(3))
+    first.answer(3, Y=floats(9))
+    assert (callers[3].values(), late.values()) == ([3.0], [9.0])
+
+
+async def test_what_a_limited_step_refuses_takes_no_place() -> None:
+    first = HeldModel(simple_config("first", dims="2"))
+    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Models(first))
+    for _ in range(3):
+        assert "unexpected shape" in Caller(model, request({"a": floats(1)})).error.message
+    Caller(model, request({"a": floats(1, 2)}))
+    assert len(first.jobs) == 1
+
+
+async def test_nothing_is_kept_of_a_request_that_is_over() -> None:
+    first = HeldModel(simple_config("first"))
+    models = Models(first)
+    model = await load(ensemble_config("first: X=a -> Y=z"), models)
+    answered, refused = floats(1), floats(2)
+    kept = [weakref.ref(answered), weakref.ref(refused)]
+    Caller(model, request({"a": answered}))
+    first.answer(0, Y=floats(1))
+    first.jobs.clear()
+    del models.by_name["first"]
+    with contextlib.suppress(SluiceError):
+        Caller(model, request({"a": refused}))
+    del answered, refused
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+
+
+async def test_requests_are_counted() -> None:
+    first = HeldModel(simple_config("first"))
+    model = await load(ensemble_config("first: X=a -> Y=z"), Models(first))
+    Caller(model, request())
+    first.answer(0, Y=floats(1))
+    Caller(model, request())
+    first.jobs[1].fail(SluiceError(ErrorCode.INTERNAL, "no"))
+    counts = model.statistics
+    assert (counts.infer.success.count, counts.infer.fail.count, counts.execution_count) == (1, 1, 1)

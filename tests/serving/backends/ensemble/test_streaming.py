@@ -1,0 +1,282 @@
+"""Decoupled steps: their responses go on one by one, in order."""
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from random import Random
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.backends.ensemble.model import EnsembleModel
+from serving.call import infer_stream
+from serving.job import Job
+from serving.request import InferResponse
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.ensemble.parts import (
+    Caller,
+    FunctionModel,
+    HeldModel,
+    Models,
+    ensemble_config,
+    floats,
+    load,
+    request,
+    simple_config,
+)
+
+
+def streaming(name: str) -> HeldModel:
+    return HeldModel(simple_config(name, is_decoupled=True))
+
+
+async def chain(*models: HeldModel) -> EnsembleModel:
+    names = ["a", *(f"t{index}" for index in range(len(models) - 1)), "z"]
+    steps = ";".join(f"{model.name}: X={names[index]} -> Y={names[index + 1]}" for index, model in enumerate(models))
+    return await load(ensemble_config(steps), Models(*models))
+
+
+async def test_an_ensemble_with_a_decoupled_step_is_decoupled() -> None:
+    model = await chain(streaming("first"), HeldModel(simple_config("second")))
+    assert model.spec.is_decoupled
+    assert model.config.model_transaction_policy.decoupled
+    plain = await chain(HeldModel(simple_config("only")))
+    assert not plain.spec.is_decoupled
+
+
+async def test_each_response_goes_through_the_next_step_on_its_own() -> None:
+    first, second = streaming("first"), HeldModel(simple_config("second"))
+    caller = Caller(await chain(first, second), request())
+    first.answer(0, is_final=False, Y=floats(1))
+    second.answer(0, Y=floats(10))
+    assert caller.values() == [10.0]
+    assert not caller.only.is_final
+    first.answer(0, is_final=False, Y=floats(2))
+    second.answer(1, Y=floats(20))
+    assert caller.values() == [10.0, 20.0]
+    first.end(0)
+    assert [each.is_final for each in caller.responses] == [False, False, True]
+    assert caller.responses[-1].is_empty
+
+
+async def test_the_last_response_is_final_where_its_step_s_was() -> None:
+    first, second = streaming("first"), HeldModel(simple_config("second"))
+    caller = Caller(await chain(first, second), request())
+    first.answer(0, is_final=True, Y=floats(1))
+    assert not caller.responses
+    second.answer(0, Y=floats(10))
+    assert caller.only.is_final
+    assert caller.values() == [10.0]
+
+
+async def test_a_stream_of_nothing_ends() -> None:
+    first, second = streaming("first"), HeldModel(simple_config("second"))
+    caller = Caller(await chain(first, second), request())
+    first.end(0)
+    assert caller.only.is_final
+    assert caller.only.is_empty
+
+
+async def test_steps_that_overtake_each_other_do_not_change_the_order() -> None:
+    first, second = streaming("first"), HeldModel(simple_config("second"))
+    caller = Caller(await chain(first, second), request())
+    for value in range(4):
+        first.answer(0, is_final=value == 3, Y=floats(value))
+    second.answer(2, Y=floats(2))
+    second.answer(1, Y=floats(1))
+    assert not caller.responses
+    second.answer(0, Y=floats(0))
+    assert caller.values() == [0.0, 1.0, 2.0]
+    second.answer(3, Y=floats(3))
+    assert caller.values() == [0.0, 1.0, 2.0, 3.0]
+    assert [each.is_final for each in caller.responses] == [False, False, False, True]
+
+
+async def test_two_decoupled_steps_stream_through_each_other() -> None:
+    first, second = streaming("first"), streaming("second")
+    caller = Caller(await chain(first, second), request())
+    first.answer(0, is_final=False, Y=floats(1))
+    second.answer(0, is_final=False, Y=floats(1.1))
+    assert len(caller.responses) == 1
+    first.answer(0, is_final=False, Y=floats(2))
+    second.answer(1, is_final=False, Y=floats(2.1))
+    assert len(caller.responses) == 1
+    second.answer(0, is_final=True, Y=floats(1.2))
+    first.end(0)
+    second.end(1)
+    assert caller.values() == pytest.approx([1.1, 1.2, 2.1])
+    assert [each.is_final for each in caller.responses] == [False, False, False, True]
+
+
+async def test_branches_of_one_response_meet_again() -> None:
+    first, left = streaming("first"), HeldModel(simple_config("left"))
+    join = FunctionModel(simple_config("join", inputs="XW"), lambda X, W: {"Y": X * 100 + W})
+    steps = "first: X=a -> Y=b; left: X=b -> Y=c; join: X=b W=c -> Y=z"
+    caller = Caller(await load(ensemble_config(steps), Models(first, left, join)), request())
+    first.answer(0, is_final=False, Y=floats(1))
+    first.answer(0, is_final=True, Y=floats(2))
+    left.answer(1, Y=floats(2))
+    left.answer(0, Y=floats(1))
+    assert caller.values() == [101.0, 202.0]
+
+
+async def test_a_wave_without_outputs_is_passed_over() -> None:
+    first, second = streaming("first"), streaming("second")
+    caller = Caller(await chain(first, second), request())
+    first.answer(0, is_final=False, Y=floats(1))
+    first.answer(0, is_final=True, Y=floats(2))
+    second.answer(1, is_final=True, Y=floats(2))
+    assert not caller.responses
+    second.end(0)
+    assert caller.values() == [2.0]
+    assert caller.only.is_final
+
+
+async def test_an_error_within_the_stream_ends_it() -> None:
+    first, second = streaming("first"), HeldModel(simple_config("second"))
+    caller = Caller(await chain(first, second), request())
+    first.answer(0, is_final=False, Y=floats(1))
+    second.answer(0, Y=floats(1))
+    first.answer(0, is_final=False, Y=floats(2))
+    error = SluiceError(ErrorCode.INTERNAL, "asked to fail")
+    first.jobs[0].respond(InferResponse(error=error, is_final=False))
+    last = caller.responses[-1]
+    assert last.error is not None
+    assert (last.error.message, last.is_final) == ("in ensemble 'whole', asked to fail", True)
+    assert (first.num_cancelled, second.num_cancelled) == (1, 1)
+    assert len(caller.responses) == 2
+
+
+async def test_an_error_while_the_step_is_being_asked_ends_it() -> None:
+    class Failing(HeldModel):
+        def _start(self, job: Job) -> None:
+            super()._start(job)
+            job.respond(InferResponse(error=SluiceError(ErrorCode.INTERNAL, "at once"), is_final=False))
+
+    first = Failing(simple_config("first", is_decoupled=True))
+    caller = Caller(await chain(first), request())
+    assert caller.error.message == "in ensemble 'whole', at once"
+    assert (first.num_cancelled, first.num_in_flight) == (1, 0)
+
+
+async def test_cancelling_in_the_middle_reaches_every_step() -> None:
+    first, second = streaming("first"), streaming("second")
+    model = await chain(first, second)
+    caller = Caller(model, request())
+    first.answer(0, is_final=False, Y=floats(1))
+    first.answer(0, is_final=False, Y=floats(2))
+    second.answer(0, is_final=False, Y=floats(1))
+    caller.job.cancel()
+    assert (first.num_cancelled, second.num_cancelled) == (1, 2)
+    assert len(caller.responses) == 1
+    assert (model.num_in_flight, first.num_in_flight, second.num_in_flight) == (0, 0, 0)
+
+
+async def test_a_reader_that_leaves_cancels_the_steps() -> None:
+    first = Burst(simple_config("first", is_decoupled=True), [1.0, 2.0], ends=False)
+    async with aclosing(infer_stream(await chain(first), request())) as stream:
+        response = await anext(stream)
+        assert response.outputs[0].array.tolist() == [1.0]
+    assert first.num_cancelled == 1
+
+
+class Burst(HeldModel):
+    """Answers with all it has, at once."""
+
+    def __init__(self, config: ModelConfig, values: Iterable[float], *, ends: bool = True) -> None:
+        super().__init__(config)
+        self.values, self.ends = values, ends
+
+    def _start(self, job: Job) -> None:
+        super()._start(job)
+        for each in self.values:
+            self.answer(-1, is_final=False, Y=floats(each))
+        if self.ends:
+            self.end(-1)
+
+
+async def test_ten_thousand_responses_at_once_come_in_order() -> None:
+    count = 10_000
+    caller = Caller(await chain(Burst(simple_config("first", is_decoupled=True), range(count))), request())
+    assert caller.values() == [float(each) for each in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_the_steps_do_each_stream_is_whole_and_in_order(seed: int) -> None:
+    """Three decoupled steps in a row and one that is not, answered at random."""
+    random = Random(seed)
+    models = [streaming("first"), streaming("second"), HeldModel(simple_config("plain")), streaming("last")]
+    caller = Caller(await chain(*models), request())
+    expected: dict[float, list[float]] = {}
+    number = 0.0
+    while open_jobs := [
+        (model, index) for model in models for index, job in enumerate(model.jobs) if not job.is_finished
+    ]:
+        model, index = random.choice(open_jobs)
+        is_plain = model is models[2]
+        if not is_plain and random.random() < 0.4:
+            model.end(index)
+            continue
+        number += 1
+        is_final = is_plain or random.random() < 0.2
+        given = model.jobs[index].request.inputs["X"].array[0].item()
+        expected.setdefault(given if model is not models[0] else 0.0, []).append(number)
+        model.answer(index, is_final=is_final, Y=floats(number))
+    assert caller.values() == _leaves(0.0, expected, depth=len(models))
+    assert [each.is_final for each in caller.responses] == [False] * (len(caller.responses) - 1) + [True]
+
+
+def _leaves(root: float, children: dict[float, list[float]], depth: int) -> list[float]:
+    if depth == 0:
+        return [root]
+    return [leaf for child in children.get(root, []) for leaf in _leaves(child, children, depth - 1)]
+
+
+async def test_a_limited_step_loses_nothing_of_the_stream() -> None:
+    first = streaming("first")
+    second = HeldModel(simple_config("second"))
+    config = ensemble_config(
+        "first: X=a -> Y=b; second: X=b -> Y=z", extra="ensemble_scheduling { max_inflight_requests: 1 }"
+    )
+    caller = Caller(await load(config, Models(first, second)), request())
+    for value in range(3):
+        first.answer(0, is_final=value == 2, Y=floats(value))
+    for value in range(3):
+        assert len(second.jobs) == value + 1
+        second.answer(value, Y=floats(value))
+    assert caller.values() == [0.0, 1.0, 2.0]
+    assert caller.responses[-1].is_final
+
+
+async def test_a_limited_step_that_answers_at_once_loses_nothing_of_the_stream() -> None:
+    first = streaming("first")
+    second = HeldModel(simple_config("second"))
+    third = FunctionModel(simple_config("third"), lambda X: {"Y": X})
+    config = ensemble_config(
+        "first: X=a -> Y=b; second: X=b -> Y=c; third: X=c -> Y=z",
+        extra="ensemble_scheduling { max_inflight_requests: 1 }",
+    )
+    caller = Caller(await load(config, Models(first, second, third)), request())
+    first.answer(0, is_final=False, Y=floats(0))
+    first.answer(0, is_final=True, Y=floats(1))
+    second.answer(0, Y=floats(0))
+    second.answer(1, Y=floats(1))
+    assert caller.values() == [0.0, 1.0]
+    assert [each.is_final for each in caller.responses] == [False, True]
+
+
+async def test_a_model_reloaded_as_decoupled_is_refused() -> None:
+    models = Models(HeldModel(simple_config("first")))
+    model = await load(ensemble_config("first: X=a -> Y=z"), models)
+    models.by_name["first"] = streaming("first")
+    caller = Caller(model, request())
+    assert caller.error.code is ErrorCode.UNIMPLEMENTED
+
+
+async def test_a_plain_step_may_say_its_end_later() -> None:
+    only = HeldModel(simple_config("only"))
+    caller = Caller(await chain(only), request())
+    only.jobs[0].respond(InferResponse([Tensor.of("Y", floats(1))], is_final=False))
+    assert caller.values() == [1.0]
+    only.end(0)
+    assert [each.is_final for each in caller.responses] == [False, True]

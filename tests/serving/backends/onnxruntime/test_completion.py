@@ -1,0 +1,239 @@
+"""What the model file adds to the configuration, and what contradicts it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from google.protobuf import text_format
+from onnx import TensorProto, helper
+
+from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.onnxruntime.parts import INT64, add_sub, complete, context, graph, load, one_op, put, value
+
+BATCHED = """
+    max_batch_size: 4 dynamic_batching {}
+    input { name: "a" data_type: TYPE_FP32 dims: [4] } input { name: "b" data_type: TYPE_FP32 dims: [4] }
+    output { name: "sum" data_type: TYPE_FP32 dims: [4] } output { name: "difference" data_type: TYPE_FP32 dims: [4] }
+"""
+
+
+async def test_a_model_that_batches_is_completed_to_dynamic_batches_of_four(tmp_path: Path) -> None:
+    config = await complete(tmp_path, add_sub())
+    expected = 'name: "m" backend: "onnxruntime" platform: "onnxruntime_onnx" default_model_filename: "model.onnx"'
+    assert config == text_format.Parse(expected + BATCHED, type(config)())
+
+
+async def test_what_is_given_stays(tmp_path: Path) -> None:
+    config = await complete(tmp_path, add_sub(), "max_batch_size: 32 dynamic_batching { preferred_batch_size: 8 }")
+    assert config.max_batch_size == 32
+    assert list(config.dynamic_batching.preferred_batch_size) == [8]
+    assert [each.name for each in config.input] == ["a", "b"]
+
+
+async def test_inputs_and_outputs_given_say_all(tmp_path: Path) -> None:
+    text = """
+        input { name: "x" data_type: TYPE_FP32 dims: [-1, 2] } output { name: "y" data_type: TYPE_FP32 dims: [-1, 2] }
+    """
+    config = await complete(tmp_path, one_op("Neg"), text)
+    assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (0, None)
+
+
+async def test_the_default_batch_size_is_an_option_of_the_backend(tmp_path: Path) -> None:
+    config = await complete(tmp_path, one_op("Neg"), **{"default-max-batch-size": "16"})
+    assert config.max_batch_size == 16
+    config = await complete(tmp_path, one_op("Neg"), **{"default-max-batch-size": "1"})
+    assert (config.max_batch_size, config.WhichOneof("scheduling_choice")) == (1, None)
+    config = await complete(tmp_path, one_op("Neg"), **{"default-max-batch-size": "0"})
+    assert (config.max_batch_size, list(config.input[0].dims)) == (0, [-1, 2])
+
+
+async def test_the_default_for_all_backends_comes_second(tmp_path: Path) -> None:
+    backend, source = OnnxRuntimeBackend(), put(tmp_path, one_op("Neg"))
+    for_all = {"": {"default-max-batch-size": "7"}}
+    config = await backend.complete(source, replace(context(), backend_options=for_all))
+    assert config.max_batch_size == 7
+    own = for_all | {"onnxruntime": {"default-max-batch-size": "9"}}
+    config = await backend.complete(source, replace(context(), backend_options=own))
+    assert config.max_batch_size == 9
+    with pytest.raises(SluiceError, match="'x' is no default-max-batch-size"):
+        await backend.complete(source, context(**{"default-max-batch-size": "x"}))
+
+
+async def test_a_model_without_a_batch_dimension_does_not_batch(tmp_path: Path) -> None:
+    config = await complete(tmp_path, one_op("Neg", (3, "m")))
+    assert config.max_batch_size == 0
+    assert list(config.input[0].dims) == [3, -1]
+    assert not config.HasField("dynamic_batching")
+    with pytest.raises(SluiceError) as caught:
+        await complete(tmp_path, one_op("Neg", (3, "m")), "max_batch_size: 2")
+    assert caught.value.message == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
+    )
+
+
+async def test_rows_without_dims_are_ones_that_are_reshaped(tmp_path: Path) -> None:
+    config = await complete(tmp_path, one_op("Neg", ("n",)))
+    assert list(config.input[0].dims) == [1]
+    assert config.input[0].HasField("reshape")
+    assert not config.input[0].reshape.shape
+
+
+async def test_scalars_are_ones(tmp_path: Path) -> None:
+    config = await complete(tmp_path, one_op("Neg", ()))
+    assert (list(config.input[0].dims), config.input[0].HasField("reshape")) == ([1], False)
+
+
+@pytest.mark.parametrize(
+    ("onnx_name", "config_name"),
+    [
+        ("BOOL", "TYPE_BOOL"),
+        ("UINT8", "TYPE_UINT8"),
+        ("UINT16", "TYPE_UINT16"),
+        ("UINT32", "TYPE_UINT32"),
+        ("UINT64", "TYPE_UINT64"),
+        ("INT8", "TYPE_INT8"),
+        ("INT16", "TYPE_INT16"),
+        ("INT32", "TYPE_INT32"),
+        ("INT64", "TYPE_INT64"),
+        ("FLOAT16", "TYPE_FP16"),
+        ("FLOAT", "TYPE_FP32"),
+        ("DOUBLE", "TYPE_FP64"),
+        ("BFLOAT16", "TYPE_BF16"),
+        ("STRING", "TYPE_STRING"),
+    ],
+)
+async def test_every_type_has_its_name(tmp_path: Path, onnx_name: str, config_name: str) -> None:
+    config = await complete(tmp_path, one_op("Identity", kind=getattr(TensorProto, onnx_name)))
+    assert (
+        type(config.input[0])
+        .DESCRIPTOR.fields_by_name["data_type"]
+        .enum_type.values_by_number[config.input[0].data_type]
+        .name
+        == config_name
+    )
+
+
+async def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    sequence = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    model = graph([helper.make_node("SequenceConstruct", ["x"], ["y"])], [value("x", [2])], [sequence])
+    with pytest.raises(SluiceError) as caught:
+        await complete(tmp_path, model)
+    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+    assert caught.value.message == (
+        "Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'y', expected 'ONNX_TYPE_TENSOR'."
+    )
+
+
+async def test_a_type_that_the_protocol_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SluiceError, match="unsupported datatype float8e4m3fn for I/O 'x'"):
+        await complete(tmp_path, one_op("Identity", kind=TensorProto.FLOAT8E4M3FN))
+
+
+async def refusal(folder: Path, model: onnx.ModelProto, text: str) -> str:
+    with pytest.raises(SluiceError) as caught:
+        await load(folder, model, text)
+    assert caught.value.code is ErrorCode.INVALID
+    return caught.value.message
+
+
+def neg(input_name: str = "x", kind: str = "TYPE_FP32", dims: str = "2", output: str = "", rest: str = "") -> str:
+    """A configuration for `y = -x`."""
+    return f"""
+        {rest} input {{ name: "{input_name}" data_type: {kind} dims: [{dims}] }}
+        output {{ name: "{output or "y"}" data_type: TYPE_FP32 dims: [{"2" if output else dims}] }}
+    """
+
+
+async def test_contradictions_are_named(tmp_path: Path) -> None:
+    model = one_op("Neg")
+    batched = "max_batch_size: 4"
+    assert await refusal(tmp_path, model, neg(kind="TYPE_INT32", rest=batched)) == (
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32"
+    )
+    assert await refusal(tmp_path, model, neg("q", rest=batched)) == (
+        "unexpected inference input 'q', allowed inputs are: x"
+    )
+    assert await refusal(tmp_path, model, neg(output="q", rest=batched)) == (
+        "unexpected inference output 'q', allowed outputs are: y"
+    )
+    assert await refusal(tmp_path, model, neg(dims="3", rest=batched)) == (
+        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2]) but the model configuration specifies 2 "
+        "dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+        "making complete shape [-1,3])"
+    )
+    assert await refusal(tmp_path, model, neg(dims="2")) == (
+        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2]) but the model configuration specifies 1 "
+        "dimensions (shape [2])"
+    )
+    assert await refusal(tmp_path, one_op("Neg", (4, 2)), neg(rest=batched)) == (
+        "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
+        "first dimension must be -1; but shape expected by the model is [4,2]"
+    )
+    assert await refusal(tmp_path, add_sub(), neg("a", output="sum", rest=batched)) == (
+        "unable to load model 'm', configuration expects 1 inputs, model provides 2"
+    )
+    assert await refusal(tmp_path, one_op("Neg", ()), neg()) == (
+        "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the model "
+        "doesn't support batching. Model configuration provided: [2]."
+    )
+
+
+async def test_an_output_that_the_model_leaves_open_must_be_left_open(tmp_path: Path) -> None:
+    text = """input { name: "x" data_type: TYPE_FP32 dims: [3] } output { name: "y" data_type: TYPE_FP32 dims: [3] }"""
+    assert "tensor 'y'" in await refusal(tmp_path, one_op("Neg", ("m",)), text)
+
+
+async def test_optional_inputs_and_batches_exclude_each_other(tmp_path: Path) -> None:
+    rest = 'max_batch_size: 4 input { name: "k" data_type: TYPE_FP32 dims: [2] optional: true }'
+    default = helper.make_tensor("k", TensorProto.FLOAT, [1, 2], [1, 2])
+    model = graph(
+        [helper.make_node("Add", ["x", "k"], ["y"])],
+        [value("x", ["n", 2]), value("k", [1, 2])],
+        [value("y", ["n", 2])],
+        [default],
+    )
+    assert await refusal(tmp_path, model, neg(rest=rest)) == (
+        "unable to load model 'm', optional input 'k' is not supported for models that support batching"
+    )
+
+
+async def test_inputs_that_the_sequence_batcher_sets_are_counted(tmp_path: Path) -> None:
+    rest = """
+        max_batch_size: 4 sequence_batching { control_input {
+            name: "b" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }
+        } }
+    """
+    model = await load(
+        tmp_path, add_sub(), neg("a", dims="4", output="sum", rest=rest).replace("dims: [2]", "dims: [4]")
+    )
+    assert list(model.spec.inputs) == ["a"]
+    await model.close()
+
+
+async def test_inputs_that_clients_do_not_give_are_not_completed(tmp_path: Path) -> None:
+    rest = """
+        batch_input { kind: BATCH_ELEMENT_COUNT target_name: "b" data_type: TYPE_FP32 source_input: "a" }
+        output { name: "sum" data_type: TYPE_FP32 dims: [4] }
+    """
+    config = await complete(tmp_path, add_sub(), rest)
+    assert [each.name for each in config.input] == ["a"]
+
+
+async def test_a_file_that_is_no_model_says_so(tmp_path: Path) -> None:
+    source = put(tmp_path, None)
+    source.model_file.write_bytes(b"no model")
+    with pytest.raises(SluiceError, match=r"onnx runtime error 7: .*[Pp]rotobuf parsing failed"):
+        await load(tmp_path, None)
+
+
+async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SluiceError, match=r"unable to find '.*1/model.onnx' for model instance 'm'") as caught:
+        await load(tmp_path, None)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_sixty_four_bit_dims_of_other_ranks(tmp_path: Path) -> None:
+    config = await complete(tmp_path, one_op("Neg", ("n", 3, "m", None), INT64))
+    assert list(config.output[0].dims) == [3, -1, -1]

@@ -1,0 +1,316 @@
+"""Results are onnxruntime's own; batches, types, errors, cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from serving.backends.arrays.batch import BatchForm
+from serving.backends.onnxruntime.session import OnnxSession
+from serving.call import infer_one
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, request, value
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+async def loaded() -> AsyncIterator[list[Model]]:
+    """What to close in the end."""
+    models: list[Model] = []
+    yield models
+    for model in models:
+        await model.close()
+
+
+async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
+    async with asyncio.timeout(PATIENCE_S):
+        response = await infer_one(model, given)
+    return {tensor.name: tensor.array for tensor in response.outputs}
+
+
+def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    arrays: list[Array] = session.run(None, inputs)
+    return arrays
+
+
+def layers(generator: np.random.Generator) -> onnx.ModelProto:
+    """Two dense layers: enough for results that depend on how they are computed."""
+    weights = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("w", (16, 64)), ("v", (64, 8)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["y"]),
+    ]
+    return graph(nodes, [value("x", ["n", 16])], [value("y", ["n", 8])], weights)
+
+
+async def test_results_are_the_library_s_bit_for_bit(tmp_path: Path, loaded: list[Model]) -> None:
+    generator = np.random.default_rng(0)
+    onnx_model = layers(generator)
+    loaded.append(model := await load(tmp_path, onnx_model))
+    for rows in (1, 4):
+        x = generator.standard_normal((rows, 16)).astype(np.float32)
+        assert (await infer(model, request(x=x)))["y"].tobytes() == direct(onnx_model, x=x)[0].tobytes()
+
+
+async def test_requests_that_wait_are_run_as_one_batch(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub(), "max_batch_size: 8"))
+    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
+    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
+    for row, answer in zip(rows, answers, strict=True):
+        assert answer["sum"].tolist() == (row + 1).tolist()
+        assert answer["difference"].tolist() == (row - 1).tolist()
+    assert model.statistics.execution_count < len(rows)
+    assert model.statistics.inference_count == sum(len(row) for row in rows)
+
+
+async def test_requests_of_other_shapes_are_kept_apart(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Neg", ("n", "m")), "max_batch_size: 8"))
+    rows = [np.full((1, 1 + index % 3), index, np.float32) for index in range(9)]
+    answers = await asyncio.gather(*(infer(model, request(x=row)) for row in rows))
+    assert [answer["y"].tolist() for answer in answers] == [(-row).tolist() for row in rows]
+
+
+async def test_outputs_are_those_asked_for(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub(), "max_batch_size: 8"))
+    ones = np.ones((1, 4), np.float32)
+    asked: list[tuple[str, ...]] = [("sum",), ("difference",), ("difference", "sum"), ()]
+    answers = await asyncio.gather(*(infer(model, request(outputs, a=ones, b=ones)) for outputs in asked))
+    assert [list(answer) for answer in answers] == [
+        ["sum"],
+        ["difference"],
+        ["sum", "difference"],
+        ["sum", "difference"],
+    ]
+    assert list(await infer(model, request(("difference",), a=ones, b=ones))) == ["difference"]
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "DOUBLE", "INT8", "UINT64", "BOOL", "FLOAT", "BFLOAT16"])
+async def test_types_go_through(tmp_path: Path, loaded: list[Model], kind: str) -> None:
+    loaded.append(
+        model := await load(tmp_path, one_op("Identity", kind=getattr(TensorProto, kind)), "max_batch_size: 8")
+    )
+    dtype = ml_dtypes.bfloat16 if kind == "BFLOAT16" else helper.tensor_dtype_to_np_dtype(getattr(TensorProto, kind))
+    rows = [np.array([[index, 1]]).astype(dtype) for index in range(3)]
+    for answer, row in zip(await asyncio.gather(*(infer(model, request(x=row)) for row in rows)), rows, strict=True):
+        assert answer["y"].dtype == row.dtype
+        assert answer["y"].tobytes() == row.tobytes()
+
+
+async def test_bfloat16_is_computed_with(tmp_path: Path, loaded: list[Model]) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "k"], ["g"]),
+        helper.make_node("Cast", ["g"], ["y"], to=TensorProto.BFLOAT16),
+    ]
+    inputs = [value("x", ["n", 2], TensorProto.BFLOAT16), value("k", ["n", 2])]
+    loaded.append(model := await load(tmp_path, graph(nodes, inputs, [value("y", ["n", 2], TensorProto.BFLOAT16)])))
+    x, k = np.array([[1.5, -2]], ml_dtypes.bfloat16), np.array([[2, 3]], np.float32)
+    assert (await infer(model, request(x=x, k=k)))["y"].tolist() == [[3.0, -6.0]]
+
+
+async def test_wire_bytes_at_any_place_of_a_message(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Neg")))
+    message = memoryview(b"\0" + np.array([[1, 2]], np.float32).tobytes())[1:]
+    given = InferRequest({"x": Tensor("x", "FP32", (1, 2), raw=message)})
+    assert not given.inputs["x"].array.flags.aligned
+    session = OnnxSession(tmp_path / "1" / "model.onnx", model.config, ["CPUExecutionProvider"])
+    assert BatchForm(model.spec, session).joined([given])["x"].flags.aligned
+    assert (await infer(model, given))["y"].tolist() == [[-1, -2]]
+
+
+async def test_strings(tmp_path: Path, loaded: list[Model]) -> None:
+    node = helper.make_node("StringConcat", ["x", "k"], ["y"])
+    inputs = [value("x", ["n", 1], STRING), value("k", ["n", 1], STRING)]
+    loaded.append(model := await load(tmp_path, graph([node], inputs, [value("y", ["n", 1], STRING)])))
+    text = np.array([[b"ab"], ["é漢".encode()], [b""], [b"a\0b"]], object)
+    answer = await infer(model, request(x=text, k=np.full((4, 1), b"!", object)))
+    assert answer["y"].ravel().tolist() == [b"ab!", "é漢!".encode(), b"!", b"a\0b!"]
+
+
+async def test_strings_in_batches_and_one_that_is_no_text(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Identity", ("n", 1), STRING)))
+    given = [b"one", b"\xff", b"three"]
+    answers = await asyncio.gather(
+        *(infer(model, request(x=np.array([[each]], object))) for each in given), return_exceptions=True
+    )
+    assert isinstance(answers[1], SluiceError)
+    assert answers[1].code is ErrorCode.INVALID
+    assert "inference input 'x' for model 'm' holds bytes that are not UTF-8" in answers[1].message
+    for index in (0, 2):
+        answer = answers[index]
+        assert isinstance(answer, dict)
+        assert answer["y"].tolist() == [[given[index]]]
+
+
+async def test_scalars(tmp_path: Path, loaded: list[Model]) -> None:
+    """Clients see them as [1], the model as what they are: `Unsqueeze` makes of it one dimension and not two."""
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [0])
+    nodes = [helper.make_node("Unsqueeze", ["x", "axes"], ["u"]), helper.make_node("Neg", ["x"], ["y"])]
+    outputs = [value("u", None), value("y", [])]
+    text = """
+        input { name: "x" data_type: TYPE_FP32 dims: [1] }
+        output { name: "u" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }
+    """
+    loaded.append(model := await load(tmp_path, graph(nodes, [value("x", [])], outputs, [axes]), text))
+    answer = await infer(model, request(x=np.array([2], np.float32)))
+    assert {name: (array.shape, array.tolist()) for name, array in answer.items()} == {
+        "u": ((1,), [2]),
+        "y": ((1,), [-2]),
+    }
+
+
+async def test_rows_without_dims(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Neg", ("n",))))
+    answer = await infer(model, request(x=np.array([[2], [3]], np.float32)))
+    assert answer["y"].tolist() == [[-2], [-3]]
+
+
+async def test_empty_tensors(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Neg", ("n", "m"))))
+    answer = await infer(model, request(x=np.zeros((2, 0), np.float32)))
+    assert answer["y"].shape == (2, 0)
+
+
+async def test_an_optional_input_has_the_model_s_value(tmp_path: Path, loaded: list[Model]) -> None:
+    default = helper.make_tensor("k", TensorProto.FLOAT, [2], [10, 20])
+    onnx_model = graph(
+        [helper.make_node("Add", ["x", "k"], ["y"])], [value("x", [2]), value("k", [2])], [value("y", [2])], [default]
+    )
+    text = """
+        input { name: "x" data_type: TYPE_FP32 dims: [2] }
+        input { name: "k" data_type: TYPE_FP32 dims: [2] optional: true }
+    """
+    loaded.append(model := await load(tmp_path, onnx_model, text))
+    x = np.array([1, 2], np.float32)
+    assert (await infer(model, request(x=x)))["y"].tolist() == [11, 22]
+    assert (await infer(model, request(x=x, k=x)))["y"].tolist() == [2, 4]
+
+
+async def test_external_data_next_to_the_model(tmp_path: Path, loaded: list[Model]) -> None:
+    onnx_model = layers(np.random.default_rng(1))
+    x = np.ones((1, 16), np.float32)
+    expected = direct(onnx_model, x=x)[0]
+    (tmp_path / "1").mkdir()
+    onnx.save(
+        onnx_model,
+        tmp_path / "1" / "model.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    assert (tmp_path / "1" / "weights.bin").stat().st_size > 4096
+    loaded.append(model := await load(tmp_path, None))
+    assert (await infer(model, request(x=x)))["y"].tobytes() == expected.tobytes()
+
+
+async def test_a_folder_as_the_model(tmp_path: Path, loaded: list[Model]) -> None:
+    (tmp_path / "1" / "net").mkdir(parents=True)
+    onnx.save(one_op("Neg"), tmp_path / "1" / "net" / "model.onnx")
+    loaded.append(model := await load(tmp_path, None, 'default_model_filename: "net"'))
+    assert (await infer(model, request(x=np.ones((1, 2), np.float32))))["y"].tolist() == [[-1, -1]]
+
+
+def picker() -> onnx.ModelProto:
+    """`y[i] = table[x[i]]`, which fails for what the table does not have."""
+    table = numpy_helper.from_array(np.arange(5, dtype=np.float32), "table")
+    node = helper.make_node("Gather", ["table", "x"], ["y"])
+    return graph([node], [value("x", ["n", 1], INT64)], [value("y", ["n", 1])], [table])
+
+
+async def test_a_request_that_fails_harms_no_other_in_its_batch(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, picker(), "max_batch_size: 8"))
+    answers = await asyncio.gather(
+        *(infer(model, request(x=np.array([[index]]))) for index in (1, 99, 3)), return_exceptions=True
+    )
+    assert isinstance(answers[1], SluiceError)
+    assert answers[1].code is ErrorCode.INVALID
+    assert answers[1].message.startswith("onnx runtime error 2: Non-zero status code returned while running Gather")
+    assert [answer["y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[1]], [[3]]]
+    assert (await infer(model, request(x=np.array([[4]]))))["y"].tolist() == [[4]]
+
+
+async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: list[Model]) -> None:
+    """A model whose first output dimension is no batch answers each request for itself."""
+    node = helper.make_node("Concat", ["x", "x"], ["y"], axis=0)
+    loaded.append(model := await load(tmp_path, graph([node], [value("x", ["n", 1])], [value("y", ["k", 1])])))
+    assert model.spec.max_batch_size == 4
+    rows = [np.full((1, 1), index, np.float32) for index in range(3)]
+    answers = await asyncio.gather(*(infer(model, request(x=row)) for row in rows))
+    assert [answer["y"].tolist() for answer in answers] == [[[index], [index]] for index in range(3)]
+    assert model.statistics.execution_count < len(rows)
+
+
+def endless() -> onnx.ModelProto:
+    """Counts up from `x` for as long as it is let."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["c"], ["d"])],
+        "body",
+        [value("i", [], INT64), value("c", [], TensorProto.BOOL), value("v", [1])],
+        [value("d", [], TensorProto.BOOL), value("w", [1])],
+    )
+    constants = [
+        helper.make_tensor("one", TensorProto.FLOAT, [1], [1]),
+        helper.make_tensor("count", TensorProto.INT64, [], [2**62]),
+        helper.make_tensor("go", TensorProto.BOOL, [], [True]),
+    ]
+    loop = helper.make_node("Loop", ["count", "go", "x"], ["y"], body=body)
+    return graph([loop], [value("x", [1])], [value("y", [1])], constants)
+
+
+async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, endless()))
+    responses: list[InferResponse] = []
+    job = model.submit(request(x=np.zeros(1, np.float32)), responses.append)
+    job.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await model.wait_idle()
+    assert not responses
+
+
+async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
+    model = await load(tmp_path, endless())
+    responses: list[InferResponse] = []
+    model.submit(request(x=np.zeros(1, np.float32)), responses.append)
+    await model.close()
+    assert [response.error.code for response in responses if response.error] == [ErrorCode.UNAVAILABLE]
+
+
+async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path, loaded: list[Model]) -> None:
+    """While one is busy for ever, the other answers."""
+    text = "instance_group { count: 2 kind: KIND_CPU }"
+    onnx_model = endless()
+    onnx_model.graph.node.insert(0, helper.make_node("Squeeze", ["go1"], ["go"]))
+    onnx_model.graph.node.insert(0, helper.make_node("Greater", ["x", "zero"], ["go1"]))
+    del onnx_model.graph.initializer[2]
+    onnx_model.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT, [1], [0]))
+    loaded.append(model := await load(tmp_path, onnx_model, text))
+    busy = model.submit(request(x=np.ones(1, np.float32)), lambda _: None)
+    assert (await infer(model, request(x=np.full(1, -1, np.float32))))["y"].tolist() == [-1]
+    assert not busy.is_finished
+    busy.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await model.wait_idle()
+
+
+async def test_times_are_set(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, one_op("Neg")))
+    await infer(model, request(x=np.ones((2, 2), np.float32)))
+    counts = model.statistics
+    assert counts.infer.compute_infer.ns > 0
+    assert list(counts.batches) == [2]

@@ -1,0 +1,258 @@
+"""Results are OpenVINO's own; batches, types, errors, cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from serving.backends.openvino.session import OpenVinoSession
+from serving.backends.openvino.signature import Names, signature_of
+from serving.call import infer_one
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.tensors.tensor import Array
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.onnxruntime import parts as onnx_parts
+from tests.serving.backends.onnxruntime.parts import request
+from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter, parameters
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+async def loaded() -> AsyncIterator[list[Model]]:
+    """What to close in the end."""
+    models: list[Model] = []
+    yield models
+    for model in models:
+        await model.close()
+
+
+async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
+    async with asyncio.timeout(PATIENCE_S):
+        response = await infer_one(model, given)
+    return {tensor.name: tensor.array for tensor in response.outputs}
+
+
+def layers(generator: np.random.Generator) -> ov.Model:
+    """Two dense layers: enough for results that depend on how they are computed."""
+    weights = [generator.standard_normal(shape).astype(np.float32) for shape in ((16, 64), (64, 8))]
+    x = parameter("x", [-1, 16])
+    hidden = ops.relu(ops.matmul(x, ops.constant(weights[0]), False, False))
+    return model_of([x], y=ops.softmax(ops.matmul(hidden, ops.constant(weights[1]), False, False), 1))
+
+
+async def test_results_are_the_library_s_bit_for_bit(tmp_path: Path, loaded: list[Model]) -> None:
+    generator = np.random.default_rng(0)
+    loaded.append(model := await load(tmp_path, layers(generator)))
+    core = ov.Core()
+    compiled = core.compile_model(tmp_path / "1" / "model.xml", "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    for rows in (1, 4):
+        x = generator.standard_normal((rows, 16)).astype(np.float32)
+        assert (await infer(model, request(x=x)))["y"].tobytes() == compiled({"x": x})["y"].tobytes()
+
+
+async def test_requests_that_wait_are_run_as_one_batch(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub(), "max_batch_size: 8"))
+    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
+    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
+    for row, answer in zip(rows, answers, strict=True):
+        assert answer["sum"].tolist() == (row + 1).tolist()
+        assert answer["difference"].tolist() == (row - 1).tolist()
+    assert model.statistics.execution_count < len(rows)
+
+
+async def test_answers_stay_what_they_are_when_the_model_runs_again(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, doubled()))
+    first = await infer(model, request(x=np.array([[1, 2]], np.float32)))
+    await infer(model, request(x=np.array([[3, 4]], np.float32)))
+    assert first["y"].tolist() == [[1, 2, 1, 2]]
+
+
+async def test_outputs_are_those_asked_for(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub()))
+    ones = np.ones((1, 4), np.float32)
+    assert list(await infer(model, request(("difference",), a=ones, b=ones))) == ["difference"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["boolean", "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "bf16"]
+)
+async def test_types_go_through(tmp_path: Path, loaded: list[Model], kind: str) -> None:
+    loaded.append(model := await load(tmp_path, doubled(kind=getattr(ov.Type, kind)), "max_batch_size: 8"))
+    dtype = ml_dtypes.bfloat16 if kind == "bf16" else getattr(ov.Type, kind).to_dtype()
+    rows = [np.array([[index, 1]]).astype(dtype) for index in range(3)]
+    for answer, row in zip(await asyncio.gather(*(infer(model, request(x=row)) for row in rows)), rows, strict=True):
+        assert answer["y"].dtype == row.dtype
+        assert answer["y"].tobytes() == np.concatenate([row, row], 1).tobytes()
+
+
+async def test_a_type_of_the_configuration_is_converted(tmp_path: Path, loaded: list[Model]) -> None:
+    text = """max_batch_size: 4 input { name: "x" data_type: TYPE_FP16 dims: [2] }
+        output { name: "y" data_type: TYPE_INT32 dims: [4] }"""
+    loaded.append(model := await load(tmp_path, doubled(), text))
+    answer = await infer(model, request(x=np.array([[1, 2]], np.float16)))
+    assert answer["y"].dtype == np.int32
+    assert answer["y"].tolist() == [[1, 2, 1, 2]]
+
+
+async def test_strings_are_bytes(tmp_path: Path, loaded: list[Model]) -> None:
+    x = parameter("x", [-1, 1], ov.Type.string)
+    text = """max_batch_size: 4 dynamic_batching {} input { name: "x" data_type: TYPE_STRING dims: [1] }
+        output { name: "y" data_type: TYPE_STRING dims: [1] }"""
+    loaded.append(model := await load(tmp_path, model_of([x], y=x), text))
+    given = [b"one", "é漢".encode(), b"\xff", b""]
+    answers = await asyncio.gather(*(infer(model, request(x=np.array([[each]], object))) for each in given))
+    assert [answer["y"].tolist() for answer in answers] == [[[each]] for each in given]
+    assert model.statistics.execution_count < len(given)
+
+
+async def test_scalars(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub(())))
+    answer = await infer(model, request(a=np.array([2], np.float32), b=np.array([3], np.float32)))
+    assert answer["sum"].tolist() == [5]
+
+
+async def test_empty_tensors(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, doubled((-1, -1))))
+    answer = await infer(model, request(x=np.zeros((2, 0), np.float32)))
+    assert answer["y"].shape == (2, 0)
+
+
+async def test_sizes_that_change_from_run_to_run(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, doubled((-1, -1))))
+    for width in (5, 1, 7, 2):
+        x = np.arange(width, dtype=np.float32).reshape(1, width)
+        assert (await infer(model, request(x=x)))["y"].tolist() == [[*x[0], *x[0]]]
+
+
+async def test_a_fixed_first_dimension_takes_batches(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, add_sub((1, 4)), "max_batch_size: 4"))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert (await infer(model, request(a=rows, b=rows)))["sum"].tolist() == (rows * 2).tolist()
+
+
+async def test_a_fixed_batch_is_padded_where_that_is_wanted(tmp_path: Path, loaded: list[Model]) -> None:
+    fixed = parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES", ENABLE_BATCH_PADDING="YES")
+    loaded.append(model := await load(tmp_path, add_sub((1, 4)), f"max_batch_size: 4 {fixed}"))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert (await infer(model, request(a=rows, b=rows)))["sum"].tolist() == (rows * 2).tolist()
+
+
+async def test_a_fixed_batch_refuses_smaller_ones_in_triton_s_words(tmp_path: Path, loaded: list[Model]) -> None:
+    fixed = parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+    loaded.append(model := await load(tmp_path, add_sub((1, 4)), f"max_batch_size: 4 {fixed}"))
+    rows = np.ones((3, 4), np.float32)
+    with pytest.raises(SluiceError, match="expected requests with batch size '4', got '3'"):
+        await infer(model, request(a=rows, b=rows))
+    full = np.ones((4, 4), np.float32)
+    assert (await infer(model, request(a=full, b=full)))["sum"].shape == (4, 4)
+
+
+async def test_dims_are_reshaped_to_the_configuration_s(tmp_path: Path, loaded: list[Model]) -> None:
+    text = """input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }
+        output { name: "y" data_type: TYPE_FP32 dims: [-1, 6] }"""
+    loaded.append(model := await load(tmp_path, doubled((1, 2)), f"{text} {parameters(RESHAPE_IO_LAYERS='yes')}"))
+    assert (await infer(model, request(x=np.ones((2, 3), np.float32))))["y"].shape == (2, 6)
+
+
+async def test_an_onnx_file(tmp_path: Path, loaded: list[Model]) -> None:
+    (tmp_path / "1").mkdir()
+    onnx.save(onnx_parts.add_sub(), tmp_path / "1" / "model.onnx")
+    loaded.append(model := await load(tmp_path, None, 'default_model_filename: "model.onnx"'))
+    ones = np.ones((2, 4), np.float32)
+    assert (await infer(model, request(a=ones, b=ones)))["sum"].tolist() == (ones * 2).tolist()
+
+
+async def test_ragged_requests(tmp_path: Path, loaded: list[Model]) -> None:
+    x, ends = parameter("x", [-1]), parameter("ends", [-1], ov.Type.i32)
+    totals = ops.gather(
+        ops.cumsum(x, ops.constant(0)), ops.subtract(ends, ops.constant(1, ov.Type.i32)), ops.constant(0)
+    )
+    text = """max_batch_size: 4 dynamic_batching {}
+        input { name: "x" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }
+        batch_input {
+            kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ends" data_type: TYPE_INT32 source_input: "x"
+        }
+        output { name: "total" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } }"""
+    loaded.append(model := await load(tmp_path, model_of([x, ends], total=totals), text))
+    rows = [np.ones((1, width), np.float32) for width in (2, 5)]
+    answers = await asyncio.gather(*(infer(model, request(x=row)) for row in rows))
+    assert [answer["total"].tolist() for answer in answers] == [[[2]], [[7]]]
+
+
+def broken_at(limit: int) -> ov.Model:
+    """Fails in the run for inputs that cannot be reshaped."""
+    x = parameter("x", [-1, -1])
+    return model_of([x], y=ops.reshape(x, ops.constant([-1, limit]), False))
+
+
+async def test_a_request_that_fails_harms_no_other(tmp_path: Path, loaded: list[Model]) -> None:
+    text = """input { name: "x" data_type: TYPE_FP32 dims: [-1, -1] }
+        output { name: "y" data_type: TYPE_FP32 dims: [-1, 4] }"""
+    loaded.append(model := await load(tmp_path, broken_at(4), text))
+    with pytest.raises(SluiceError) as caught:
+        await infer(model, request(x=np.ones((1, 3), np.float32)))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message.startswith("openvino error in running inference : ")
+    assert (await infer(model, request(x=np.ones((2, 4), np.float32))))["y"].shape == (2, 4)
+
+
+def long(steps: int = 200) -> ov.Model:
+    """Takes many seconds for a large `x`, in many operators."""
+    x = parameter("x", [-1, -1])
+    node = x
+    for _ in range(steps):
+        node = ops.matmul(node, x, False, False)
+    return model_of([x], y=node)
+
+
+LARGE, SMALL = np.zeros((1536, 1536), np.float32), np.zeros((1, 1), np.float32)
+
+
+async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded: list[Model]) -> None:
+    loaded.append(model := await load(tmp_path, long(), "max_batch_size: 2048"))
+    responses: list[InferResponse] = []
+    job = model.submit(request(x=LARGE), responses.append)
+    job.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await model.wait_idle()
+    assert not responses
+    assert job.infer_ended_ns == 0
+    assert (await infer(model, request(x=SMALL)))["y"].tolist() == [[0]]
+
+
+async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
+    model = await load(tmp_path, long(), "max_batch_size: 2048")
+    responses: list[InferResponse] = []
+    model.submit(request(x=LARGE), responses.append)
+    await model.close()
+    assert [response.error.code for response in responses if response.error] == [ErrorCode.UNAVAILABLE]
+
+
+def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
+    model = long()
+    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), signature_of(model, Names()))
+    run = session.open_run()
+    run.stop()
+    with pytest.raises(RuntimeError, match="cancel"):
+        run.execute({"x": LARGE}, ["y"])
+    following = session.open_run()
+    assert not following.is_stopped
+    assert following.execute({"x": SMALL}, ["y"])[0].tolist() == [[0]]
+
+
+async def test_instances_run_side_by_side(tmp_path: Path, loaded: list[Model]) -> None:
+    """While one is busy for long, the other answers."""
+    text = "max_batch_size: 2048 instance_group { count: 2 kind: KIND_CPU }"
+    loaded.append(model := await load(tmp_path, long(), text))
+    slow = model.submit(request(x=LARGE), lambda _: None)
+    assert (await infer(model, request(x=SMALL)))["y"].tolist() == [[0]]
+    assert not slow.is_finished
+    slow.cancel()

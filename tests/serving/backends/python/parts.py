@@ -1,0 +1,163 @@
+"""Models written where a test needs them, and their requests."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.backend import BackendContext
+from serving.backends.python.backend import PythonBackend
+from serving.call import infer_one, infer_stream
+from serving.config.completion import normalize
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSource
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests import paths
+
+REFERENCE_MODELS = paths.DATA / "triton" / "models"
+
+TEXT = """
+input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+"""A string in and a string out."""
+DECOUPLED = "model_transaction_policy { decoupled: true }" + TEXT
+ARRAY = """
+input { name: "X" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+"""
+PRELUDE = """
+import json, os, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+def text_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().flatten()[0].decode()
+
+def text(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([str(value)], np.object_))])
+
+"""
+
+
+def write_model(folder: Path, code: str, config: str = TEXT, prelude: str = PRELUDE) -> ModelSource:
+    """Version 1 of a model named as its folder."""
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.py").write_text(prelude + dedent(code))
+    return source_of(folder, f'backend: "python"\n{config}')
+
+
+def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
+    text = config_text if config_text is not None else (folder / "config.pbtxt").read_text()
+    config = text_format.Parse(text, ModelConfig())
+    config.name = folder.name
+    config.default_model_filename = config.default_model_filename or "model.py"
+    normalize(config)
+    return ModelSource(folder, 1, config)
+
+
+class Lookup:
+    """Loaded models by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+
+    def find(self, name: str, version: int = -1) -> Model:
+        if name not in self.models:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return self.models[name]
+
+
+def context(lookup: Lookup | None = None, **options: Any) -> BackendContext:
+    """What the server lends; `options` are fields of it."""
+
+    return BackendContext(lookup or Lookup(), **options)
+
+
+@asynccontextmanager
+async def loaded(source: ModelSource, lookup: Lookup | None = None, **options: Any) -> AsyncIterator[Model]:
+    """In a context with `options`."""
+    model = await PythonBackend().load(source, context(lookup, **options))
+    if lookup is not None:
+        lookup.models[model.name] = model
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+def text_request(text: str, **options: object) -> InferRequest:
+    return InferRequest({"TEXT": Tensor.of("TEXT", np.array([text.encode()], np.object_))}, **options)  # type: ignore[arg-type]
+
+
+def array_request(array: Array) -> InferRequest:
+    return InferRequest({"X": Tensor.of("X", array)})
+
+
+async def ask(model: Model, text: str) -> str:
+    """The text that it answers."""
+    return text_of(await infer_one(model, text_request(text)))
+
+
+def text_of(response: InferResponse) -> str:
+    element: bytes = response.outputs[0].array.flatten()[0]
+    return element.decode()
+
+
+async def stream(model: Model, text: str) -> list[str]:
+    """Every response of a decoupled model: its text, or its error's message in brackets."""
+    said = []
+    async for response in infer_stream(model, text_request(text)):
+        if response.error is not None:
+            said.append(f"<{response.error.message}>")
+        elif response.outputs:
+            said.append(text_of(response))
+    return said
+
+
+async def eventually(claim: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Wait until it holds of what sends no event."""
+    deadline = time.monotonic() + limit_s
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children() -> set[int]:
+    """The workers that this process has started; servers of other tests may be its children too."""
+    started = {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
+    return {pid for pid in started if _is_worker(pid)}
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"backends/python/worker/start.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def _children_of(task: str) -> list[str]:
+    try:
+        return Path(f"/proc/self/task/{task}/children").read_text().split()
+    except FileNotFoundError:
+        return []

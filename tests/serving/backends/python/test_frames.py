@@ -1,0 +1,184 @@
+"""Frames over a socket, whatever pieces they come in, and segments of shared memory."""
+
+import gc
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from serving.backends.python import segments
+from serving.backends.python.frames import Batch, Cancel, Command, Segments, WireRequest, WireTensor
+from serving.backends.python.framing import FrameReader, ancillary, encode
+from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.tensors.tensor import Array
+
+decoder = msgspec.msgpack.Decoder(Command)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+def batch(size: int) -> Batch:
+    return Batch([WireRequest(3, [WireTensor("X", "UINT8", (size,), bytes(size))], "id", outputs=("Y",))])
+
+
+def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socket]) -> None:
+    near, far = ends
+    commands: list[Command] = [
+        batch(0),
+        Cancel([1, 2]),
+        batch(100),
+        batch(3_000_000),
+        Cancel([]),
+        batch(700_000),
+        batch(1),
+    ]
+    unsent = b"".join([encode(each) for each in commands])
+    far.setblocking(False)
+    reader, step = FrameReader(near), 1
+    received: list[Command] = []
+    while len(received) < len(commands):
+        try:
+            unsent = unsent[far.send(unsent[:step]) :]
+            step *= 2
+        except BlockingIOError:
+            pass
+        reader.read()
+        received += [decoder.decode(frame) for frame in reader.frames()]
+    assert received == commands
+
+
+def test_the_end_of_the_stream_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
+    near, far = ends
+    far.sendall(encode(Cancel([1]))[:3])
+    far.close()
+    reader = FrameReader(near)
+    assert reader.read()
+    assert not list(reader.frames())
+    assert not reader.read()
+
+
+def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.socket]) -> None:
+    near, far = ends
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.memfd_create("test")
+    far.sendmsg([b"x"], ancillary([fd]))
+    os.close(fd)
+    reader = FrameReader(near)
+    reader.read()
+    assert len(reader.fds) == 1
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def exchange(pool: SegmentPool, mapped: MappedSegments) -> None:
+    news, dropped = pool.news()
+    for new, fds in news:
+        if isinstance(new, Segments):
+            mapped.add(new, deque(fds))
+        else:
+            mapped.add_lent(new, deque(fds))
+    if dropped is not None:
+        mapped.drop(dropped)
+
+
+def data(size: int, value: int) -> Array:
+    return np.full(size, value, np.uint8)
+
+
+def test_a_segment_is_free_when_its_last_view_is_gone() -> None:
+    calls: list[None] = []
+    pool, mapped = SegmentPool(), MappedSegments(lambda: calls.append(None))
+    stored = pool.store(data(200_000, 7))
+    exchange(pool, mapped)
+    view = mapped.read(stored)
+    array = np.frombuffer(view, np.uint8)[10:20]
+    del view
+    gc.collect()
+    assert not mapped.freed
+    assert (array == 7).all()
+    del array
+    gc.collect()
+    assert len(calls) == 1
+    pool.free(mapped.take_freed())
+    assert pool.store(data(150_000, 8)).segment == stored.segment
+    assert pool.store(data(150_000, 9)).segment != stored.segment
+    exchange(pool, mapped)
+    pool.close()
+
+
+def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
+    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+    stored = first.store(data(3_000_000, 7))
+    exchange(first, gateway)
+    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+
+    pool, second = SegmentPool(), MappedSegments(lambda: None)
+    lent = pool.store(tensor)
+    assert not pool._maps
+    exchange(pool, second)
+    theirs = np.frombuffer(second.read(lent), np.uint8)
+    assert (theirs == 7).all()
+    theirs[:] = 8  # what one model writes into its input no other one sees
+    assert (tensor == 7).all()
+
+    del tensor
+    gc.collect()
+    assert not gateway.freed, "the second worker still reads it"
+    del theirs
+    gc.collect()
+    pool.free(second.take_freed())
+    gc.collect()
+    assert gateway.take_freed() == [stored.segment]
+    assert not second._maps
+    assert not second._readers
+    first.close()
+
+
+def test_a_part_of_a_segment_is_copied() -> None:
+    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+    stored = first.store(data(3_000_000, 7))
+    exchange(first, gateway)
+    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+    pool = SegmentPool()
+    pool.store(tensor[1000:])
+    assert pool._maps
+    for _, fds in pool.news()[0]:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_many_free_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MAX_FREE_BYTES", 3 * 131_072)
+    pool, mapped = SegmentPool(), MappedSegments(lambda: None)
+    stored = [pool.store(data(100_000, number)) for number in range(5)]
+    exchange(pool, mapped)
+    for each in stored:
+        assert mapped.read(each)[0] == each.segment
+    gc.collect()
+    pool.free(mapped.take_freed())
+    _, dropped = pool.news()
+    assert dropped is not None
+    assert len(dropped.numbers) == 2
+    pool.close()
+
+
+def test_new_segments_go_in_groups_that_the_kernel_takes() -> None:
+    pool = SegmentPool()
+    for _ in range(100):
+        pool.store(data(70_000, 1))
+    news, _ = pool.news()
+    assert [len(fds) for _, fds in news] == [64, 36]
+    assert isinstance(news[0][0], Segments)
+    for _, fds in news:
+        for fd in fds:
+            os.close(fd)
+    pool.close()

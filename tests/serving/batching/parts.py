@@ -1,0 +1,130 @@
+"""A model with instances whose batches end when the test says so."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.batching.scheduled import ScheduledModel
+from serving.instance import Instance, Placement
+from serving.job import Job
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSource
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
+
+CONFIG = """
+name: "echo" backend: "test" max_batch_size: 8
+input { name: "X" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "Y" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+
+
+class HeldInstance(Instance):
+    """Runs a batch until `finish`. Answers each job with its own input."""
+
+    def __init__(self, name: str = "held", placement: Placement | None = None) -> None:
+        self.name = name
+        self.placement = placement
+        self.batches: list[list[Job]] = []
+        self.is_up = True
+        self.is_closed = False
+        self._running: tuple[list[Job], Callable[[], None]] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_up
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+        assert self._running is None, "an instance runs one batch at a time"
+        self.batches.append(jobs)
+        self._running = (jobs, done)
+
+    def answer(self) -> None:
+        """All jobs of the batch get their responses, but the instance is not free yet."""
+        assert self._running is not None
+        for job in self._running[0]:
+            job.respond(InferResponse(outputs=[job.request.inputs["X"].renamed("Y")]))
+
+    def finish(self) -> None:
+        """The batch is answered, and the instance is free."""
+        assert self._running is not None
+        self.answer()
+        done = self._running[1]
+        self._running = None
+        done()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if self._running is not None:
+            for job in self._running[0]:
+                job.fail(SluiceError(ErrorCode.UNAVAILABLE, "closed"))
+            self._running = None
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """What ran: request ids by batch."""
+        return [[job.request.id for job in batch] for batch in self.batches]
+
+
+class AtOnceInstance(Instance):
+    """Answers within `execute`."""
+
+    name = "at_once"
+
+    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+        for job in jobs:
+            job.respond(InferResponse(outputs=[job.request.inputs["X"].renamed("Y")]))
+        done()
+
+    async def close(self) -> None:
+        pass
+
+
+class Client:
+    """Submits, and keeps what comes back in the order in which it comes."""
+
+    def __init__(self, model: ScheduledModel) -> None:
+        self.model = model
+        self.answered: list[str] = []
+        self.errors: dict[str, SluiceError] = {}
+
+    def submit(self, name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> Job:
+        return self.model.submit(request(name, rows, width, priority, timeout_us), self.receive)
+
+    def receive(self, response: InferResponse) -> None:
+        if response.error is not None:
+            self.errors[response.id] = response.error
+        self.answered.append(response.id)
+
+
+def request(name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> InferRequest:
+    array = np.zeros((rows, width), np.int32)
+    return InferRequest({"X": Tensor("X", "INT32", array.shape, array=array)}, name, (), {}, priority, timeout_us)
+
+
+def config_of(extra: str = "", base: str = CONFIG) -> ModelConfig:
+    return text_format.Parse(base + extra, ModelConfig())
+
+
+def model_of(extra: str, *instances: Instance, base: str = CONFIG) -> ScheduledModel:
+    return ScheduledModel(ModelSource(Path("/models/echo"), 1, config_of(extra, base)), instances)
+
+
+async def turns(count: int = 3) -> None:
+    """Let the event loop go round."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)

@@ -1,0 +1,85 @@
+"""What a check tells of language models: which runtime would serve them, and what that obeys."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.backend import RuntimeReport
+from serving.backends.registry import BackendRegistry
+from serving.repository.inspection.report import ModelReport
+from serving.repository.inspection.repositories import inspect_repositories
+from serving.repository.roots import LocalRoot
+from tests.stand_ins.model_folders import make_compiled_engine
+from tests.stand_ins.paths import STAND_INS
+
+
+def parameter(key: str, text: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+
+
+def inspected(root: Path, *parameters: str) -> ModelReport:
+    (root / "m").mkdir(exist_ok=True)
+    (root / "m" / "config.pbtxt").write_text('backend: "tensorrtllm"\n' + "".join(parameters))
+    (report,) = inspect_repositories([LocalRoot(root)], BackendRegistry())
+    return report
+
+
+def checkpoint(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+
+
+def test_on_openvino(root: Path) -> None:
+    checkpoint(root / "m" / "1")
+    report = inspected(root, parameter("max_num_seqs", "8"), parameter("multi_block_mode", "true"))
+    assert report.runtime is not None
+    assert report.runtime.runtime == "openvino"
+    assert report.runtime.obeyed == ("max_num_seqs",)
+    assert report.runtime.unused == ("multi_block_mode: there is no GPU to set up",)
+    assert (report.errors, report.notes) == ((), ())
+
+
+def test_on_tensorrt_llm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    (root / "m").mkdir()
+    make_compiled_engine(root / "m" / "1")
+    given = (
+        parameter("multi_block_mode", "true"),
+        parameter("gpu_device_ids", "0,1"),
+        parameter("max_beam_width", "4"),
+    )
+    assert inspected(root, *given).runtime == RuntimeReport(
+        "tensorrt_llm",
+        "the folder holds a tensorrt llm engine",
+        ("max_beam_width", "multi_block_mode"),
+        (
+            "gpu_device_ids: ranks are started by the launcher (MPI) or orchestrator_type; GPUs are chosen by "
+            "CUDA_VISIBLE_DEVICES",
+        ),
+    )
+
+
+def test_a_parameter_that_would_not_load_is_told_with_its_line(root: Path) -> None:
+    checkpoint(root / "m" / "1")
+    report = inspected(root, parameter("max_num_seqs", "8"), parameter("max_beam_width", "4"))
+    (error,) = report.errors
+    assert (error.line, error.path) == (3, 'parameters["max_beam_width"]')
+    assert "parameter 'max_beam_width' of model 'm' must be for one beam" in error.message
+    assert report.runtime is None
+
+
+def test_arguments_that_would_not_load(root: Path) -> None:
+    checkpoint(root / "m" / "1")
+    (root / "m" / "1" / "model.yaml").write_text("triton_config: [")
+    (error,) = inspected(root).errors
+    assert f"cannot take {root}/m/1/model.yaml: line 1, column 17" in error.message
+
+
+def test_a_model_yaml_alone_is_a_language_model(root: Path) -> None:
+    checkpoint(root / "weights")
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "1" / "model.yaml").write_text(f"model: {root}/weights\n")
+    reports = inspect_repositories([LocalRoot(root)], BackendRegistry())
+    report = next(each for each in reports if each.name == "m")
+    assert (report.backend, report.errors) == ("llm", ())

@@ -1,0 +1,61 @@
+"""How a repository loads: how many models side by side, how often again, and what has failed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from serving.repository.repository import ModelRepository
+from serving.repository.types import ControlMode, RepositorySettings
+from tests.serving.repository.parts import Bench, failure, until, write_model
+
+
+@pytest.mark.parametrize("num_parallel", [1, 2])
+async def test_models_load_side_by_side_as_told(bench: Bench, root: Path, num_parallel: int) -> None:
+    for name in "abcde":
+        write_model(root, name, "hang")
+    settings = RepositorySettings(num_parallel_loads=num_parallel)
+    repository = bench.repository(ControlMode.NONE, settings=settings)
+    starting = asyncio.ensure_future(repository.start())
+    await until(lambda: bench.stamp.num_loading == num_parallel)
+    bench.stamp.release.set()
+    assert await starting == {}
+    assert bench.stamp.most_loading == num_parallel
+    await repository.close()
+
+
+@pytest.mark.parametrize("num_retries", [0, 2])
+async def test_a_load_that_fails_is_tried_again(bench: Bench, root: Path, num_retries: int) -> None:
+    write_model(root, "bad", "fail")
+    write_model(root, "good", 1)
+    repository = bench.repository(settings=RepositorySettings(num_load_retries=num_retries))
+    await repository.start(["good"])
+    assert "cannot start" in (await failure(repository.load("bad"))).message
+    assert bench.stamp.loads.count(("bad", 1)) == 1 + num_retries
+    assert bench.stamp.loads.count(("good", 1)) == 1
+    assert repository.num_failed_loads == {"bad": 1}
+    await repository.close()
+
+
+async def test_a_retry_that_goes_well(bench: Bench, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_model(root, "a", "hang")
+    repository = bench.repository(load_timeout_s=0.05, settings=RepositorySettings(num_load_retries=100))
+    starting = asyncio.ensure_future(repository.start(["a"]))
+    await until(lambda: len(bench.stamp.loads) > 1)
+    (folder / "1" / "stamp.txt").write_text("5")
+    assert await starting == {}
+    assert repository.find("a").stamp == 5  # type: ignore[attr-defined]
+    assert "attempt 1 of 101" in caplog.text
+    assert repository.num_failed_loads == {}
+    await repository.close()
+
+
+async def test_failures_are_counted_by_model(repository: ModelRepository, root: Path) -> None:
+    write_model(root, "bad", "fail")
+    write_model(root, "broken", 1, config="nonsense {")
+    for _ in range(2):
+        await failure(repository.load("bad"))
+    await failure(repository.load("broken"))
+    for name in ("nope", "nada"):  # a client's mistake is no failure of a model
+        await failure(repository.load(name))
+    assert repository.num_failed_loads == {"bad": 2, "broken": 1}

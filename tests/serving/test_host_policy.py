@@ -1,0 +1,103 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from serving import host_policy
+from serving.host_policy import HostPolicy, parse_cores, parse_host_policies, policy_of
+from serving.instance import Placement
+from sluice.errors import ErrorCode, SluiceError
+
+MINE = sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's NUMA nodes: node 0 has every core, node 1 only memory."""
+    for node, cores in ((0, ",".join(map(str, MINE))), (1, "")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(host_policy, "_NODES", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("2-2", {2}), ("0-1,4-5", {0, 1, 4, 5})]
+)
+def test_cores(text: str, cores: set[int]) -> None:
+    assert parse_cores(text) == cores
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1,", "-1", "1-", "1-2-3"])
+def test_what_are_no_cores(text: str) -> None:
+    with pytest.raises(SluiceError, match="host policy setting 'cpu-cores' format"):
+        parse_cores(text)
+
+
+def test_settings_of_one_name_add_up(nodes: Path) -> None:
+    policies = parse_host_policies([f"p,cpu-cores={MINE[0]}", "p,numa-node=0", "q,numa-node=0"])
+    assert policies == {
+        "p": HostPolicy("p", frozenset({MINE[0]}), 0),
+        "q": HostPolicy("q", frozenset(MINE), 0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p", "option format is"),
+        ("p,numa-node", "option format is"),
+        (",numa-node=1", "option format is"),
+        ("p,numa-node=", "option format is"),
+        ("p,numa-node=x", "Can't parse 'x' to integer"),
+        ("p,colour=red", "has no setting 'colour'"),
+        ("p,cpu-cores=99999", "asks for cores 99999, and the server may use"),
+        ("p,numa-node=7", "asks for NUMA node 7, which this host has not"),
+        ("p,numa-node=1", "no core of NUMA node 1"),
+    ],
+)
+def test_what_is_no_policy(text: str, message: str, nodes: Path) -> None:
+    with pytest.raises(SluiceError, match=message) as refused:
+        parse_host_policies([text])
+    assert refused.value.code is ErrorCode.INVALID
+
+
+def test_an_instance_keeps_to_what_its_group_names_or_to_its_devices() -> None:
+    policies = {name: HostPolicy(name) for name in ("cpu", "gpu_1", "mine")}
+    assert policy_of(Placement("i"), policies) == policies["cpu"]
+    assert policy_of(Placement("i", "GPU", 1), policies) == policies["gpu_1"]
+    assert policy_of(Placement("i", "GPU", 0), policies) is None
+    assert policy_of(Placement("i", "GPU", 1, host_policy="mine"), policies) == policies["mine"]
+    assert policy_of(Placement("i", host_policy="unknown"), policies) is None
+
+
+def test_a_thread_and_those_that_it_starts_are_bound_and_no_other() -> None:
+    seen: list[set[int]] = []
+
+    def look() -> None:
+        seen.append(os.sched_getaffinity(0))
+
+    def run() -> None:
+        HostPolicy("p", frozenset({MINE[-1]})).bind()
+        look()
+        child = threading.Thread(target=look)
+        child.start()
+        child.join()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [{MINE[-1]}] * 2
+    assert sorted(os.sched_getaffinity(0)) == MINE
+
+
+def test_another_process_is_bound() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        HostPolicy("p", frozenset({MINE[0]})).bind(process.pid)
+        assert os.sched_getaffinity(process.pid) == {MINE[0]}
+        HostPolicy("any").bind(process.pid)
+        assert os.sched_getaffinity(process.pid) == {MINE[0]}
+        process.communicate(b"\n")
