@@ -1,0 +1,115 @@
+"""Every arrow points down: rooms stand on the floors of one tower, and a room imports only what stands below it.
+
+A room is a folder with a subject, or one file that stands apart from its folder. Imports inside functions and those for
+the type checker alone count too: they tie two rooms as any other.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.paths import ROOT
+
+PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load")
+TOWER = (
+    "sluice",
+    "engine",
+    "engine.runners",
+    "engine.runners.openvino",
+    "engine.sampling",
+    "engine.guidance",
+    "engine.sequence",
+    "engine.forecast",
+    "engine.scheduling",
+    "engine.kv",
+    "engine.speculation",
+    "engine.loop",
+    "engine.process",
+    "engine.delegated",
+    "engine.delegated.tensorrt_llm",
+    "engine.runtimes",
+    "engine.client",
+    "serving.tensors",
+    "serving",
+    "serving.caching",
+    "serving.batching",
+    "serving.backend",
+    "serving.backends",
+    "serving.config",
+    "serving.backends.arrays",
+    "serving.backends.onnxruntime serving.backends.openvino serving.backends.pytorch serving.backends.tensorrt",
+    "serving.backends.tensorflow serving.backends.python serving.backends.ensemble",
+    "serving.repository",
+    "pipelines.text",
+    "pipelines.llm",
+    "pipelines.remote",
+    "pipelines.stages",
+    "pipelines.rag",
+    "gateway.access gateway.v2",
+    "gateway.options",
+    "gateway.telemetry",
+    "gateway",
+    "gateway.http",
+    "gateway.http.openai gateway.http.v2 gateway.http.rag gateway.grpc",
+    "gateway.http.app",
+    "gateway.assembly",
+    "gateway.lifecycle",
+    "cli",
+    "cli.build cli.doctor cli.rag cli.repository",
+    "load",
+)
+"""Floors from the ground up. Rooms on one floor do not know each other."""
+FLOORS = {room: floor for floor, rooms in enumerate(TOWER) for room in rooms.split()}
+STRANGERS = (("engine", "serving"), *((each, "load") for each in PACKAGES if each != "load"))
+"""Packages that know nothing of each other, whichever stands lower."""
+EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()
+"""Imports that do not point down, by module; this list only gets shorter."""
+
+
+def room_of(module: str) -> str:
+    """Return the innermost room that a module belongs to."""
+    parts = module.split(".")
+    return next(room for n in range(len(parts), 0, -1) if (room := ".".join(parts[:n])) in FLOORS)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def names_in(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Every module that a file names in an import, wherever in it."""
+    return frozenset(names_in(ast.walk(ast.parse(path.read_text(), str(path)))))
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """(importing module, imported module) for every import among the packages."""
+    for module, path in modules().items():
+        for target in imports_of(path):
+            if target in modules() and target != module:
+                yield module, target
+
+
+def points_down(module: str, target: str) -> bool:
+    here, there = room_of(module), room_of(target)
+    packages = {module.partition(".")[0], target.partition(".")[0]}
+    if any(packages == set(pair) for pair in STRANGERS):
+        return False
+    return here == there or FLOORS[there] < FLOORS[here]
