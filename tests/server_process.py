@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,22 +63,25 @@ def serve_command(*arguments: str) -> list[str]:
 @contextmanager
 def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that listens; call `wait_ready` before asking it for tokens."""
-    with _running(log_path, str(checkpoint), "--served-model-name", MODEL, *arguments) as server:
+    with running_command(log_path, str(checkpoint), "--served-model-name", MODEL, *arguments) as server:
         yield server
 
 
 @contextmanager
 def running_bundled(log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """The same with what `sluice serve` serves by itself: the bundled model, and the pipeline around it."""
-    with _running(log_path, *arguments) as server:
+    with running_command(log_path, *arguments) as server:
         yield server
 
 
 @contextmanager
-def _running(log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
+def running_command(
+    log_path: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """`sluice serve` with these arguments, on free ports."""
     command = serve_command("--http-port=0", "--metrics-port=0", *arguments)
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

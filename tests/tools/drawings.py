@@ -1,0 +1,400 @@
+"""The drawings of the documentation: `python -m tests.tools.drawings` writes them to docs/drawings.
+
+Each is a list of boxes, arrows and notes with coordinates in pixels. A test compares the files with what this makes.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tests.paths import DOCS
+
+FOLDER = DOCS / "drawings"
+LINE_HEIGHT = 17
+STYLE = """
+  text { font: 13px ui-sans-serif, system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2933; }
+  .title { font-weight: 600; font-size: 14px; }
+  .note { fill: #52606d; font-size: 12px; }
+  .label { fill: #3e4c59; font-size: 12px; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
+  .step { font-weight: 600; fill: #0b69a3; font-size: 12px; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
+  .box { fill: #ffffff; stroke: #9aa5b1; stroke-width: 1.2; }
+  .accent { fill: #e6f6ff; stroke: #2186eb; }
+  .warm { fill: #fff3e0; stroke: #de911d; }
+  .green { fill: #e3f9e5; stroke: #3f9142; }
+  .frame { fill: none; stroke: #9aa5b1; stroke-dasharray: 5 4; }
+  .arrow { fill: none; stroke: #52606d; stroke-width: 1.4; marker-end: url(#head); }
+  .both { marker-start: url(#head); }
+  .lane { stroke: #cbd2d9; stroke-width: 1.2; }
+  .head { fill: #52606d; }
+  .page { fill: #ffffff; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle with a title and lines below it."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    title: str
+    lines: Sequence[str] = ()
+    kind: str = ""
+
+    def svg(self) -> Iterator[str]:
+        yield _rectangle(f"box {self.kind}", self.x, self.y, self.width, self.height)
+        yield _text(self.x + 12, self.y + 22, self.title, "title")
+        for number, line in enumerate(self.lines, 1):
+            yield _text(self.x + 12, self.y + 24 + number * LINE_HEIGHT, line, "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A dashed rectangle around boxes, with its name above the upper left corner."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    title: str
+
+    def svg(self) -> Iterator[str]:
+        yield _rectangle("frame", self.x, self.y, self.width, self.height)
+        yield _text(self.x + 10, self.y - 7, self.title, "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A line through points, with a head at its end and perhaps a label beside its middle."""
+
+    points: Sequence[tuple[int, int]]
+    label: str = ""
+    is_both: bool = False
+    label_at: tuple[int, int] | None = None
+
+    def svg(self) -> Iterator[str]:
+        path = " ".join(f"{'M' if number == 0 else 'L'}{x} {y}" for number, (x, y) in enumerate(self.points))
+        yield f'<path class="arrow{" both" if self.is_both else ""}" d="{path}"/>'
+        if self.label:
+            (x1, y1), (x2, y2) = self.points[0], self.points[-1]
+            x, y = self.label_at or ((x1 + x2) // 2 + 8, (y1 + y2) // 2 - 5)
+            yield _text(x, y, self.label, "label")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The line down from a participant of a sequence."""
+
+    x: int
+    top: int
+    bottom: int
+
+    def svg(self) -> Iterator[str]:
+        yield f'<path class="lane" d="M{self.x} {self.top} L{self.x} {self.bottom}"/>'
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of text."""
+
+    x: int
+    y: int
+    text: str
+    kind: str = "note"
+
+    def svg(self) -> Iterator[str]:
+        yield _text(self.x, self.y, self.text, self.kind)
+
+
+Shape = Box | Frame | Arrow | Lane | Note
+
+
+def _rectangle(kind: str, x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>'
+
+
+def picture(title: str, width: int, height: int, shapes: Sequence[Shape]) -> str:
+    """Return an SVG document."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"',
+        f' aria-label="{escape(title)}">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path class="head" d="M0 0 L10 5 L0 10 z"/></marker></defs>',
+        f'<rect class="page" width="{width}" height="{height}"/>',
+        *(line for shape in shapes for line in shape.svg()),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tower() -> str:
+    """Draw the packages, one floor above the other: a floor imports only what stands below it."""
+    return picture(
+        "The packages of Sluice: every import points down",
+        860,
+        486,
+        [
+            Box(20, 20, 590, 50, "cli/", ["one file or folder for each command of sluice"]),
+            Box(
+                20,
+                84,
+                590,
+                84,
+                "gateway/",
+                [
+                    "protocols and the process around them: OpenAI and Triton v2 over HTTP, SSE and gRPC,",
+                    "retrieval, metrics; service.py is the one data plane under all of them",
+                    "http/ (openai v2 rag)  grpc/  v2/  access/  telemetry/  options/",
+                ],
+                "accent",
+            ),
+            Box(
+                20,
+                182,
+                590,
+                67,
+                "pipelines/",
+                [
+                    "text in, text out: chat templates, tokens and text, retrieval with citations",
+                    "text/  llm/  remote/  stages/  rag/",
+                ],
+                "accent",
+            ),
+            Box(
+                20,
+                263,
+                288,
+                135,
+                "serving/",
+                [
+                    "a Triton model server without protocols:",
+                    "repository, versions, config.pbtxt, batching,",
+                    "sequences, response cache, backends",
+                    "backends: onnxruntime openvino pytorch",
+                    "tensorflow tensorrt python ensemble",
+                ],
+                "green",
+            ),
+            Box(
+                322,
+                263,
+                288,
+                135,
+                "engine/",
+                [
+                    "token ids in, token events out:",
+                    "scheduler, paged KV cache, prefix cache,",
+                    "sampling, grammars, speculation",
+                    "runners/openvino: our executor on a CPU",
+                    "delegated/tensorrt_llm: NVIDIA GPUs",
+                ],
+                "warm",
+            ),
+            Box(
+                20,
+                412,
+                590,
+                50,
+                "sluice/",
+                ["errors, restart budget, GPU count, version; the public names, looked up lazily"],
+            ),
+            Box(640, 263, 200, 67, "load/", ["load generator: speaks the", "wire, imports none of ours"]),
+            Box(640, 345, 200, 53, "models/", ["the bundled repository"]),
+            Note(640, 40, "Every import points down."),
+            Note(640, 58, "serving/ and engine/ know"),
+            Note(640, 76, "nothing of each other: they"),
+            Note(640, 94, "meet in pipelines/llm."),
+        ],
+    )
+
+
+def processes() -> str:
+    """Draw the processes of one server and what travels between them."""
+    return picture(
+        "The processes of a server",
+        900,
+        430,
+        [
+            Box(20, 20, 250, 84, "Clients", ["openai, curl, browsers", "tritonclient, perf_analyzer", "Prometheus"]),
+            Frame(20, 150, 560, 260, "gateway process: asyncio on uvloop"),
+            Box(
+                40,
+                168,
+                250,
+                84,
+                "Protocols",
+                ["HTTP :8000  OpenAI, v2, RAG", "gRPC :8001  v2", "metrics :8002"],
+                "accent",
+            ),
+            Box(
+                310,
+                168,
+                250,
+                84,
+                "Pipelines",
+                ["templates, tokenizer, detokenizer", "ensembles, retrieval", "in-process backends (ONNX …)"],
+                "accent",
+            ),
+            Box(
+                310,
+                300,
+                250,
+                84,
+                "Engine client",
+                ["submits, cancels, merges events", "supervises: heartbeat, restart", "resumes streams after a crash"],
+                "accent",
+            ),
+            Box(
+                40,
+                300,
+                250,
+                84,
+                "Model repository",
+                ["versions, batching, sequences", "rate limits, response cache", "one Python worker an instance"],
+                "green",
+            ),
+            Box(
+                640,
+                150,
+                240,
+                118,
+                "Engine process",
+                [
+                    "one for each language model",
+                    "queue, admission, planner,",
+                    "KV blocks, sampling",
+                    "runner: OpenVINO",
+                    "or TensorRT-LLM and its ranks",
+                ],
+                "warm",
+            ),
+            Box(
+                640,
+                300,
+                240,
+                84,
+                "Worker process",
+                ["one for each instance", "of a Python model;", "shared-memory tensors"],
+                "green",
+            ),
+            Arrow([(225, 104), (225, 168)], "HTTP, SSE, gRPC", True, (235, 128)),
+            Arrow([(290, 210), (310, 210)], "", True),
+            Arrow([(435, 252), (435, 300)], "", True),
+            Arrow([(165, 300), (165, 252)], "", True),
+            Arrow([(560, 330), (600, 330), (600, 210), (640, 210)], "", True),
+            Note(588, 128, "ZeroMQ, msgpack frames: commands down,"),
+            Note(588, 143, "one frame of token events a step up"),
+            Arrow([(165, 384), (165, 400), (600, 400), (600, 350), (640, 350)], "", True),
+        ],
+    )
+
+
+def _sequence(
+    title: str, width: int, lanes: Sequence[tuple[str, str, str]], steps: Sequence[tuple[int, int, str]]
+) -> str:
+    """Draw a request's way.
+
+    `lanes` are (title, line, kind), `steps` (from lane, to lane, text); a step within one lane is a note beside it.
+    """
+    gap = (width - 40) // len(lanes)
+    centers = [20 + gap * index + gap // 2 for index in range(len(lanes))]
+    height = 110 + 44 * len(steps)
+    shapes: list[Shape] = [
+        Box(center - gap // 2 + 6, 16, gap - 12, 50, name, [line], kind)
+        for center, (name, line, kind) in zip(centers, lanes, strict=True)
+    ]
+    shapes[:0] = [Lane(center, 66, height - 16) for center in centers]
+    for number, (start, end, text) in enumerate(steps, 1):
+        y = 62 + 44 * number
+        left = min(centers[start], centers[end]) + 10
+        if start != end:
+            shapes.append(Arrow([(centers[start], y + 8), (centers[end], y + 8)]))
+        elif end == len(lanes) - 1:
+            left -= 120
+        shapes.append(Note(left, y, f"{number}", "step"))
+        shapes.append(Note(left + 13 + 7 * (number > 9), y, text, "label"))
+    return picture(title, width, height, shapes)
+
+
+def chat_request() -> str:
+    """Draw the way of a streamed chat request."""
+    return _sequence(
+        "A streamed chat request",
+        1000,
+        [
+            ("Client", "POST …/completions", ""),
+            ("http/openai", "schemas, SSE frames", "accent"),
+            ("gateway/service", "one data plane", "accent"),
+            ("pipelines/llm", "template, tokenizer", "accent"),
+            ("engine/client", "token events", "warm"),
+            ("engine/loop", "plan, run, commit", "warm"),
+        ],
+        [
+            (0, 1, "JSON body, checked once"),
+            (1, 2, "TextRequest"),
+            (2, 3, "model, adapter, limits"),
+            (3, 4, "token ids, sampling"),
+            (4, 5, "Submit: admitted or refused"),
+            (5, 5, "prefill, then decode"),
+            (5, 4, "one frame a step"),
+            (4, 3, "token events, merged"),
+            (3, 1, "text: stop strings, logprobs"),
+            (1, 0, "data: {…} chunks"),
+            (0, 1, "disconnect, or the end"),
+            (1, 5, "the same finally: cancel, blocks free within the step"),
+        ],
+    )
+
+
+def infer_request() -> str:
+    """Draw the way of a Triton inference request."""
+    return _sequence(
+        "A Triton inference request",
+        1000,
+        [
+            ("Client", "infer, ModelInfer", ""),
+            ("http/v2, grpc", "JSON, protobuf", "accent"),
+            ("gateway/service", "version, weights", "accent"),
+            ("serving", "model, statistics", "green"),
+            ("serving/batching", "queue, batches", "green"),
+            ("serving/backends", "ONNX, Python, …", "green"),
+        ],
+        [
+            (0, 1, "tensors: JSON, binary or shared memory"),
+            (1, 2, "InferRequest"),
+            (2, 3, "Model.submit: shapes and types checked"),
+            (3, 4, "Job: cached, queued by priority"),
+            (4, 5, "a batch for a free instance"),
+            (5, 4, "outputs, split by request"),
+            (4, 3, "responses, counted in statistics"),
+            (3, 1, "InferResponse: one, or many of a decoupled model"),
+            (1, 0, "the protocol's own shape"),
+        ],
+    )
+
+
+DRAWINGS = {
+    "tower.svg": tower,
+    "processes.svg": processes,
+    "chat-request.svg": chat_request,
+    "infer-request.svg": infer_request,
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, draw in DRAWINGS.items():
+        (FOLDER / name).write_text(draw())
+        sys.stdout.write(f"{FOLDER / name}\n")
+
+
+if __name__ == "__main__":
+    main()
