@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipelines.llm.services import RequestLimits
-from pipelines.remote.limits import Deadlines, deadlines_of
+from pipelines.remote import embedding
+from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
 from pipelines.remote.options import RemoteOptions
-from pipelines.remote.remote import Json, Remote
+from serving.backend import BackendContext
+from serving.batching.scheduled import ScheduledModel
 from serving.instance import Instance
 from serving.job import Job
 from serving.request import InferResponse
-from serving.spec import ModelSpec, spec_of
+from serving.spec import ModelSource, ModelSpec, spec_of
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -42,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True):
     data: list[_Item]
 
 
-def completed(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
+def complete_config(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
     """`config` with tensors and batching, where it declares no tensors."""
     whole = ModelConfig()
     whole.CopyFrom(config)
@@ -75,7 +77,7 @@ def check_tensors(spec: ModelSpec) -> None:
 class EmbeddingInstance(Instance):
     """One request to the API at a time; several instances share the connections."""
 
-    def __init__(self, config: ModelConfig, version: int, index: int, remote: Remote, limits: RequestLimits) -> None:
+    def __init__(self, config: ModelConfig, version: int, index: int, remote: ApiClient, limits: RequestLimits) -> None:
         self.name = f"{config.name}_{index}"
         self._spec = spec_of(config, version)
         self._remote = remote
@@ -117,19 +119,19 @@ class EmbeddingInstance(Instance):
             for job in jobs:
                 job.fail(error)
 
-    def _readable(self, jobs: Sequence[Job]) -> dict[Job, tuple[list[str], Deadlines]]:
+    def _readable(self, jobs: Sequence[Job]) -> dict[Job, tuple[list[str], RequestDeadlines]]:
         """Each job's texts and time. One that makes no sense ends with its error, and the others go on."""
         found = {}
         for job in jobs:
             job.infer_started_ns = perf_counter_ns()
             waited_s = (job.infer_started_ns - job.started_ns) / _NS_PER_S
             try:
-                found[job] = _texts(job), deadlines_of(job.request, self._remote.options, self._limits, waited_s)
+                found[job] = _texts(job), request_deadlines(job.request, self._remote.options, self._limits, waited_s)
             except SluiceError as error:
                 job.fail(error)
         return found
 
-    async def _embed(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
+    async def _embed(self, asked: dict[Job, tuple[list[str], RequestDeadlines]]) -> None:
         if not asked:
             return
         loop = asyncio.get_running_loop()
@@ -148,13 +150,13 @@ class EmbeddingInstance(Instance):
             for timer in timers:
                 timer.cancel()
 
-    async def _alone(self, job: Job, texts: list[str], deadlines: Deadlines) -> None:
+    async def _alone(self, job: Job, texts: list[str], deadlines: RequestDeadlines) -> None:
         try:
             await self._answer({job: (texts, deadlines)})
         except SluiceError as error:
             job.fail(error)
 
-    async def _answer(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
+    async def _answer(self, asked: dict[Job, tuple[list[str], RequestDeadlines]]) -> None:
         texts = [text for each, _ in asked.values() for text in each]
         vectors = await self._vectors(texts, max(deadlines.end for _, deadlines in asked.values()))
         start = 0
@@ -212,3 +214,21 @@ def _vector(embedding: str | list[float]) -> Vectors:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
     return np.array(embedding, np.float32)
+
+
+class EncoderModel(ScheduledModel):
+    """Instances that share one API."""
+
+    def __init__(self, source: ModelSource, context: BackendContext, remote: ApiClient, limits: RequestLimits) -> None:
+        """Owns `remote`. Raises SluiceError INVALID for tensors that no encoder has."""
+        embedding.check_tensors(spec_of(source.config, source.version))
+        instances = [
+            embedding.EmbeddingInstance(source.config, source.version, index, remote, limits)
+            for index in range(remote.options.concurrency)
+        ]
+        super().__init__(source, instances, context=context)
+        self._remote = remote
+
+    async def close(self) -> None:
+        await super().close()
+        await self._remote.close()

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import msgspec
 
 from engine.types import FinishReason
-from pipelines.remote.remote import Json, Remote
+from pipelines.remote.client import ApiClient, Json
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
 
@@ -69,7 +69,9 @@ class RemoteEvent(TextEvent, frozen=True, gc=False):
     counts_cached: bool = False
 
 
-async def generate(remote: Remote, body: Json, deadline: float, *, streams: bool) -> AsyncGenerator[RemoteEvent, None]:
+async def generate(
+    remote: ApiClient, body: Json, deadline: float, *, streams: bool
+) -> AsyncGenerator[RemoteEvent, None]:
     """The last event has the finish reason. Closing the generator ends the request at the API too.
 
     Raises SluiceError, also in mid-answer: UNAVAILABLE where the remote broke off, INVALID where its filter did.
@@ -91,7 +93,7 @@ async def generate(remote: Remote, body: Json, deadline: float, *, streams: bool
 class _Reader:
     """Takes the chunks of one answer apart, and keeps what its end says."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: ApiClient) -> None:
         self._failures = remote.failures
         self._reason: str | None = None
         self._usage: _Usage | None = None

@@ -6,23 +6,56 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
 
+import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.recording import recorded
-from pipelines.llm.services import OpenRecord, RequestLimits
+from pipelines.llm.services import OpenRecord, RequestLimits, recorded
 from pipelines.llm.values import read_rows, wants_stream
-from pipelines.remote.answer import Row, end_row, piece_row, response_of
-from pipelines.remote.asked import body_of
-from pipelines.remote.fields import declared_inputs
+from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
+from pipelines.remote.fields import build_body, declared_inputs
 from pipelines.remote.generation import RemoteEvent, generate
-from pipelines.remote.limits import Deadlines, deadlines_of
-from pipelines.remote.remote import Json, Remote
 from serving.job import Job
 from serving.model import Model
-from serving.request import InferRequest
+from serving.request import InferRequest, InferResponse
 from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import ModelSpec, TensorSpec, spec_of
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+Row = dict[str, bytes | int]
+"""One row's outputs, by name."""
+
+
+def piece_row(text: str) -> Row:
+    return {"text_output": text.encode()}
+
+
+def end_row(event: RemoteEvent, text: str) -> Row:
+    """The end of an answer; `text` is all of it, or in a stream what comes with its end."""
+    assert event.finish_reason is not None
+    row = piece_row(text) | {"finish_reason": event.finish_reason.value.encode()}
+    if event.counts:
+        row |= {"num_input_tokens": event.prompt_tokens, "num_output_tokens": event.completion_tokens}
+    if event.counts_cached:
+        row["num_cached_tokens"] = event.cached_tokens
+    return row
+
+
+def build_response(spec: ModelSpec, request: InferRequest, rows: Sequence[Row], *, is_final: bool) -> InferResponse:
+    """The outputs that the model declares, the request wants and every row has, each [1] after the rows of a batch."""
+    declared, wanted = spec.outputs, request.requested_outputs
+    outputs = [
+        _tensor(declared[name], [row[name] for row in rows], is_batched=spec.max_batch_size > 0)
+        for name in rows[0]
+        if name in declared and (not wanted or name in wanted) and all(name in row for row in rows)
+    ]
+    return InferResponse(outputs, is_final=is_final)
+
+
+def _tensor(spec: TensorSpec, elements: Sequence[bytes | int], *, is_batched: bool) -> Tensor:
+    array = np.array(elements, spec.data_type.dtype)
+    shape = (len(elements), 1) if is_batched else (1,)
+    return Tensor(spec.name, spec.data_type.name, shape, array=array.reshape(shape))
 
 
 class RemoteLlmModel(Model):
@@ -32,7 +65,7 @@ class RemoteLlmModel(Model):
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, remote: Remote, open_record: OpenRecord, limits: RequestLimits
+        self, config: ModelConfig, version: int, remote: ApiClient, open_record: OpenRecord, limits: RequestLimits
     ) -> None:
         """Owns `remote`. Raises SluiceError INVALID for a configuration that no hosted LLM can follow."""
         super().__init__(config, spec_of(config, version))
@@ -68,8 +101,8 @@ class RemoteLlmModel(Model):
         streams = self.is_decoupled_for(request)
         if streams and len(rows) != 1:
             raise invalid("stream", f"only a request of one row can stream, this one has {len(rows)}")
-        bodies = [body_of(values, self._remote.options) for values in rows]
-        deadlines = deadlines_of(request, self._remote.options, self._limits)
+        bodies = [build_body(values, self._remote.options) for values in rows]
+        deadlines = request_deadlines(request, self._remote.options, self._limits)
         self._refuse_if_full()
         if streams:
             self._tasks.start(job, partial(self._stream, job, bodies[0], deadlines))
@@ -87,36 +120,36 @@ class RemoteLlmModel(Model):
 
     # -- a request's task
 
-    async def _stream(self, job: Job, body: Json, deadlines: Deadlines) -> None:
+    async def _stream(self, job: Job, body: Json, deadlines: RequestDeadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:
             async for event in events:
                 is_final = event.finish_reason is not None
                 row = end_row(event, event.text) if is_final else piece_row(event.text)
                 if is_final:
                     job.infer_ended_ns = perf_counter_ns()
-                response = response_of(self.spec, job.request, [row], is_final=is_final)
+                response = build_response(self.spec, job.request, [row], is_final=is_final)
                 if response.outputs or is_final:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: Deadlines) -> None:
+    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: RequestDeadlines) -> None:
         rows = await side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
         job.infer_ended_ns = perf_counter_ns()
-        job.respond(response_of(self.spec, job.request, rows, is_final=True))
+        job.respond(build_response(self.spec, job.request, rows, is_final=True))
 
-    async def _whole_row(self, job: Job, body: Json, deadlines: Deadlines) -> Row:
+    async def _whole_row(self, job: Job, body: Json, deadlines: RequestDeadlines) -> Row:
         async with aclosing(self._events(job, body, deadlines, streams=False)) as events:
             [end] = [event async for event in events]
             return end_row(end, end.text)
 
     def _events(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         """Measured from now on, the wait for a place too."""
         record = self._open_record(self.name, job.request.protocol)
         return recorded(self._asked(job, body, deadlines, streams=streams), record)
 
     async def _asked(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         async with (
             self._place(job, deadlines),
@@ -126,7 +159,7 @@ class RemoteLlmModel(Model):
                 yield event
 
     @asynccontextmanager
-    async def _place(self, job: Job, deadlines: Deadlines) -> AsyncGenerator[None, None]:
+    async def _place(self, job: Job, deadlines: RequestDeadlines) -> AsyncGenerator[None, None]:
         """One of those that may ask the API at a time."""
         try:
             async with asyncio.timeout_at(deadlines.start):

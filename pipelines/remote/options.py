@@ -36,7 +36,7 @@ class Endpoint(StrEnum):
         return "/chat/completions" if self is Endpoint.CHAT else f"/{self.value}"
 
 
-class Dialect(StrEnum):
+class ApiDialect(StrEnum):
     """Which fields the API takes beyond the common ones."""
 
     OPENAI = "openai"
@@ -55,7 +55,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     model: str
     endpoint: Endpoint = Endpoint.CHAT
-    dialect: Dialect = Dialect.OPENAI
+    dialect: ApiDialect = ApiDialect.OPENAI
     api_key_file: str = ""
     organization: str = ""
     project: str = ""
@@ -89,14 +89,14 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What the API calls max_tokens. OpenAI's newer models know only the newer name, which few others do."""
         if self.max_tokens_field:
             return self.max_tokens_field
-        is_newer = self.endpoint is Endpoint.CHAT and self.dialect is Dialect.OPENAI
+        is_newer = self.endpoint is Endpoint.CHAT and self.dialect is ApiDialect.OPENAI
         return "max_completion_tokens" if is_newer else "max_tokens"
 
 
 _FIELDS = {each.name: each for each in msgspec.structs.fields(RemoteOptions)}
 
 
-def options_of(config: ModelConfig) -> RemoteOptions:
+def parse_options(config: ModelConfig) -> RemoteOptions:
     """Raises SluiceError INVALID for what is missing, for values that there are not, and for a key in plain sight."""
     given = {key: each.string_value.strip() for key, each in config.parameters.items()}
     if "api_key" in given:

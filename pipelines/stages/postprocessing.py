@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.stages.fields import HANDED_THROUGH
-from pipelines.stages.stage import Outputs, StageModel
+from pipelines.stages.stage import PASSED_THROUGH, Outputs, StageModel
 from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.tokenizer import Tokenizer
 from serving.request import InferRequest
@@ -45,7 +44,7 @@ class PostprocessingModel(StageModel):
         return {OUTPUT: texts.reshape(lengths.shape)} | self._handed_through(request)
 
     def _handed_through(self, request: InferRequest) -> Outputs:
-        given = {f"OUT_{name}": request.inputs[name].array for name in HANDED_THROUGH & request.inputs.keys()}
+        given = {f"OUT_{name}": request.inputs[name].array for name in PASSED_THROUGH & request.inputs.keys()}
         return given if self._is_batched else {name: array[np.newaxis] for name, array in given.items()}
 
     def _text(self, token_ids: list[int]) -> bytes:

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.stages.fields import PREPROCESSING
-from pipelines.stages.stage import Outputs, StageModel
-from pipelines.stages.words import no_words, spellings, word_lists
-from pipelines.text.text_rows import text_rows
+from pipelines.stages.stage import PREPROCESSING, Outputs, StageModel
+from pipelines.text.text_tensors import read_text_rows
 from pipelines.text.tokenizer import Tokenizer
 from serving.request import InferRequest
 from serving.tensors.tensor import Array
@@ -46,7 +44,7 @@ class PreprocessingModel(StageModel):
         )
 
     def _rows(self, request: InferRequest, name: str) -> list[list[str]]:
-        return text_rows(request, name, is_batched=self._is_batched)
+        return read_text_rows(request, name, is_batched=self._is_batched)
 
     def _prompts(self, request: InferRequest, name: str) -> list[list[int]]:
         rows = self._rows(request, name)
@@ -66,8 +64,8 @@ class PreprocessingModel(StageModel):
 
     def _words(self, request: InferRequest, name: str, num_rows: int) -> Array:
         if name not in request.inputs:
-            return no_words(num_rows)
-        return word_lists([spellings(self._tokenizer, words, name) for words in self._rows(request, name)])
+            return empty_word_lists(num_rows)
+        return pack_word_lists([tokenize_words(self._tokenizer, words, name) for words in self._rows(request, name)])
 
     def _bias(self, request: InferRequest, num_rows: int) -> Array:
         """[rows, vocabulary], what is added to the logits of all tokens; [rows, 0] without words."""
@@ -107,3 +105,35 @@ class PreprocessingModel(StageModel):
     def _pad_id(self) -> int:
         """What fills rows up: no token that counts, so any will do."""
         return self._known_pad_id or 0
+
+
+_FILL, _NO_END = 0, -1
+
+
+def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], param: str) -> list[list[int]]:
+    """The token ids of each word as it is written and, unless it begins with white space, after a space.
+
+    Empty words, which clients send for none, have no spelling. A word that both ways spell alike is there once.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        ways = () if not word else (word,) if word[0].isspace() else (word, f" {word}")
+        found |= {tuple(tokenizer.encode_words(way, param)): None for way in ways}
+    return [list(ids) for ids in found if ids]
+
+
+def pack_word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> Array:
+    """[rows, 2, n] int32: the ids of a row's words end to end, and below them where each ends, filled up with -1."""
+    width = max(1, max(sum(map(len, words)) for words in rows))
+    array = np.empty((len(rows), 2, width), np.int32)
+    array[:, 0], array[:, 1] = _FILL, _NO_END
+    for (flat, ends), words in zip(array, rows, strict=True):
+        lengths = [len(word) for word in words]
+        flat[: sum(lengths)] = [token_id for word in words for token_id in word]
+        ends[: len(lengths)] = np.cumsum(lengths)
+    return array
+
+
+def empty_word_lists(num_rows: int) -> Array:
+    """Where a request names none."""
+    return np.empty((num_rows, 2, 0), np.int32)

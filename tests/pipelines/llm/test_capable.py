@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.capable import CapableEngine
@@ -31,7 +31,7 @@ async def capable_engine(runner: SteppedRunner, rill_path: Path) -> AsyncIterato
 @pytest.fixture
 def capable(capable_engine: CapableEngine, rill: Tokenizer) -> LlmModel:
     text = LlmText("echo", rill, capable_engine, SamplingDefaults(), created=1)
-    return LlmModel(bundled_config("echo"), text, capable_engine, Record)
+    return LlmModel(default_llm_config("echo"), text, capable_engine, Record)
 
 
 @pytest.mark.parametrize(

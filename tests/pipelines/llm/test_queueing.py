@@ -8,9 +8,9 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.thread import InProcessEngineClient
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import QueueDefaults, default_llm_config, read_queue_defaults
 from pipelines.llm.model import LlmModel
-from pipelines.llm.queueing import QueueRules, queue_rules, unused_rules
+from pipelines.llm.setup import ignored_queue_fields
 from serving.call import infer_one
 from serving.config.text import parse_config, read_config
 from sluice.errors import ErrorCode, SluiceError
@@ -24,19 +24,19 @@ def config(name: str) -> ModelConfig:
 
 
 def test_the_rules_of_seed_000() -> None:
-    rules = queue_rules(config("000_dynamic_batching.pbtxt"))
-    assert rules == QueueRules(num_levels=3, default_level=2, timeout_us=30_000_000)
+    rules = read_queue_defaults(config("000_dynamic_batching.pbtxt"))
+    assert rules == QueueDefaults(num_levels=3, default_level=2, timeout_us=30_000_000)
     assert [rules.priority(asked) for asked in (0, 1, 2, 3, 4)] == [2, 1, 2, 3, 2]
 
 
 def test_without_levels_any_priority_is_one() -> None:
-    assert queue_rules(ModelConfig()) == QueueRules()
-    assert [QueueRules().priority(asked) for asked in (0, 7)] == [0, 7]
+    assert read_queue_defaults(ModelConfig()) == QueueDefaults()
+    assert [QueueDefaults().priority(asked) for asked in (0, 7)] == [0, 7]
 
 
 def test_what_is_of_no_use_is_said() -> None:
-    assert unused_rules(ModelConfig()) == []
-    assert unused_rules(config("000_dynamic_batching.pbtxt")) == [
+    assert ignored_queue_fields(ModelConfig()) == []
+    assert ignored_queue_fields(config("000_dynamic_batching.pbtxt")) == [
         "dynamic_batching: a request joins the running batch at its next step"
     ]
     text = """
@@ -49,7 +49,7 @@ def test_what_is_of_no_use_is_said() -> None:
       }
       instance_group { count: 2 }
     """
-    notes = unused_rules(parse_config(text, "config.pbtxt")[0])
+    notes = ignored_queue_fields(parse_config(text, "config.pbtxt")[0])
     assert [note.partition(":")[0] for note in notes] == [
         "dynamic_batching.preserve_ordering",
         "dynamic_batching.priority_queue_policy",
@@ -61,7 +61,7 @@ def test_what_is_of_no_use_is_said() -> None:
 async def test_the_default_level_and_timeout_reach_the_engine(
     make: Callable[[ModelConfig], LlmModel], engine: InProcessEngineClient, runner: SteppedRunner
 ) -> None:
-    rules = bundled_config("echo")
+    rules = default_llm_config("echo")
     rules.dynamic_batching.priority_levels = 3
     rules.dynamic_batching.default_priority_level = 2
     rules.dynamic_batching.default_queue_policy.default_timeout_microseconds = 50_000
@@ -80,7 +80,7 @@ async def test_the_default_level_and_timeout_reach_the_engine(
 async def test_what_waits_longer_than_the_default_is_refused(
     make: Callable[[ModelConfig], LlmModel], runner: SteppedRunner
 ) -> None:
-    rules = bundled_config("echo")
+    rules = default_llm_config("echo")
     rules.dynamic_batching.default_queue_policy.default_timeout_microseconds = 50_000
     model = make(rules)
     runner.hold()

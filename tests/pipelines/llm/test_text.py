@@ -25,8 +25,7 @@ from engine.types import (
     TokenLogprob,
 )
 from pipelines.llm.text import LlmText
-from pipelines.text.bad_words import bad_word_ids
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from sluice.errors import ErrorCode, SluiceError
@@ -197,7 +196,7 @@ async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
     assert (sent.priority, sent.tenant, sent.cache_salt) == (-3, "ada", "salt")
     assert (sent.timeout_s, sent.queue_timeout_s) == (2.5, 1.5)
     assert (sent.sampling.grammar, sent.sampling.logit_bias) == (Grammar(GrammarKind.REGEX, "a+"), {5: 2.0})
-    assert sent.sampling.bad_words == bad_word_ids(model.tokenizer, ("cat",))
+    assert sent.sampling.bad_words == tokenize_bad_words(model.tokenizer, ("cat",))
 
 
 async def test_an_encoded_prompt_is_not_encoded_again(model: LlmText, engine: ScriptedEngine) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from serving.call import infer_one
 from serving.request import InferRequest
@@ -81,7 +81,7 @@ async def test_a_parameter_asks_for_a_stream_too(model: LlmModel) -> None:
 
 
 async def test_a_model_that_is_not_decoupled_does_not_stream(make: Make) -> None:
-    config = bundled_config("echo")
+    config = default_llm_config("echo")
     config.model_transaction_policy.decoupled = False
     model = make(config)
     assert not model.is_decoupled_for(request(model, {"text_input": PROMPT}, streams_by_default=True))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.tokens import StopSequences
 from serving.call import infer_one
@@ -265,7 +265,7 @@ class TestUnbatched:
         assert parts[-1]["output_log_probs"] == whole["output_log_probs"]
 
     async def test_dims_may_have_the_rows(self, make: Make) -> None:
-        config = bundled_config("echo")
+        config = default_llm_config("echo")
         for each in config.input:
             if each.name == "input_ids":
                 del each.dims[:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.remote.failures import Failures
+from pipelines.remote.errors import ApiErrors
 from serving.call import infer_stream
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.asking import Record
@@ -144,7 +144,7 @@ def test_no_part_of_the_key_is_shown() -> None:
     """Not even of one that stands where a long message is cut."""
     key = "sk-0123456789"
     for num_before in range(480, 500):
-        message = Failures("m", "host", key).unreadable(ValueError("x" * num_before + key)).message
+        message = ApiErrors("m", "host", key).unreadable(ValueError("x" * num_before + key)).message
         assert "sk-" not in message
 
 

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import DataType
 
 from pipelines.remote.backend import OpenAIBackend
-from pipelines.remote.options import Dialect, Endpoint, options_of
+from pipelines.remote.options import ApiDialect, Endpoint, parse_options
 from serving.config.text import read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -87,7 +87,7 @@ async def test_tensors_that_the_api_has_not(load: Load, text: str, said: str) ->
 )
 def test_values_that_there_are_not(key: str, value: str, said: str) -> None:
     with pytest.raises(SluiceError, match=said) as caught:
-        options_of(config_of("", {"base_url": URL} | {key: value}))
+        parse_options(config_of("", {"base_url": URL} | {key: value}))
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.param == key
     assert "hosted" in caught.value.message
@@ -105,7 +105,7 @@ def test_values_that_there_are_not(key: str, value: str, said: str) -> None:
 )
 def test_a_key_in_plain_sight_is_refused(parameters: dict[str, str]) -> None:
     with pytest.raises(SluiceError, match="api_key_file") as caught:
-        options_of(config_of("", {"base_url": URL} | parameters))
+        parse_options(config_of("", {"base_url": URL} | parameters))
     assert "sk-plain" not in caught.value.message
 
 
@@ -193,16 +193,18 @@ async def test_without_the_library(load: Load, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "endpoint", "dialect"),
     [
-        ("gpt", Endpoint.CHAT, Dialect.OPENAI),
-        ("llama", Endpoint.CHAT, Dialect.VLLM),
-        ("hosted_encoder", Endpoint.EMBEDDINGS, Dialect.OPENAI),
+        ("gpt", Endpoint.CHAT, ApiDialect.OPENAI),
+        ("llama", Endpoint.CHAT, ApiDialect.VLLM),
+        ("hosted_encoder", Endpoint.EMBEDDINGS, ApiDialect.OPENAI),
     ],
 )
-async def test_the_examples_load(name: str, endpoint: Endpoint, dialect: Dialect, load: Load, tmp_path: Path) -> None:
+async def test_the_examples_load(
+    name: str, endpoint: Endpoint, dialect: ApiDialect, load: Load, tmp_path: Path
+) -> None:
     config, _ = read_config(EXAMPLES / name / "config.pbtxt")
     assert config.name == name
     assert config.backend == OpenAIBackend.name
-    options = options_of(config)
+    options = parse_options(config)
     assert (options.endpoint, options.dialect) == (endpoint, dialect)
     parameters = {key: each.string_value for key, each in config.parameters.items()}
     if options.api_key_file:
@@ -215,10 +217,10 @@ async def test_the_examples_load(name: str, endpoint: Endpoint, dialect: Dialect
 
 
 def test_the_types_of_completed_tensors() -> None:
-    from pipelines.remote.fields import completed
+    from pipelines.remote.fields import complete_config
 
     config = config_of("", {"base_url": URL})
-    inputs = {each.name: each.data_type for each in completed(config, options_of(config)).input}
+    inputs = {each.name: each.data_type for each in complete_config(config, parse_options(config)).input}
     assert inputs["messages"] == DataType.TYPE_STRING
     assert inputs["stream"] == DataType.TYPE_BOOL
     assert inputs["temperature"] == DataType.TYPE_FP32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.types import FinishReason
-from pipelines.text.tensor_text import text_model_of
+from pipelines.text.model import text_model_of
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
 from serving.call import infer_stream
 from serving.tensors.tensor import Array

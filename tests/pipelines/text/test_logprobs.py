@@ -2,10 +2,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
-from pipelines.text.detokenizer import detokenizer_factory
-from pipelines.text.logprobs import LogprobTrack
-from pipelines.text.spelling import TokenTexts
-from pipelines.text.stream import TextStream
+from pipelines.text.detokenizer import TokenTexts, detokenizer_factory
+from pipelines.text.stream import LogprobTracker, TextStream
 from pipelines.text.types import TextEvent, TextLogprob
 from tests.pipelines.text.vocabularies import byte_level, id_of
 
@@ -32,7 +30,7 @@ def generate(
     reason: FinishReason = FinishReason.LENGTH,
 ) -> list[TextEvent]:
     """The events from `token_ids`, `size` at a time."""
-    track = LogprobTrack(TEXTS, [5], has_output=True)
+    track = LogprobTracker(TEXTS, [5], has_output=True)
     stream = TextStream(MAKE_DETOKENIZER(), stop, SamplingParams(), 1, track)
     events = []
     for start in range(0, len(token_ids), size):
@@ -98,7 +96,7 @@ def test_what_was_kept_back_in_vain_is_told_with_its_text() -> None:
 
 
 def test_a_request_for_the_prompt_s_alone() -> None:
-    track = LogprobTrack(TEXTS, [70, 71], has_output=False)
+    track = LogprobTracker(TEXTS, [70, 71], has_output=False)
     stream = TextStream(MAKE_DETOKENIZER(), (), SamplingParams(), 2, track)
     detail = EventDetail(num_cached_tokens=0, prompt_logprobs=[None, entry(71)])
     event = stream.feed(TokenEvent(1, [72], FinishReason.LENGTH, detail))
