@@ -124,8 +124,7 @@ def _match_input(spec: ModelSpec, name: str) -> LlmInput:
     given = spec.inputs[name].data_type
     if name == STOP_REQUEST.name and given.name == STOP_REQUEST.datatype:
         return STOP_REQUEST
-    kinds = [DATA_TYPES[datatype].dtype.kind.replace("u", "i") for datatype in (known.datatype, given.name)]
-    if kinds[0] != kinds[1]:
+    if not is_compatible(known.datatype, given.name):
         message = f"input '{name}' of model '{spec.name}' must be of type {known.datatype}, got {given.name}"
         raise invalid("input", message)
     return known
@@ -138,7 +137,7 @@ def _unknown(model: str, what: str, names: list[str], known: Iterable[str]) -> S
 
 def _inputs() -> list[ModelInput]:
     return [
-        ModelInput(name=each.name, data_type=_number(each.datatype), dims=each.dims, optional=True)
+        ModelInput(name=each.name, data_type=config_type(each.datatype), dims=each.dims, optional=True)
         for each in INPUTS.values()
         if each.is_completed
     ]
@@ -146,11 +145,18 @@ def _inputs() -> list[ModelInput]:
 
 def _outputs() -> list[ModelOutput]:
     return [
-        ModelOutput(name=each.name, data_type=_number(each.datatype), dims=each.dims)
+        ModelOutput(name=each.name, data_type=config_type(each.datatype), dims=each.dims)
         for each in OUTPUTS.values()
         if each.is_completed
     ]
 
 
-def _number(datatype: str) -> int:
+def is_compatible(expected: str, given: str) -> bool:
+    """Whether a tensor may be declared with the datatype `given`: integers of any size are alike, and so are floats."""
+    kinds = {DATA_TYPES[datatype].dtype.kind.replace("u", "i") for datatype in (expected, given)}
+    return len(kinds) == 1
+
+
+def config_type(datatype: str) -> int:
+    """Return the number of a datatype in config.pbtxt."""
     return int(DataType.Value(DATA_TYPES[datatype].config_name))

@@ -16,7 +16,7 @@ from pipelines.llm.responses import ResponseBuilder, RowResult, RowSummary, toke
 from pipelines.llm.services import NO_LIMITS, OpenRecord, RequestLimits, recorded
 from pipelines.llm.text import LlmText
 from pipelines.llm.tokens import TokenPiece, generate_tokens
-from pipelines.llm.values import Values, read_rows, wants_stream
+from pipelines.llm.values import Values, is_streamed, read_rows, wants_stream
 from pipelines.text.model import text_model_of
 from pipelines.text.types import TextEvent
 from serving.job import Job
@@ -78,10 +78,7 @@ class LlmModel(Model):
         return self.engine.failure is not None
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        if not self.spec.is_decoupled:
-            return False
-        streams = wants_stream(request)
-        return request.streams_by_default if streams is None else streams
+        return is_streamed(request, self.spec)
 
     @property
     def is_idle(self) -> bool:

@@ -8,6 +8,7 @@ import orjson
 
 from pipelines.llm.fields import ADAPTERS, INPUTS, InputSupport, LlmInput
 from serving.request import InferRequest, Parameter
+from serving.spec import ModelSpec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
 
@@ -68,6 +69,14 @@ def wants_stream(request: InferRequest) -> bool | None:
         if name in request.parameters:
             return bool(request.parameters[name])
     return None
+
+
+def is_streamed(request: InferRequest, spec: ModelSpec) -> bool:
+    """Whether a model with this specification answers the request with a stream of responses."""
+    if not spec.is_decoupled:
+        return False
+    streams = wants_stream(request)
+    return request.streams_by_default if streams is None else streams
 
 
 def _read_flag(tensor: Tensor) -> bool | None:

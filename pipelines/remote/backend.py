@@ -1,4 +1,4 @@
-"""The backend `openai`: a model that lives behind an OpenAI-compatible API, as a model of the repository."""
+"""The backend `openai`: models behind an OpenAI-compatible API as models of the repository."""
 
 import logging
 
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class OpenAIBackend(Backend):
-    """Has no file: config.pbtxt says where the API is, and a numbered folder that there is a version."""
+    """Serves models without files: config.pbtxt says where the API is, and an empty version folder that it serves."""
 
     name = "openai"
 
     def __init__(self, services: LlmServices | None = None) -> None:
-        """Without `services`, nothing is measured and requests have no time limits but their models'."""
+        """Take the server's services. Without them requests are not measured and only models set time limits."""
         self._services = services or LlmServices()
 
     def start_loading_early(self) -> None:
@@ -36,24 +36,24 @@ class OpenAIBackend(Backend):
         return (embedding if is_encoder else fields).complete_config(source.config, options)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Raises SluiceError INVALID for a configuration that cannot be followed, UNAVAILABLE without the library.
+        """Load a model. Raises SluiceError INVALID for its configuration, UNAVAILABLE without the openai library.
 
-        Whether the API is there is seen at the first request, unless `check_on_load` asks for it now.
+        The API is first called by the first request, unless `check_on_load` is set.
         """
         options = parse_options(source.config)
         if source.config.HasField("sequence_batching"):
             raise invalid("sequence_batching", f"model '{source.name}': an API keeps no state between requests")
-        remote = await open_client(source.name, options, source.folder)
+        client = await open_client(source.name, options, source.folder)
         try:
             if options.endpoint is Endpoint.EMBEDDINGS:
-                return EncoderModel(source, context, remote, self._services.limits)
-            return _llm(source, self._services, remote)
+                return EncoderModel(source, context, client, self._services.limits)
+            return _llm(source, self._services, client)
         except BaseException:
-            await remote.close()
+            await client.close()
             raise
 
 
-def _llm(source: ModelSource, services: LlmServices, remote: ApiClient) -> RemoteLlmModel:
+def _llm(source: ModelSource, services: LlmServices, client: ApiClient) -> RemoteLlmModel:
     if source.config.HasField("dynamic_batching"):
         log.info("model '%s': without effect: dynamic_batching (the API batches its requests itself)", source.name)
-    return RemoteLlmModel(source.config, source.version, remote, services.open_record, services.limits)
+    return RemoteLlmModel(source.config, source.version, client, services.open_record, services.limits)

@@ -1,4 +1,4 @@
-"""The API behind a model: its connections, and one request to it."""
+"""The client of the API behind a model: its connections, its requests and their deadlines."""
 
 import asyncio
 import ssl
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 _NO_KEY = "none"
-"""The client insists on one; without a key of ours, its header is left out."""
+"""The openai library requires a key. Where none is configured, its header is left out."""
 
-_LONGEST_PAUSE_S = 5.0
-"""Before a request is tried again."""
+_MAX_RETRY_PAUSE_S = 5.0
+"""Longest wait before a request is tried again."""
 
 Json = dict[str, Any]
 
@@ -39,32 +39,32 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class ApiClient:
-    """One API, with its connections. Times are the event loop's; every method raises SluiceError."""
+    """The connections to one API. Deadlines are times of the event loop; every method raises SluiceError."""
 
     def __init__(self, client: "AsyncOpenAI", options: RemoteOptions, key: str) -> None:
         from openai import omit
 
         self.options = options
-        self.failures = ApiErrors(options.model, options.host, key)
+        self.errors = ApiErrors(options.model, options.host, key)
         self._client = client
         self._path = options.endpoint.path
-        # The client looks for an omission of its key here alone, not among the headers of all requests.
+        # The library honours an omitted key only among a request's own headers, not among those of all requests.
         self._headers: dict[str, str | Omit] = {} if key else {"Authorization": omit}
 
     async def ask(self, body: Json, deadline: float) -> object:
-        """The whole answer, as JSON has it."""
-        with self.failures.translated():
+        """Send a request and return the whole answer, as decoded JSON."""
+        with self.errors.translated():
             async with asyncio.timeout_at(deadline):
                 return await self._client.post(
                     self._path, cast_to=object, body=self._whole(body), options={"headers": self._headers}
                 )
 
     async def stream(self, body: Json, deadline: float) -> AsyncGenerator[object, None]:
-        """The answer's chunks, for a reader in one task. Closing the generator ends the work at the other end too."""
+        """Send a request and yield the answer's chunks, in one task. Closing the generator ends the request."""
         from openai import AsyncStream
 
-        with self.failures.translated():
-            # One timer a stream: the limit may span what the reader does between chunks, as it awaits nothing there.
+        with self.errors.translated():
+            # One timer for the stream: it may span the reader's work between chunks, where nothing is awaited.
             async with (
                 asyncio.timeout_at(deadline),
                 await self._client.post(
@@ -81,25 +81,51 @@ class ApiClient:
 
     async def check(self) -> None:
         """Raise UNAVAILABLE where the API does not list the model."""
-        with self.failures.translated():
+        with self.errors.translated():
             async with asyncio.timeout(self.options.timeout_s or DEFAULT_TIMEOUT_S):
                 answer = await self._client.get("/models", cast_to=object, options={"headers": self._headers})
             listed = [each.id for each in msgspec.convert(answer, _ModelList).data]
         if self.options.model not in listed:
-            raise self.failures.unavailable(f"is not listed there; there are {', '.join(listed[:10]) or 'none'}")
+            raise self.errors.unavailable(f"is not listed there; there are {', '.join(listed[:10]) or 'none'}")
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the connections. May be called several times."""
         await self._client.close()
 
     def _whole(self, body: Json) -> Json:
-        """What the configuration adds yields to what the request says."""
+        """Return the body with the model's name and the configuration's `extra_body`, over which the request wins."""
         return self.options.extra_body | {"model": self.options.model} | body
 
 
 @dataclass(frozen=True, slots=True)
+class RequestDeadlines:
+    """Deadlines of one request: for the start of the call to the API, and for the end of the answer.
+
+    Both are times of the event loop.
+    """
+
+    start: float
+    end: float
+
+
+def request_deadlines(
+    request: InferRequest, options: RemoteOptions, limits: RequestLimits, waited_s: float = 0.0
+) -> RequestDeadlines:
+    """Return the deadlines by the request's timeouts, else the model's configuration, else the server's limits.
+
+    `waited_s` is the request's age in seconds. Raises SluiceError INVALID for a timeout that is not a duration.
+    """
+    arrival = asyncio.get_running_loop().time() - waited_s
+    timeout_s = parse_timeout("timeout", request.timeout_us)
+    end = arrival + (timeout_s or options.timeout_s or limits.timeout_s or DEFAULT_TIMEOUT_S)
+    queue_timeout_us = request.queue_timeout_us or request.parameters.get("queue_timeout", 0)
+    queue_timeout_s = parse_timeout("queue_timeout", queue_timeout_us) or limits.queue_timeout_s
+    return RequestDeadlines(end if queue_timeout_s is None else min(end, arrival + queue_timeout_s), end)
+
+
+@dataclass(frozen=True, slots=True)
 class _Files:
-    """What the configuration names and does not show. `trust` True: the usual certificates."""
+    """Content of the files that the configuration names. `trust` True stands for the usual certificates."""
 
     key: str = field(repr=False)
     headers: dict[str, str] = field(repr=False)
@@ -107,23 +133,23 @@ class _Files:
 
 
 async def open_client(name: str, options: RemoteOptions, folder: Path) -> ApiClient:
-    """Raises SluiceError UNAVAILABLE without the client's library, INVALID for files that cannot be used.
+    """Open the client of the model `name`, in whose `folder` relative paths start.
 
-    `folder` is that of the model `name`, which relative paths start from.
+    Raises SluiceError UNAVAILABLE without the openai library, INVALID for files that cannot be used.
     """
     files = await asyncio.to_thread(_read_files, name, options, folder)
-    remote = ApiClient(_client(options, files), options, files.key)
+    client = ApiClient(_make_openai_client(options, files), options, files.key)
     if options.check_on_load:
         try:
-            await remote.check()
+            await client.check()
         except BaseException:
-            await remote.close()
+            await client.close()
             raise
-    return remote
+    return client
 
 
 def import_openai(name: str) -> None:
-    """Takes most of a second: for a thread. Raises SluiceError UNAVAILABLE where it is not there or broken."""
+    """Import the openai library, on a thread, as it takes most of a second. Raises SluiceError UNAVAILABLE."""
     try:
         import openai  # noqa: F401
     except ImportError as error:
@@ -147,13 +173,13 @@ def _trust(options: RemoteOptions, folder: Path) -> ssl.SSLContext | bool:
         raise invalid("ca_file", f"ca_file {path} cannot be used: {error.strerror or error}") from None
 
 
-def _client(options: RemoteOptions, files: _Files) -> "AsyncOpenAI":
+def _make_openai_client(options: RemoteOptions, files: _Files) -> "AsyncOpenAI":
     from openai import AsyncOpenAI, DefaultAsyncHttpx2Client, Omit, Timeout
 
-    # Each request has its deadline; this limit only tells a host that is not there from a slow one.
+    # Each request has its deadline; this limit only detects a host that does not answer at all.
     timeout = Timeout(None, connect=options.connect_timeout_s)
     headers: dict[str, Any] = dict(files.headers)
-    # What is not configured is left out, not filled in from the environment of the server.
+    # Omitted where not configured: the library would fill them in from the environment.
     headers["OpenAI-Organization"] = options.organization or Omit()
     headers["OpenAI-Project"] = options.project or Omit()
     return AsyncOpenAI(
@@ -169,30 +195,7 @@ def _client(options: RemoteOptions, files: _Files) -> "AsyncOpenAI":
 
 
 async def _forbid_long_pause(response: "Response") -> None:
-    """Where the API asks for a long pause, its client is told at once: waiting here would hold a place for nothing."""
+    """Forbid a retry after a long pause. The gateway's client learns the pause at once, and no place is held for it."""
     retry_after_s = parse_retry_after(response.headers)
-    if retry_after_s is not None and retry_after_s > _LONGEST_PAUSE_S:
-        response.headers["x-should-retry"] = "false"  # which the client obeys, as if the API had said it
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDeadlines:
-    """Times of the event loop: until when a place must be free, and until when the answer must be there."""
-
-    start: float
-    end: float
-
-
-def request_deadlines(
-    request: InferRequest, options: RemoteOptions, limits: RequestLimits, waited_s: float = 0.0
-) -> RequestDeadlines:
-    """What the request says comes before the model's configuration, and that before the server's limits.
-
-    `waited_s` is how long ago the request came. Raises SluiceError INVALID for what is no duration.
-    """
-    came = asyncio.get_running_loop().time() - waited_s
-    asked_s = parse_timeout("timeout", request.timeout_us)
-    end = came + (asked_s or options.timeout_s or limits.timeout_s or DEFAULT_TIMEOUT_S)
-    waits = request.queue_timeout_us or request.parameters.get("queue_timeout", 0)
-    waits_s = parse_timeout("queue_timeout", waits) or limits.queue_timeout_s
-    return RequestDeadlines(end if waits_s is None else min(end, came + waits_s), end)
+    if retry_after_s is not None and retry_after_s > _MAX_RETRY_PAUSE_S:
+        response.headers["x-should-retry"] = "false"  # the library obeys it as if the API had sent it

@@ -10,7 +10,7 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.parameters import excludes_input
-from pipelines.llm.values import wants_stream
+from pipelines.llm.values import is_streamed, wants_stream
 from pipelines.stages.bls_requests import BlsRequest
 from pipelines.stages.bls_text import DecodedText, DetokenizedText, IncrementalText, StopWordCutter
 from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
@@ -234,10 +234,7 @@ class BlsModel(Model):
         self._tasks = RequestTasks(self.spec)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        if not self.spec.is_decoupled:
-            return False
-        streams = wants_stream(request)
-        return request.streams_by_default if streams is None else streams
+        return is_streamed(request, self.spec)
 
     async def close(self) -> None:
         self.retire()
