@@ -19,7 +19,7 @@ PROMPTS = ("text_input", "input_ids", "messages")
 
 
 class InputSupport(Enum):
-    """What happens with an input's values."""
+    """How an input is treated."""
 
     SUPPORTED = "supported"
     IGNORED = "ignored"

@@ -1,4 +1,4 @@
-"""What the folder of an LLM holds: its checkpoint and tokenizer, and files of arguments and adapters.
+"""Reads the folder of an LLM: finds its checkpoint and tokenizer, and parses its files of arguments and adapters.
 
 The files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of Triton's vLLM backend.
 """

@@ -231,7 +231,7 @@ class Unstarted(NamedTuple):
 
 
 class TextActivity:
-    """What one version of a model is generating, and the lengths of its prompts and answers.
+    """Open generations of one version of a model, and the lengths of its prompts and answers.
 
     Only the event loop's thread uses it.
     """

@@ -1,4 +1,4 @@
-"""From the tensors of a request to BLS to those of the models that it calls."""
+"""The requests that BLS sends to the models it calls, made of the tensors of its own request."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor
 
-_TO_PREPROCESSING = {
+_PREPROCESSING_INPUTS = {
     "text_input": "QUERY",
     "max_tokens": "REQUEST_OUTPUT_LEN",
     "decoder_text_input": "DECODER_QUERY",
@@ -23,7 +23,8 @@ _TO_PREPROCESSING = {
     "end_id": "END_ID",
     "pad_id": "PAD_ID",
 }
-_PREPARED = {
+"""Inputs of preprocessing by the input of BLS that they are made of."""
+_TOKEN_MODEL_INPUTS = {
     "INPUT_ID": ("input_ids",),
     "REQUEST_INPUT_LEN": ("input_lengths",),
     "REQUEST_OUTPUT_LEN": ("request_output_len", "max_tokens"),
@@ -35,7 +36,8 @@ _PREPARED = {
     "DECODER_INPUT_ID": ("decoder_input_ids",),
     "REQUEST_DECODER_INPUT_LEN": ("decoder_input_lengths",),
 }
-_UNASKED = {
+"""Names of a token model's input by the output of preprocessing that it is made of, in order of preference."""
+_OPTIONAL = {
     "REQUEST_INPUT_LEN": "",
     "OUT_END_ID": "end_id",
     "OUT_PAD_ID": "pad_id",
@@ -43,9 +45,11 @@ _UNASKED = {
     "DECODER_INPUT_ID": "decoder_text_input",
     "REQUEST_DECODER_INPUT_LEN": "decoder_text_input",
 }
-"""What a token model may do without, unless the client has sent that input. Stop words are found in the text too."""
+"""Outputs of preprocessing that a token model may lack, unless the client sent the input that they are made of.
+
+Stop words are searched in the text too."""
 _LISTS = frozenset({"STOP_WORDS_IDS", "BAD_WORDS_IDS", "EMBEDDING_BIAS"})
-"""What is nothing where it is empty."""
+"""Outputs of preprocessing that are left out where they are empty."""
 _RENAMED = {
     "top_k": ("runtime_top_k", "top_k"),
     "top_p": ("runtime_top_p", "top_p"),
@@ -56,7 +60,7 @@ _RENAMED = {
     "seed": ("seed", "random_seed"),
     "random_seed": ("seed", "random_seed"),
 }
-"""Inputs that token models call otherwise, in the order in which they are looked for."""
+"""Names of a token model's input by the input of BLS, where they differ, in order of preference."""
 _EXCLUDES = "exclude_input_in_output"
 
 _Named = tuple[str, Tensor]
@@ -64,14 +68,15 @@ _Named = tuple[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class BlsRequest:
-    """One request to BLS. `inputs` are in their declared dims; `num_rows` is 0 where its model does not batch."""
+    """A request to BLS. `inputs` have their declared dims; `num_rows` is 0 where the BLS model does not batch."""
 
     request: InferRequest
     inputs: Mapping[str, Tensor]
     num_rows: int
 
     @classmethod
-    def of(cls, request: InferRequest, spec: ModelSpec) -> "BlsRequest":
+    def parse(cls, request: InferRequest, spec: ModelSpec) -> "BlsRequest":
+        """Parse a checked request to the model with this specification."""
         num_rows = request.batch_size if spec.max_batch_size > 0 else 0
         leading = (num_rows,) if num_rows else ()
         inputs = {
@@ -81,17 +86,21 @@ class BlsRequest:
         return cls(request, inputs, num_rows)
 
     def to_preprocessing(self, model: Model) -> InferRequest:
-        given = [(name, self.inputs[own]) for own, name in _TO_PREPROCESSING.items() if own in self.inputs]
+        """Return the request to preprocessing."""
+        given = [(name, self.inputs[own]) for own, name in _PREPROCESSING_INPUTS.items() if own in self.inputs]
         return self._request(model, [self._fitted(model, name, tensor, self.num_rows) for name, tensor in given])
 
     def to_token_model(self, model: Model, preprocessing: Model, prepared: InferResponse) -> InferRequest:
-        """Prompt and words as `prepared`, the rest as the client sent it. No output shall begin with the prompt."""
+        """Return the request to the token model: prompt and words as `prepared`, the rest as the client sent it.
+
+        Its output must not begin with the prompt.
+        """
         rows = self.num_rows if preprocessing.spec.max_batch_size > 0 else 0
         tensors = [self._fitted(model, name, tensor, rows) for name, tensor in self._prepared(model, prepared)]
         tensors += [
-            self._fitted(model, _name_at(model, _RENAMED.get(own, (own,))), tensor, self.num_rows)
+            self._fitted(model, _find_name(model, _RENAMED.get(own, (own,))), tensor, self.num_rows)
             for own, tensor in self.inputs.items()
-            if own not in _TO_PREPROCESSING and own not in BLS.other_inputs and own != _EXCLUDES
+            if own not in _PREPROCESSING_INPUTS and own not in BLS.other_inputs and own != _EXCLUDES
         ]
         parameters = {key: value for key, value in self.request.parameters.items() if key != _EXCLUDES}
         if _EXCLUDES in model.spec.inputs:
@@ -102,28 +111,29 @@ class BlsRequest:
         return replace(self._request(model, tensors), parameters=parameters)
 
     def excludes_prompt(self, row: int) -> bool | None:
-        """What the client says; None where it says nothing."""
+        """Return the client's `exclude_input_in_output` for a row, or None where it sent none."""
         given = self.inputs.get(_EXCLUDES)
         if given is not None:
             return bool(given.array.ravel()[row])
         return bool(self.request.parameters[_EXCLUDES]) if _EXCLUDES in self.request.parameters else None
 
     def to_postprocessing(self, model: Model, tokens: Tensor, lengths: Tensor, rows: int) -> InferRequest:
-        """`rows` 0: the two are of a model that does not batch."""
+        """Return the request to postprocessing. `rows` is 0 for tensors of a model that does not batch."""
         tensors = [("TOKENS_BATCH", tokens), ("SEQUENCE_LENGTH", lengths)]
         return self._request(model, [self._fitted(model, name, tensor, rows) for name, tensor in tensors])
 
     def _prepared(self, model: Model, prepared: InferResponse) -> Iterable[_Named]:
+        """Yield the outputs of preprocessing under the names of the token model's inputs."""
         for tensor in prepared.outputs:
-            name = _name_at(model, _PREPARED.get(tensor.name, ()))
-            is_needed = name in model.spec.inputs or _UNASKED.get(tensor.name, name) in self.inputs
-            is_nothing = tensor.name in _LISTS and not tensor.num_elements
-            if name and not is_nothing and (is_needed or tensor.name not in _UNASKED):
+            name = _find_name(model, _TOKEN_MODEL_INPUTS.get(tensor.name, ()))
+            is_needed = name in model.spec.inputs or _OPTIONAL.get(tensor.name, name) in self.inputs
+            is_empty = tensor.name in _LISTS and not tensor.num_elements
+            if name and not is_empty and (is_needed or tensor.name not in _OPTIONAL):
                 yield name, tensor
 
     def _fitted(self, model: Model, name: str, tensor: Tensor, rows: int) -> _Named:
         spec = model.spec.inputs.get(name)
-        if spec is None:  # the model says itself that it has no such input
+        if spec is None:  # the model's own check reports an unknown input
             return name, tensor
         return name, fitted(tensor, spec.dims, is_batching=model.spec.max_batch_size > 0, batch_size=rows)
 
@@ -132,6 +142,6 @@ class BlsRequest:
         return replace(self.request, inputs=inputs, requested_outputs=(), batch_size=1)
 
 
-def _name_at(model: Model, names: tuple[str, ...]) -> str:
-    """Which of the names the model has; the first where it has none of them."""
+def _find_name(model: Model, names: tuple[str, ...]) -> str:
+    """Return the first of the names that is an input of the model, else the first name; "" without names."""
     return next((name for name in names if name in model.spec.inputs), names[0] if names else "")

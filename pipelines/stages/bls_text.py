@@ -1,30 +1,52 @@
-"""Text that grows with its tokens, for BLS: one sequence of a stream."""
+"""Incremental text of a sequence in a stream of BLS, up to and including its first stop word."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from pipelines.text.detokenizer import Detokenizer
+from pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
 from pipelines.text.stream import StopStrings
 
 Decode = Callable[[list[int]], Awaitable[str]]
-"""The text of a whole sequence."""
-_UNFINISHED = "\ufffd"
+"""Returns the text of a whole sequence."""
+
+
+class BeamText:
+    """The text of one beam of a stream: what its tokens add, and the whole so far in `text`."""
+
+    def __init__(self, text: "IncrementalText", stop_words: Sequence[str]) -> None:
+        self._incremental = text
+        self._cutter = StopWordCutter(stop_words)
+        self.text = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._cutter.is_stopped
+
+    async def feed(self, token_ids: Sequence[int], *, is_last: bool) -> str:
+        """Add tokens and return the text that they add; with the last ones also the text kept back."""
+        if self.is_stopped:
+            return ""
+        piece = self._cutter.feed(await self._incremental.feed(token_ids))
+        if is_last:
+            piece += self._cutter.feed(await self._incremental.flush()) + self._cutter.flush()
+        self.text += piece
+        return piece
 
 
 class IncrementalText(Protocol):
-    """The text of one sequence. It gets each of its tokens once, in order."""
+    """Makes the text of one sequence out of its tokens, which it gets once, in order."""
 
     async def feed(self, token_ids: Sequence[int]) -> str:
-        """What these further tokens complete; what may still change is kept back."""
+        """Add tokens and return the text that they complete. Text that may still change is kept back."""
         ...
 
     async def flush(self) -> str:
-        """What was kept back, at the end."""
+        """Return the text kept back, at the end."""
         ...
 
 
 class DetokenizedText:
-    """By a detokenizer, which keeps what it needs of the tokens before."""
+    """Incremental text by a detokenizer of this process."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
@@ -37,7 +59,10 @@ class DetokenizedText:
 
 
 class DecodedText:
-    """By a model that knows whole sequences alone: it gets all tokens again each time, and what is new is passed on."""
+    """Incremental text by a model that only decodes whole sequences.
+
+    The model gets all tokens again each time, and what is new in its text is passed on.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -50,7 +75,7 @@ class DecodedText:
             return ""
         self._token_ids += token_ids
         self._text = await self._decode(self._token_ids)
-        return "" if self._text.endswith(_UNFINISHED) else self._new()
+        return "" if self._text.endswith(REPLACEMENT_CHARACTER) else self._new()
 
     async def flush(self) -> str:
         return self._new()
@@ -62,10 +87,10 @@ class DecodedText:
 
 
 class StopWordCutter:
-    """Ends behind the first stop word, which is part of the text here, as in NVIDIA's BLS."""
+    """Cuts a text off after its first stop word, which stays part of the text, as in NVIDIA's BLS."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Raises SluiceError INVALID for too many or too long words."""
+        """Raise SluiceError INVALID for too many or too long words."""
         self._stop = StopStrings(tuple(word for word in words if word))
 
     @property
@@ -81,7 +106,7 @@ class StopWordCutter:
         return "" if self.is_stopped else self._stop.flush()
 
     @classmethod
-    def whole(cls, text: str, words: Sequence[str]) -> str:
-        """A whole text up to and with its first stop word."""
-        stopped = cls(words)
-        return stopped.feed(text) + stopped.flush()
+    def cut(cls, text: str, words: Sequence[str]) -> str:
+        """Return a whole text up to and including its first stop word."""
+        cutter = cls(words)
+        return cutter.feed(text) + cutter.flush()

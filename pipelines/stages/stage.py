@@ -1,4 +1,4 @@
-"""A stage that answers each request by itself: at once where that is quick, else on a thread."""
+"""The base of NVIDIA's text stages: the tensors that each may declare, and how pre- and postprocessing run."""
 
 import asyncio
 from abc import abstractmethod
@@ -17,47 +17,16 @@ from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
 
 Outputs = dict[str, Array]
-"""By name, each [rows, ...]."""
-
-
-class StageModel(TaskModel):
-    """Takes requests of any number of rows. A batch of several would save nothing: no step is shared by rows."""
-
-    @abstractmethod
-    def _size(self, request: InferRequest) -> int:
-        """Bytes of text in the request, or tokens: as long as it takes."""
-
-    @abstractmethod
-    def _outputs(self, request: InferRequest) -> Outputs:
-        """Of a checked request; also called on a thread. Raises SluiceError INVALID."""
-
-    def _start(self, job: Job) -> None:
-        if self._size(job.request) > INLINE_CHARS:
-            super()._start(job)
-            return
-        job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
-        outputs = self._tensors(job.request)
-        job.infer_ended_ns = perf_counter_ns()
-        job.respond(InferResponse(outputs))
-
-    def _work(self, request: InferRequest) -> Work:
-        return partial(asyncio.to_thread, self._tensors, request)
-
-    def _tensors(self, request: InferRequest) -> list[Tensor]:
-        outputs = self._outputs(request)
-        wanted = request.requested_outputs or tuple(self.spec.outputs)
-        return [self._tensor(name, outputs[name]) for name in wanted if name in outputs]
-
-    def _tensor(self, name: str, rows: Array) -> Tensor:
-        return Tensor.of(name, rows if self._is_batched else rows[0])
+"""Output arrays by name, each [rows, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSignature:
-    """What the models of one stage may declare.
+    """The tensors that models of one stage may declare.
 
-    `other_inputs` and `other_outputs` are NVIDIA's too, of any type: pictures, prompt tuning, drafts, logits, and what
-    older releases hand through. A model may declare them; one that declares nothing gets none of them.
+    `other_inputs` and `other_outputs` are further tensors of NVIDIA's stage, of any type: images, prompt tuning,
+    drafts, logits, and tensors that older releases pass through. A model may declare them, but they are not added to
+    a model that declares nothing.
     """
 
     inputs: tuple[Declared, ...]
@@ -65,10 +34,10 @@ class StageSignature:
     other_inputs: frozenset[str]
     other_outputs: frozenset[str]
 
-    def completed(self, config: ModelConfig) -> ModelConfig:
-        """`config` with the used tensors on the sides where it declares nothing.
+    def complete(self, config: ModelConfig) -> ModelConfig:
+        """Return `config` with `inputs` and `outputs` added where it declares none.
 
-        Raises SluiceError INVALID for a tensor that the stage does not have, of another type, or missing.
+        Raises SluiceError INVALID for a tensor that the stage does not have, that has another type, or that is missing.
         """
         used = ModelConfig()
         used.CopyFrom(config)
@@ -83,8 +52,8 @@ class StageSignature:
         whole.output.extend(used.output if not config.output else ())
         return whole
 
-    def refuse(self, request: InferRequest) -> None:
-        """Raises INVALID for one of the other inputs, which would be ignored. One 0, false or "" asks for nothing."""
+    def refuse_unsupported(self, request: InferRequest) -> None:
+        """Raise INVALID for one of the other inputs, which would be ignored. A single 0, false or "" is accepted."""
         for name in self.other_inputs & request.inputs.keys():
             tensor = request.inputs[name]
             if tensor.num_elements > 1 or (tensor.num_elements and tensor.array.ravel()[0]):
@@ -139,7 +108,7 @@ PREPROCESSING = StageSignature(
 )
 
 PASSED_THROUGH = frozenset({"CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERATION_LOGITS", "BATCH_INDEX"})
-"""What postprocessing gave back as `OUT_...` until ensembles took it from the token model."""
+"""Inputs that older releases of postprocessing return as `OUT_...`. Newer ensembles use the token model's outputs."""
 POSTPROCESSING = StageSignature(
     inputs=(Declared("TOKENS_BATCH", "INT32", (-1, -1)), Declared("SEQUENCE_LENGTH", "INT32", (-1,))),
     outputs=(Declared("OUTPUT", "BYTES", (-1,)),),
@@ -192,4 +161,39 @@ BLS = StageSignature(
     ),
     other_outputs=frozenset({"context_logits", "generation_logits"}),
 )
-"""`min_length` and `random_seed` are what older releases call `min_tokens` and `seed`."""
+"""The signature of BLS. `min_length` and `random_seed` are the names of `min_tokens` and `seed` in older releases."""
+
+
+class StageModel(TaskModel):
+    """A stage that answers each request by itself: on the event loop where that is quick, else on a thread.
+
+    Requests are not batched, as rows share no work.
+    """
+
+    @abstractmethod
+    def _size(self, request: InferRequest) -> int:
+        """Return the bytes of text or the tokens in the request, which its duration grows with."""
+
+    @abstractmethod
+    def _outputs(self, request: InferRequest) -> Outputs:
+        """Return the outputs of a checked request. May be called on a thread. Raises SluiceError INVALID."""
+
+    def _start(self, job: Job) -> None:
+        if self._size(job.request) > INLINE_CHARS:
+            super()._start(job)
+            return
+        job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
+        outputs = self._tensors(job.request)
+        job.infer_ended_ns = perf_counter_ns()
+        job.respond(InferResponse(outputs))
+
+    def _work(self, request: InferRequest) -> Work:
+        return partial(asyncio.to_thread, self._tensors, request)
+
+    def _tensors(self, request: InferRequest) -> list[Tensor]:
+        outputs = self._outputs(request)
+        requested = request.requested_outputs or tuple(self.spec.outputs)
+        return [self._tensor(name, outputs[name]) for name in requested if name in outputs]
+
+    def _tensor(self, name: str, rows: Array) -> Tensor:
+        return Tensor.of(name, rows if self._is_batched else rows[0])
