@@ -294,13 +294,13 @@ OUTPUTS: dict[str, LlmOutput] = {
         ),
         LlmOutput("sequence_length", "INT32", "How many of output_ids count, for each beam.", (-1,)),
         LlmOutput("finish_reason", "BYTES", "stop or length; with the end."),
-        LlmOutput("cum_log_probs", "FP32", "Log probability of all tokens generated; with the end, where asked for."),
-        LlmOutput("output_log_probs", "FP32", "Log probability of each token; with the end, where asked for.", (-1,)),
-        LlmOutput("num_input_tokens", "INT32", "Tokens of the prompt; with the end, where asked for."),
+        LlmOutput("cum_log_probs", "FP32", "Log probability of all tokens generated; with the end, on request."),
+        LlmOutput("output_log_probs", "FP32", "Log probability of each token; with the end, on request.", (-1,)),
+        LlmOutput("num_input_tokens", "INT32", "Tokens of the prompt; with the end, on request."),
         LlmOutput(
             "num_cached_tokens", "INT32", "Tokens of the prompt found in the prefix cache; with num_input_tokens."
         ),
-        LlmOutput("num_output_tokens", "INT32", "Tokens generated; with the end, where asked for."),
+        LlmOutput("num_output_tokens", "INT32", "Tokens generated; with the end, on request."),
         LlmOutput("cumulative_logprob", "FP32", "Another name of cum_log_probs.", (-1,), "cum_log_probs", False),
         LlmOutput(
             "batch_index", "INT32", "The row of the request that a row of the answer belongs to.", is_completed=False

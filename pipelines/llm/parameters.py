@@ -54,7 +54,7 @@ def excludes_input(config: ModelConfig) -> bool:
 def apply_parameters(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
     """Return `engine` with the parameters of `model` applied, and notes on those without effect on `engine.runtime`.
 
-    Raises SluiceError INVALID, naming the parameter, for one that cannot be obeyed and must not be ignored.
+    Raises SluiceError INVALID, naming the parameter, for one that cannot be applied and must not be ignored.
     """
     find_rule = _rule_finder(engine, texts)
     combined = _CombinedEffects(model)

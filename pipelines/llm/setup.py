@@ -56,7 +56,7 @@ class Setup:
 def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], EngineConfig]) -> Setup:
     """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`.
 
-    Raises SluiceError NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be obeyed, UNAVAILABLE where
+    Raises SluiceError NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where
     the model needs a runtime that is not installed.
     """
     yaml = read_model_yaml(source.version_folder)

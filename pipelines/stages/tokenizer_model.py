@@ -131,8 +131,8 @@ class TokenizerModel(Model):
 
     def _respond(self, job: Job, rows: Sequence[Sequence[int]]) -> None:
         job.infer_ended_ns = perf_counter_ns()
-        wanted = job.request.requested_outputs or tuple(self.spec.outputs)
-        job.respond(InferResponse([self._tensor(name, rows) for name in wanted]))
+        requested = job.request.requested_outputs or tuple(self.spec.outputs)
+        job.respond(InferResponse([self._tensor(name, rows) for name in requested]))
 
     def _tensor(self, name: str, rows: Sequence[Sequence[int]]) -> Tensor:
         spec = self.spec.outputs[name]
