@@ -13,8 +13,8 @@ from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from serving.config.text import read_config
 from tests import paths
-from tests.pipelines.llm.asking import Record
-from tests.pipelines.llm.stepped import SteppedRunner
+from tests.pipelines.llm.calls import Record
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 
 SEED_CONFIGS = paths.DATA / "seed_configs"
 

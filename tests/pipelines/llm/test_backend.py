@@ -34,7 +34,7 @@ from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
-from tests.pipelines.llm.asking import Record, ask, outputs, request, responses
+from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 
 PROMPT = "What is a sluice for?"
@@ -89,8 +89,8 @@ async def loaded(found: ModelSource) -> AsyncIterator[LlmModel]:
 async def direct(model: LlmModel, prompt: str, max_tokens: int) -> str:
     """What the OpenAI routes would get."""
     sampling = SamplingOverrides(max_tokens=max_tokens, temperature=0.0)
-    asked = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
-    async with aclosing(model.text.generate(asked)) as events:
+    sent = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
+    async with aclosing(model.text.generate(sent)) as events:
         return "".join([event.text async for event in events])
 
 

@@ -1,15 +1,15 @@
-"""What the parameters of config.pbtxt do to the engine: every row of the table."""
+"""The effect of each parameter of config.pbtxt on OpenVINO, and of several parameters together."""
 
 from typing import Any
 
-import msgspec
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError
+from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 
 GIVEN = EngineConfig(model_path="here", kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3)
 
@@ -176,43 +176,24 @@ REFUSED: list[tuple[str, str, str]] = [
 ]
 
 
-def changed(config: EngineConfig) -> dict[str, Any]:
-    before, after = msgspec.structs.asdict(GIVEN), msgspec.structs.asdict(config)
-    return {name: value for name, value in after.items() if value != before[name]}
-
-
-def different(fields: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not what the command line gave anyway."""
-    return {name: value for name, value in fields.items() if value != getattr(GIVEN, name)}
-
-
 @pytest.mark.parametrize(("key", "text", "fields"), OBEYED)
 def test_is_obeyed(key: str, text: str, fields: dict[str, Any]) -> None:
-    config, notes = apply_parameters(GIVEN, "m", {key: text})
-    assert (changed(config), notes) == (different(fields), [])
+    check_fields(GIVEN, key, text, fields)
 
 
 @pytest.mark.parametrize(("key", "text", "fields", "words"), OBEYED_WITH_A_NOTE)
 def test_is_obeyed_with_a_note(key: str, text: str, fields: dict[str, Any], words: str) -> None:
-    config, (note,) = apply_parameters(GIVEN, "m", {key: text})
-    assert changed(config) == different(fields)
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, fields, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), [(key, *rest) for key, rest in WITHOUT_EFFECT.items()])
 def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
-    config, (note,) = apply_parameters(GIVEN, "m", {key: text})
-    assert changed(config) == {}
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, {}, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), REFUSED)
 def test_is_refused(key: str, text: str, words: str) -> None:
-    with pytest.raises(SluiceError, match=f"parameter '{key}' of model 'm' .*{words}") as caught:
-        apply_parameters(GIVEN, "m", {key: text})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
+    check_refused(GIVEN, key, text, words)
 
 
 def test_every_row_is_tested() -> None:

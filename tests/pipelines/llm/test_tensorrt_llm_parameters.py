@@ -1,4 +1,4 @@
-"""What the parameters of config.pbtxt do to a model that runs on TensorRT-LLM: every row of its table."""
+"""The effect of each parameter of config.pbtxt on TensorRT-LLM: every row of its table."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check
 from pipelines.llm.parameter_effects import SHARED_RULES
 from pipelines.llm.parameters import apply_parameters
 from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_RULES
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError
+from tests.pipelines.llm.parameter_checks import changed, check_fields, check_fields_and_note, check_refused
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 
 GIVEN = EngineConfig(
@@ -133,40 +134,28 @@ REFUSED: list[tuple[str, str, str]] = [
 ]
 
 
-def changed(config: EngineConfig) -> dict[str, Any]:
-    before, after = msgspec.structs.asdict(GIVEN), msgspec.structs.asdict(config)
-    return {name: value for name, value in after.items() if value != before[name]}
-
-
 @pytest.mark.parametrize(("key", "text", "fields"), FIELDS)
 def test_is_a_field(key: str, text: str, fields: dict[str, Any]) -> None:
-    config, notes = apply_parameters(GIVEN, "m", {key: text})
-    different = {name: value for name, value in fields.items() if value != getattr(GIVEN, name)}
-    assert (changed(config), notes) == (different, [])
+    check_fields(GIVEN, key, text, fields)
 
 
 @pytest.mark.parametrize(("key", "text", "settings"), AS_SETTINGS)
 def test_is_a_setting(key: str, text: str, settings: dict[str, str]) -> None:
     config, notes = apply_parameters(GIVEN, "m", {key: text})
     assert config.runtime_settings == GIVEN.runtime_settings | settings
-    assert changed(config).keys() <= {"runtime_settings"}
+    assert changed(GIVEN, config).keys() <= {"runtime_settings"}
     assert notes == []
     check_settings(config.runtime_settings)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), NOTED)
 def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
-    config, (note,) = apply_parameters(GIVEN, "m", {key: text})
-    assert changed(config) == {}
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, {}, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), REFUSED)
 def test_is_refused(key: str, text: str, words: str) -> None:
-    with pytest.raises(SluiceError, match=f"parameter '{key}' of model 'm' .*{words}") as caught:
-        apply_parameters(GIVEN, "m", {key: text})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
+    check_refused(GIVEN, key, text, words)
 
 
 def test_every_row_of_its_own_is_tested() -> None:

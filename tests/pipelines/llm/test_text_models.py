@@ -51,7 +51,7 @@ def test_a_pipeline_has_no_adapters() -> None:
         choose_text_model(pipeline("rag"), "french")
 
 
-def test_the_last_version_and_its_adapters_are_told() -> None:
+def test_the_last_version_and_its_adapters_are_listed() -> None:
     models = [llm("llama", 1, "old"), pipeline("rag"), llm("llama", 2, "french", "polite")]
     found = list(list_text_models(models))
     assert [each.name for each in found] == ["llama", "llama:french", "llama:polite", "rag"]

@@ -40,7 +40,7 @@ def test_no_sampling_means_greedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"top_k": "many"}', "[]"])
-def test_a_broken_file_is_told_with_its_path(tmp_path: Path, text: str) -> None:
+def test_the_error_of_a_broken_file_has_its_path(tmp_path: Path, text: str) -> None:
     with pytest.raises(SluiceError, match=r"generation_config\.json") as caught:
         load(tmp_path, text)
     assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -80,7 +80,7 @@ def test_they_are_sampling_parameters() -> None:
     ("name", "value"),
     [("beam_search_diversity_rate", 0.0), ("no_repeat_ngram_size", 0), ("top_p_min", 0.0), ("top_p_decay", 1.0)],
 )
-def test_what_is_off_is_never_asked_for(name: str, value: float, has: tuple[str, ...]) -> None:
+def test_values_that_are_off_are_always_dropped(name: str, value: float, has: tuple[str, ...]) -> None:
     assert wanted({name: value}, has) == {}
 
 

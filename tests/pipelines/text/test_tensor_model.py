@@ -62,7 +62,7 @@ class Told(HeldModel):
             job.respond(InferResponse(tensors, is_final=is_final))
 
     @property
-    def asked(self) -> InferRequest:
+    def last_request(self) -> InferRequest:
         return self.jobs[-1].request
 
 
@@ -84,12 +84,12 @@ def chat_of(model: HeldModel) -> TensorText:
     return found
 
 
-def asking(prompt: Prompt = "What is a tensor?", **fields: Any) -> TextRequest:
+def text_request(prompt: Prompt = "What is a tensor?", **fields: Any) -> TextRequest:
     return TextRequest(request_id="r1", prompt=prompt, **fields)
 
 
 async def events_of(model: HeldModel, request: TextRequest | None = None) -> list[TextEvent]:
-    return [event async for event in chat_of(model).generate(request or asking())]
+    return [event async for event in chat_of(model).generate(request or text_request())]
 
 
 # -- which models
@@ -163,13 +163,13 @@ async def test_what_it_says_of_itself() -> None:
 async def test_only_what_may_retrieve_takes_parameters(outputs: str, more: str, takes: bool) -> None:
     model = Told(config(outputs=outputs, more=more), DONE)
     assert chat_of(model).takes_parameters is takes
-    asked = asking(parameters={"collection": "docs"})
+    sent = text_request(parameters={"collection": "docs"})
     if takes:
-        await events_of(model, asked)
-        assert model.asked.parameters["collection"] == "docs"
+        await events_of(model, sent)
+        assert model.last_request.parameters["collection"] == "docs"
     else:
         with pytest.raises(SluiceError, match=r"is a language model alone, .* takes none of collection") as caught:
-            await events_of(model, asked)
+            await events_of(model, sent)
         assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "parameters")
 
 
@@ -179,29 +179,29 @@ async def test_only_what_may_retrieve_takes_parameters(outputs: str, more: str, 
 @pytest.mark.parametrize(("batch", "shape"), [(0, (1,)), (4, (1, 1))])
 async def test_the_question_and_what_came_before_it(batch: int, shape: tuple[int, ...]) -> None:
     model = Told(config(batch=batch), DONE)
-    await events_of(model, asking(TURNS))
-    question = model.asked.inputs["query"]
+    await events_of(model, text_request(TURNS))
+    question = model.last_request.inputs["query"]
     assert (question.shape, question.array.ravel().tolist()) == (shape, [b"What is a tensor?"])
-    history = json.loads(str(model.asked.parameters["history"]))
+    history = json.loads(str(model.last_request.parameters["history"]))
     assert history == [{"role": turn.role, "content": turn.content} for turn in TURNS[:-1]]
 
 
 @pytest.mark.parametrize("prompt", ["Hi", (ChatMessage("user", "Hi"),), EncodedPrompt("Hi", [1, 2])])
 async def test_a_question_without_history(prompt: Prompt) -> None:
     model = Told(config(), DONE)
-    await events_of(model, asking(prompt))
-    assert model.asked.inputs["query"].array.tolist() == [b"Hi"]
-    assert "history" not in model.asked.parameters
+    await events_of(model, text_request(prompt))
+    assert model.last_request.inputs["query"].array.tolist() == [b"Hi"]
+    assert "history" not in model.last_request.parameters
 
 
 @pytest.mark.parametrize("prompt", ["Hi", TURNS])
 async def test_an_input_called_messages_gets_the_whole_conversation(prompt: Prompt) -> None:
     model = Told(config("messages"), DONE)
-    await events_of(model, asking(prompt))
+    await events_of(model, text_request(prompt))
     expected = [ChatMessage("user", prompt)] if isinstance(prompt, str) else TURNS
-    given = json.loads(model.asked.inputs["messages"].array[0])
+    given = json.loads(model.last_request.inputs["messages"].array[0])
     assert given == [{"role": turn.role, "content": turn.content} for turn in expected]
-    assert "history" not in model.asked.parameters
+    assert "history" not in model.last_request.parameters
 
 
 async def test_everything_else_goes_along_as_parameters() -> None:
@@ -218,7 +218,7 @@ async def test_everything_else_goes_along_as_parameters() -> None:
     model = Told(config(outputs="response sources"), DONE)
     await events_of(
         model,
-        asking(
+        text_request(
             sampling=sampling,
             stop=("END",),
             bad_words=("no",),
@@ -231,10 +231,10 @@ async def test_everything_else_goes_along_as_parameters() -> None:
             protocol="openai_chat",
         ),
     )
-    asked = model.asked
-    config_text = str(asked.parameters.pop("sampling_config"))
+    sent = model.last_request
+    config_text = str(sent.parameters.pop("sampling_config"))
     assert json.loads(config_text) == {"top_k": 3, "stop_words": ["END"], "bad_words": ["no"], "stop_token_ids": [4]}
-    assert asked.parameters == {
+    assert sent.parameters == {
         "max_tokens": 5,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -248,21 +248,21 @@ async def test_everything_else_goes_along_as_parameters() -> None:
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
     }
-    assert (asked.id, asked.tenant, asked.priority, asked.protocol) == ("r1", "ada", 3, "openai_chat")
-    assert (asked.timeout_us, asked.queue_timeout_us) == (1_500_000, 250_000)
+    assert (sent.id, sent.tenant, sent.priority, sent.protocol) == ("r1", "ada", 3, "openai_chat")
+    assert (sent.timeout_us, sent.queue_timeout_us) == (1_500_000, 250_000)
 
 
-async def test_only_outputs_that_make_the_answer_are_asked_for() -> None:
+async def test_only_outputs_that_make_the_answer_are_requested() -> None:
     model = Told(config(outputs="response sources context embeddings"), DONE)
     await events_of(model)
     counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens"}
-    assert set(model.asked.requested_outputs) == {"response", "sources"} | counts
+    assert set(model.last_request.requested_outputs) == {"response", "sources"} | counts
 
 
-async def test_what_was_not_sent_is_not_asked() -> None:
+async def test_fields_that_were_not_sent_are_left_out() -> None:
     model = Told(config(more=DECOUPLED), DONE)
     await events_of(model)
-    assert model.asked.parameters == {
+    assert model.last_request.parameters == {
         "stream": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
@@ -322,7 +322,7 @@ async def test_a_model_that_tells_nothing_of_its_end_has_stopped() -> None:
     assert (only.text, only.finish_reason, only.completion_tokens, only.detail) == ("all of it", "stop", 0, None)
 
 
-async def test_an_end_without_outputs_keeps_what_was_told_before() -> None:
+async def test_an_end_without_outputs_keeps_earlier_values() -> None:
     model = config(outputs="response finish_reason")
     model = Told(model, {"response": texts("a"), "finish_reason": texts("length"), "num_output_tokens": count(2)}, {})
     events = await events_of(model)
@@ -349,14 +349,14 @@ async def test_sources_come_before_the_text_and_citations_at_the_end() -> None:
     assert events[-1].detail == TextDetail(retrieval=Retrieval((SOURCE,), (OTHER,), citations))
 
 
-async def test_one_response_with_all_is_told_in_the_same_order() -> None:
+async def test_one_response_with_all_makes_events_in_the_same_order() -> None:
     outputs = {"response": texts("a"), "sources": texts(encode_source(SOURCE))}
     events = await events_of(Told(config(outputs="response sources"), outputs))
     assert [(event.text, event.finish_reason) for event in events] == [("", None), ("a", "stop")]
     assert events[0].detail is not None
 
 
-async def test_nothing_found_is_told_too() -> None:
+async def test_an_empty_retrieval_makes_an_event_too() -> None:
     model = Told(config(outputs="response sources"), {"response": texts("a"), "sources": texts(b"")})
     first, last = await events_of(model)
     assert first.detail == last.detail == TextDetail(retrieval=Retrieval())
@@ -371,7 +371,7 @@ async def test_an_element_that_is_no_source_is_the_model_s_fault() -> None:
 
 async def test_an_error_is_raised_after_the_text_before_it() -> None:
     model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(asking())) as events:
+    async with aclosing(chat_of(model).generate(text_request())) as events:
         assert (await anext(events)).text == "a"
         model.jobs[0].respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "gone")))
         with pytest.raises(SluiceError, match="gone"):
@@ -380,7 +380,7 @@ async def test_an_error_is_raised_after_the_text_before_it() -> None:
 
 async def test_closing_cancels() -> None:
     model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(asking())) as events:
+    async with aclosing(chat_of(model).generate(text_request())) as events:
         await anext(events)
         assert model.num_in_flight == 1
     assert (model.num_cancelled, model.num_in_flight) == (1, 0)

@@ -11,7 +11,7 @@ from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.rag_prompt.parts import Lookup
 
 

@@ -18,7 +18,7 @@ from pipelines.text.citations import Source
 from serving.call import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.rag_prompt.parts import Lookup, load, request, source
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

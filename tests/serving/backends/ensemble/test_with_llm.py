@@ -21,8 +21,8 @@ from serving.call import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record
-from tests.pipelines.llm.stepped import SteppedRunner
+from tests.pipelines.llm.calls import Record
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
 
 PATIENCE_S = 30.0

@@ -1,4 +1,4 @@
-"""The token face under both of its names' schemes, over a real executor whose runner has no model."""
+"""Requests with token inputs, under either name of each, over a real executor whose runner has no model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from serving.call import infer_one
 from serving.config.text import parse_config
 from serving.request import InferResponse
 from sluice.errors import SluiceError
-from tests.pipelines.llm.asking import ask, echo, outputs, request, responses, stream
+from tests.pipelines.llm.calls import ask, echo, outputs, request, responses, stream
 
 IDS = [70, 71, 72, 73]
 Make = Callable[[ModelConfig], LlmModel]
@@ -86,13 +86,13 @@ class TestSeed:
         assert answer["sequence_length"].tolist() == [[10]]
 
     async def test_sampling_config_is_json(self, seed: LlmModel) -> None:
-        async def asked(config: str) -> Any:
+        async def sample(config: str) -> Any:
             return (await ask(seed, self.FIELDS | {"sampling_config": config}))["output_ids"]
 
-        sampled = await asked('{"temperature": 1.9, "random_seed": 3, "top_k": 0}')
-        assert sampled == await asked('{"temperature": [1.9], "seed": 3}')
-        assert sampled != await asked('{"top_k": 1}') == [*IDS, *echo(IDS, 6)]
-        assert await asked('{"exclude_input_in_output": true}') == echo(IDS, 6)
+        sampled = await sample('{"temperature": 1.9, "random_seed": 3, "top_k": 0}')
+        assert sampled == await sample('{"temperature": [1.9], "seed": 3}')
+        assert sampled != await sample('{"top_k": 1}') == [*IDS, *echo(IDS, 6)]
+        assert await sample('{"exclude_input_in_output": true}') == echo(IDS, 6)
 
     async def test_parameters_do_as_inputs_that_it_lacks(self, seed: LlmModel) -> None:
         answer = await ask(seed, self.FIELDS, parameters={"exclude_input_in_output": True, "end_id": 0})
@@ -105,10 +105,10 @@ class TestSeed:
         assert (await ask(seed, self.FIELDS | {"streaming": False}))["sequence_length"] == 10
 
     async def test_what_it_does_not_declare_is_refused(self, seed: LlmModel) -> None:
-        asked = request(seed, self.FIELDS)
-        asked.inputs["temperature"] = asked.inputs["input_lengths"].renamed("temperature")
+        sent = request(seed, self.FIELDS)
+        sent.inputs["temperature"] = sent.inputs["input_lengths"].renamed("temperature")
         with pytest.raises(SluiceError, match="unexpected inference input 'temperature' for model 'llama3_8b'"):
-            await infer_one(seed, asked)
+            await infer_one(seed, sent)
 
     async def test_a_padded_batch_is_its_rows(self, seed: LlmModel) -> None:
         rows = [[70, 71, 72, 73], [80, 81], [90, 91, 92]]
@@ -298,7 +298,7 @@ class TestUnbatched:
             await ask(model, fields)
 
 
-def test_outputs_are_empty_where_nothing_is_asked() -> None:
+def test_outputs_are_empty_where_none_is_requested() -> None:
     assert outputs(InferResponse()) == {}
 
 

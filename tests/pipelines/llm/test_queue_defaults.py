@@ -14,9 +14,9 @@ from pipelines.llm.setup import ignored_queue_fields
 from serving.call import infer_one
 from serving.config.text import parse_config, read_config
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import ask, request
+from tests.pipelines.llm.calls import ask, request, until
 from tests.pipelines.llm.conftest import SEED_CONFIGS
-from tests.pipelines.llm.stepped import PATIENCE_S, SteppedRunner
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 
 
 def config(name: str) -> ModelConfig:
@@ -26,15 +26,15 @@ def config(name: str) -> ModelConfig:
 def test_the_rules_of_seed_000() -> None:
     rules = read_queue_defaults(config("000_dynamic_batching.pbtxt"))
     assert rules == QueueDefaults(num_levels=3, default_level=2, timeout_us=30_000_000)
-    assert [rules.priority(asked) for asked in (0, 1, 2, 3, 4)] == [2, 1, 2, 3, 2]
+    assert [rules.priority(requested) for requested in (0, 1, 2, 3, 4)] == [2, 1, 2, 3, 2]
 
 
 def test_without_levels_any_priority_is_one() -> None:
     assert read_queue_defaults(ModelConfig()) == QueueDefaults()
-    assert [QueueDefaults().priority(asked) for asked in (0, 7)] == [0, 7]
+    assert [QueueDefaults().priority(requested) for requested in (0, 7)] == [0, 7]
 
 
-def test_what_is_of_no_use_is_said() -> None:
+def test_notes_on_fields_without_effect() -> None:
     assert ignored_queue_fields(ModelConfig()) == []
     assert ignored_queue_fields(config("000_dynamic_batching.pbtxt")) == [
         "dynamic_batching: a request joins the running batch at its next step"
@@ -68,9 +68,7 @@ async def test_the_default_level_and_timeout_reach_the_engine(
     model = make(rules)
     runner.hold()
     running = asyncio.create_task(ask(model, {"text_input": "hello", "max_tokens": 2}))
-    async with asyncio.timeout(PATIENCE_S):
-        while not engine._streams:
-            await asyncio.sleep(0)
+    await until(lambda: bool(engine._streams))
     (stream,) = engine._streams.values()
     assert (stream.request.priority, stream.request.queue_timeout_s) == (2, 0.05)
     runner.release()

@@ -1,4 +1,4 @@
-"""The text face, over a real executor whose runner has no model."""
+"""Requests with text inputs, over a real executor whose runner has no model."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from serving.call import infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record, ask, echo, request, responses, stream
+from tests.pipelines.llm.calls import Record, ask, echo, request, responses, stream
 
 PROMPT = "hello"
 Make = Callable[[ModelConfig], LlmModel]
@@ -27,7 +27,7 @@ async def expected(model: LlmModel, prompt: str, count: int) -> str:
     return detokenizer.feed(token_ids) + detokenizer.flush()
 
 
-async def test_is_greedy_and_16_tokens_unless_told_otherwise(model: LlmModel) -> None:
+async def test_is_greedy_and_16_tokens_by_default(model: LlmModel) -> None:
     answer = await ask(model, {"text_input": PROMPT})
     assert answer["text_output"] == await expected(model, PROMPT, 16)
     assert answer["finish_reason"] == "length"
@@ -41,8 +41,8 @@ async def test_one_response_has_exactly_what_belongs_to_the_face(model: LlmModel
 
 
 async def test_only_wanted_outputs_come(model: LlmModel) -> None:
-    asked = request(model, {"text_input": PROMPT, "max_tokens": 3}, requested_outputs=("text_output",))
-    response = await infer_one(model, asked)
+    sent = request(model, {"text_input": PROMPT, "max_tokens": 3}, requested_outputs=("text_output",))
+    response = await infer_one(model, sent)
     assert [each.name for each in response.outputs] == ["text_output"]
 
 
@@ -69,9 +69,8 @@ async def test_a_stream_without_its_text_is_its_end(model: LlmModel) -> None:
 @pytest.mark.parametrize(("sent", "by_default"), [(True, False), (False, True), (None, True), (None, False)])
 async def test_who_streams(model: LlmModel, name: str, sent: bool | None, by_default: bool) -> None:
     fields: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 4} | ({} if sent is None else {name: sent})
-    asked = request(model, fields, streams_by_default=by_default)
     streams = by_default if sent is None else sent
-    assert model.is_decoupled_for(asked) is streams
+    assert model.is_decoupled_for(request(model, fields, streams_by_default=by_default)) is streams
     parts = await stream(model, fields, streams_by_default=by_default)
     assert (len(parts) > 1) is streams
 
@@ -172,7 +171,7 @@ async def test_sampling_may_be_given_as_json(model: LlmModel, name: str) -> None
     assert await ask(model, {"text_input": PROMPT, name: ""}) == await ask(model, {"text_input": PROMPT})
 
 
-async def test_counts_and_log_probabilities_come_where_asked_for(model: LlmModel) -> None:
+async def test_counts_and_log_probabilities_come_on_request(model: LlmModel) -> None:
     flags = {"return_log_probs": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     fields = {"text_input": PROMPT, "max_tokens": 5} | flags
     answer = await ask(model, fields)
@@ -221,15 +220,15 @@ async def test_neutral_values_of_what_is_absent_are_taken(model: LlmModel) -> No
 
 
 async def test_words_with_weights_are_obeyed(model: LlmModel) -> None:
-    asked = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time", ""]}
-    assert (await ask(model, asked | {"embedding_bias_weights": [60.0, 5.0]}))["text_output"] == "timetimetime"
+    fields = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time", ""]}
+    assert (await ask(model, fields | {"embedding_bias_weights": [60.0, 5.0]}))["text_output"] == "timetimetime"
 
 
 async def test_biases_of_words_and_of_tokens_add_up(model: LlmModel) -> None:
     (token_id,) = model.text.tokenizer.encode_words("time", "")
     of_tokens = [-60.0 if each == token_id else 0.0 for each in range(model.text.info.vocab_size)]
-    asked = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time"], "embedding_bias_weights": [60.0]}
-    answer = await ask(model, asked | {"sampling_config": json.dumps({"embedding_bias": of_tokens})})
+    fields = {"text_input": PROMPT, "max_tokens": 3, "embedding_bias_words": ["time"], "embedding_bias_weights": [60.0]}
+    answer = await ask(model, fields | {"sampling_config": json.dumps({"embedding_bias": of_tokens})})
     assert answer == await ask(model, {"text_input": PROMPT, "max_tokens": 3})
 
 
@@ -339,11 +338,11 @@ async def test_refuses_by_its_first_response(
 async def test_a_stream_flag_that_is_none_is_left_to_the_check(
     model: LlmModel, datatype: str, shape: tuple[int, ...], raw: bytes
 ) -> None:
-    asked = request(model, {"text_input": "a"})
-    asked.inputs["stream"] = Tensor("stream", datatype, shape, raw)
-    assert not model.is_decoupled_for(asked)
+    sent = request(model, {"text_input": "a"})
+    sent.inputs["stream"] = Tensor("stream", datatype, shape, raw)
+    assert not model.is_decoupled_for(sent)
     with pytest.raises(SluiceError) as caught:
-        model.submit(asked, lambda response: None)
+        model.submit(sent, lambda response: None)
     assert caught.value.code is ErrorCode.INVALID
 
 

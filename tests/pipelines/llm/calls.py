@@ -1,6 +1,7 @@
-"""Requests to an LLM, and what comes back, in few words."""
+"""Builders of requests to an LLM, and readers of its responses."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,12 +13,13 @@ from serving.call import infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from tests.engine.fake_runner import echo_next
+from tests.pipelines.llm.stepped_runner import TIMEOUT_S
 
 VOCAB_SIZE = 4096
 
 
 class Record:
-    """Keeps what a request's measurement was told."""
+    """Keeps the events of a measured request."""
 
     def __init__(self, model: str, protocol: str) -> None:
         self.model, self.protocol = model, protocol
@@ -37,7 +39,7 @@ class Record:
 
 
 def request(model: LlmModel, fields: dict[str, Any], **settings: Any) -> InferRequest:
-    """Tensors of the declared type, a batch dimension before each where the model has one."""
+    """Build tensors of the declared type, with a batch dimension where the model has one."""
     inputs = {name: tensor(model, name, value) for name, value in fields.items()}
     return InferRequest(inputs, **settings)
 
@@ -57,7 +59,7 @@ def tensor(model: LlmModel, name: str, value: Any) -> Tensor:
 
 
 def outputs(response: InferResponse) -> dict[str, Any]:
-    """By name: the one element of a tensor that has one, else the nested list; bytes as text."""
+    """Return outputs by name: the one element of a tensor that has one, else the nested list; bytes as text."""
     if response.error is not None:
         raise response.error
     return {each.name: _plain(each.array.tolist()) for each in response.outputs}
@@ -72,12 +74,12 @@ def _plain(value: Any) -> Any:
 
 
 async def ask(model: LlmModel, fields: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """The outputs of a request that does not stream."""
+    """Return the outputs of a request that does not stream."""
     return outputs(await infer_one(model, request(model, fields, **settings)))
 
 
 async def stream(model: LlmModel, fields: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
-    """The outputs of each response of a request that streams."""
+    """Return the outputs of each response of a request that streams."""
     async with aclosing(responses(model, fields, **settings)) as parts:
         return [outputs(part) async for part in parts]
 
@@ -87,8 +89,14 @@ def responses(model: LlmModel, fields: dict[str, Any], **settings: Any) -> Async
 
 
 def echo(prompt: Sequence[int], count: int) -> list[int]:
-    """The tokens that the echo's runner makes after `prompt`."""
+    """Return the tokens that the echo's runner makes after `prompt`."""
     token_ids = list(prompt)
     for _ in range(count):
         token_ids.append(echo_next(token_ids, VOCAB_SIZE))
     return token_ids[len(prompt) :]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The v2 inputs that only an engine with adapters, beams and all sampling fields obeys."""
+"""v2 inputs that only an engine with adapters, beams and all sampling fields supports."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +14,8 @@ from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.capable import CapableEngine
-from tests.pipelines.llm.asking import Record, ask
-from tests.pipelines.llm.stepped import SteppedRunner
+from tests.pipelines.llm.calls import Record, ask
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 
 PROMPT = "Hello"
 
@@ -52,7 +52,7 @@ async def test_an_adapter_by_its_name_or_place(
     assert capable_engine.asked.adapter == adapter
 
 
-async def test_the_token_face_has_adapters_too(capable: LlmModel, capable_engine: CapableEngine) -> None:
+async def test_token_requests_have_adapters_too(capable: LlmModel, capable_engine: CapableEngine) -> None:
     await ask(capable, {"input_ids": [1, 2, 3]}, parameters={"lora_name": "polite"})
     assert capable_engine.asked.adapter == "polite"
 
@@ -109,9 +109,9 @@ async def test_sampling_fields_reach_the_engine(capable: LlmModel, capable_engin
     assert (sampling.top_p_min, sampling.top_p_decay, sampling.top_p_reset_ids) == (0.25, 0.5, 9)
 
 
-async def test_what_nobody_said_is_left_to_the_engine(capable: LlmModel, capable_engine: CapableEngine) -> None:
+async def test_neutral_values_are_not_sent_to_the_engine(capable: LlmModel, capable_engine: CapableEngine) -> None:
     off = {"no_repeat_ngram_size": 0, "top_p_min": 0.0, "top_p_decay": 0.0, "beam_search_diversity_rate": 0.0}
     await ask(capable, {"text_input": PROMPT, "beam_width": 1}, parameters=off)
-    said = capable_engine.asked.sampling
+    sampling = capable_engine.asked.sampling
     await ask(capable, {"text_input": PROMPT})
-    assert said == capable_engine.asked.sampling
+    assert sampling == capable_engine.asked.sampling

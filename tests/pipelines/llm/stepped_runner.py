@@ -1,4 +1,4 @@
-"""An echo that lets its reader take each token before it makes the next, and that a test can hold."""
+"""A runner that echoes, waits until each token is read before it makes the next, and can be held by a test."""
 
 import asyncio
 import threading
@@ -6,13 +6,13 @@ import threading
 from engine.runners.base import FloatArray, StepBatch
 from tests.engine.fake_runner import EchoRunner
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 _TURNS = 8
-"""Turns of the event loop within which a token's way to its reader lies."""
+"""Turns of the event loop that a token needs to reach its reader."""
 
 
 class SteppedRunner(EchoRunner):
-    """Made on the event loop whose tasks read."""
+    """A runner made on the event loop whose tasks read its tokens."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__(**limits, eos_token_ids=(5,))
@@ -20,7 +20,7 @@ class SteppedRunner(EchoRunner):
         self._may_run = threading.Event()
         self._may_run.set()
         self.error: Exception | None = None
-        """What every step raises, where it is set."""
+        """Error that every step raises, where it is set."""
 
     def hold(self) -> None:
         self._may_run.clear()
@@ -29,8 +29,8 @@ class SteppedRunner(EchoRunner):
         self._may_run.set()
 
     def run(self, batch: StepBatch) -> FloatArray:
-        asyncio.run_coroutine_threadsafe(_some_turns(), self._loop).result(PATIENCE_S)
-        assert self._may_run.wait(PATIENCE_S), "the test forgot the runner"
+        asyncio.run_coroutine_threadsafe(_some_turns(), self._loop).result(TIMEOUT_S)
+        assert self._may_run.wait(TIMEOUT_S), "the test forgot the runner"
         if self.error is not None:
             raise self.error
         return super().run(batch)
