@@ -28,8 +28,8 @@ from pipelines.rag.library import Library
 from pipelines.rag.retriever.backend import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
-from pipelines.stages.replacement import with_native_stage
-from pipelines.text.tensor_text import text_model_of
+from pipelines.stages.backend import replace_python_stage
+from pipelines.text.model import text_model_of
 from serving.backend import BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.batching.rate_limiter import RateLimiter
@@ -167,7 +167,7 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
         registry=registry,
         settings=options.repository_settings(),
         hooks=LoadHooks(
-            substitute=with_native_stage if options.has_native_text_stages else lambda config: config,
+            substitute=replace_python_stage if options.has_native_text_stages else lambda config: config,
             check=text_model_of,
         ),
     )

@@ -13,12 +13,11 @@ from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from pipelines.llm.model import LlmModel
-from pipelines.llm.recording import recorded
+from pipelines.llm.services import recorded
 from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import chosen, split_name, with_adapters
+from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
 from pipelines.rag.library import Library
-from pipelines.text.model import TextModel
-from pipelines.text.tensor_text import text_model_of
+from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import TextEvent, TextRequest
 from serving.model import Model
 from serving.repository.repository import ModelRepository
@@ -99,14 +98,14 @@ class InferenceService:
         self._health.refuse_unless_serving()
         models = self.repository.models()
         base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
-        found = chosen(self.repository.route(base, LATEST, key), adapter)
+        found = choose_text_model(self.repository.route(base, LATEST, key), adapter)
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
 
     def text_models(self) -> list[TextModel]:
         """Everything that `llm` finds, its highest version; none while loading."""
-        return list(with_adapters(self.repository.models()))
+        return list(list_text_models(self.repository.models()))
 
     def llms(self) -> list[LlmText]:
         """Every loaded language model of our own, its highest version; none while loading."""

@@ -19,7 +19,7 @@ from benchmarks.triton.servers import V2Server, sluice
 from benchmarks.triton.wrk import LONGEST_S, check_wrk
 from gateway.bundled import models_folder
 from pipelines.rag.encoder import TextEncoder
-from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer
+from pipelines.stages.tokenizer_model import TextTokenizer
 
 CLIENTS = (1, 16, 64)
 SECONDS = 5.0

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from pipelines.rag import keys
-from pipelines.text.sources import as_objects
+from pipelines.text.citations import to_json_objects
 from pipelines.text.types import TextDetail, TextEvent
 
 
@@ -26,10 +26,10 @@ def step_parameters(
 def sources_of(detail: TextDetail | None) -> dict[str, Any]:
     """The field `sources` of an answer, where anything was looked for."""
     found = detail.retrieval if detail is not None else None
-    return {} if found is None else {"sources": as_objects(found.sources)}
+    return {} if found is None else {"sources": to_json_objects(found.sources)}
 
 
 def citations_of(end: TextEvent) -> dict[str, Any]:
     """The field `citations` of a choice, where anything was looked for."""
     found = end.detail.retrieval if end.detail is not None else None
-    return {} if found is None else {"citations": as_objects(found.citations)}
+    return {} if found is None else {"citations": to_json_objects(found.citations)}

@@ -35,10 +35,10 @@ def _words(text: str) -> list[str]:
 
 def _llm_arguments(path: str) -> dict[str, Any]:
     """What a YAML file holds."""
-    from pipelines.llm.llm_arguments import read_arguments
+    from pipelines.llm.model_folder import read_argument_file
 
     try:
-        return read_arguments(Path(path))
+        return read_argument_file(Path(path))
     except ValueError as error:
         raise ValueError(f"a YAML file of arguments of TensorRT-LLM's LLM class ({error})") from None
 

@@ -1,4 +1,4 @@
-"""The backends `llm`, `tensorrtllm` and `vllm`: an engine of our own behind either's configuration."""
+"""The backends `llm`, `tensorrtllm` and `vllm`, which all serve an LLM in an engine process of its own."""
 
 import asyncio
 import logging
@@ -10,13 +10,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.base import EngineClient
 from engine.client.process import ProcessEngineClient
-from pipelines.llm.checkpoint import CheckpointFolder
-from pipelines.llm.configuration import bundled_config, completed, declared_inputs, with_engine_parameters
-from pipelines.llm.llm_arguments import MODEL_FILE, read_model_yaml
+from pipelines.llm.configuration import add_engine_parameters, complete_config, declared_inputs, default_llm_config
 from pipelines.llm.model import LlmModel
-from pipelines.llm.options import unused_options
+from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
 from pipelines.llm.services import NO_LIMITS, LlmServices, OpenRecord, RequestLimits
-from pipelines.llm.setup import Setup, set_up
+from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
 from serving.backend import Backend, BackendContext, RuntimeReport
 from serving.findings import refusal
@@ -29,7 +27,7 @@ _CHECKPOINT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "openvino_model.x
 
 
 class LlmBackend(Backend):
-    """Serves a model of any format that a runtime here can load; each version has an engine process of its own."""
+    """Serves an LLM in any format that a runtime here can load. Each version has an engine process of its own."""
 
     name = "llm"
     detection_order = 70
@@ -41,12 +39,12 @@ class LlmBackend(Backend):
     }
 
     def __init__(self, services: LlmServices | None = None) -> None:
-        """Without `services`, engines have their defaults, and nothing is measured."""
+        """Take the server's services. Without them engines have their defaults and requests are not measured."""
         self._services = services or LlmServices()
 
     def recognizes(self, version_folder: Path) -> bool:
-        """Return whether it holds or names a language model: checkpoint, OpenVINO IR, compiled engines, arguments."""
-        if any(version_folder.glob("*.engine")) or (version_folder / MODEL_FILE).is_file():
+        """Whether the folder holds an LLM as checkpoint, OpenVINO IR or compiled engine, or arguments that name one."""
+        if any(version_folder.glob("*.engine")) or (version_folder / MODEL_YAML).is_file():
             return True
         has_weights = any(any(version_folder.glob(each)) for each in _CHECKPOINT_PATTERNS)
         return has_weights and (version_folder / "config.json").is_file()
@@ -58,12 +56,12 @@ class LlmBackend(Backend):
             if error.param is None or error.param not in source.config.parameters:
                 raise
             raise refusal(error.message, f'parameters["{error.param}"]') from None
-        named = {note.partition(":")[0] for note in setup.notes}
-        obeyed = tuple(sorted(setup.texts.keys() - named))
+        noted = {note.partition(":")[0] for note in setup.notes}
+        obeyed = tuple(sorted(setup.texts.keys() - noted))
         return RuntimeReport(setup.choice.runtime.value, setup.choice.reason, obeyed, tuple(setup.notes))
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        return completed(source.config, await asyncio.to_thread(read_model_yaml, source.version_folder))
+        return complete_config(source.config, await asyncio.to_thread(read_model_yaml, source.version_folder))
 
     async def load(self, source: ModelSource, context: BackendContext) -> LlmModel:
         declared_inputs(spec_of(source.config, source.version))
@@ -99,19 +97,19 @@ async def load_checkpoint(
     heartbeat_timeout_s: float = 10.0,
     limits: RequestLimits = NO_LIMITS,
 ) -> LlmModel:
-    """A checkpoint without a model repository as a model, over an engine that its caller starts.
+    """Load a checkpoint without a model repository as a model, over an engine that the caller starts.
 
-    Begin `engine_start = asyncio.create_task(engine.start())` as early as can be: here the text side loads while the
-    engine does, then one token is generated to prove that both work. Raises SluiceError; the engine stays the caller's
-    until this returns, and is the model's from then on (`LlmModel.close` stops it).
+    Begin `engine_start = asyncio.create_task(engine.start())` as early as possible: the tokenizer loads here while
+    the engine does, then one token is generated to prove that both work. Raises SluiceError. The caller owns the
+    engine until this returns; then the model does (`LlmModel.close` stops it).
     """
     tokenizer = Path(engine.config.tokenizer_path or checkpoint)
     text = await _load_text(name, CheckpointFolder(checkpoint, tokenizer), engine, "1")
     await engine_start
     await text.warm_up()
-    for note in unused_options(engine.config, engine.info.runtime):
+    for note in ignored_options(engine.config, engine.info.runtime):
         log.warning("%s", note)
-    config = with_engine_parameters(bundled_config(name), engine.info, engine.config)
+    config = add_engine_parameters(default_llm_config(name), engine.info, engine.config)
     return LlmModel(config, text, engine, open_record, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
 
 
@@ -131,7 +129,7 @@ async def _load_text(name: str, checkpoint: CheckpointFolder, engine: EngineClie
 
 
 async def _abandon(starting: "asyncio.Task[None]") -> None:
-    """End a start that is under way; an engine that was being loaded is stopped by whoever made it."""
+    """Cancel a start that is under way. The caller stops the engine itself."""
     starting.cancel()
     await asyncio.wait((starting,))
     if not starting.cancelled():

@@ -1,27 +1,35 @@
-"""The configuration of an LLM that declares nothing itself, and what one that does may declare."""
+"""An LLM's config.pbtxt: completed where it declares nothing, checked where it does, and its queue's defaults."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from tritonclient.grpc.model_config_pb2 import (
+    DataType,
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+)
 
 from engine.config import EngineConfig
 from engine.types import EngineInfo
-from pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, Input
-from pipelines.llm.llm_arguments import ModelYaml
+from pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, LlmInput
+from pipelines.llm.model_folder import ModelYaml
 from serving.spec import ModelSpec
 from serving.tensors.datatypes import DATA_TYPES
 from sluice.errors import SluiceError, invalid
 
 BACKEND = "llm"
 
-_ONE_DEVICE = EngineConfig(model_path="")
+_DEFAULT_ENGINE = EngineConfig(model_path="")
 _NO_FILE = ModelYaml()
 
 
-def completed(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
-    """`config` with the text face and the token face, on the sides where it declares nothing.
+def complete_config(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
+    """Return `config` with all text and token tensors, as inputs and outputs where it declares none.
 
-    It is decoupled then, unless it or its `model.yaml` says otherwise: a request that streams has many responses.
+    The model is decoupled then, because a request that streams has many responses, unless `config` or its
+    `model.yaml` says otherwise.
     """
     whole = ModelConfig()
     whole.CopyFrom(config)
@@ -37,21 +45,21 @@ def completed(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
     return whole
 
 
-def bundled_config(name: str) -> ModelConfig:
-    """The configuration of a checkpoint that is served without a model repository."""
+def default_llm_config(name: str) -> ModelConfig:
+    """Return the configuration of a checkpoint that is served without a model repository."""
     config = ModelConfig(name=name, backend=BACKEND)
     config.version_policy.latest.num_versions = 1
     config.instance_group.add(name=name, kind=ModelInstanceGroup.KIND_MODEL, count=1)
-    return completed(config)
+    return complete_config(config)
 
 
-def with_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineConfig = _ONE_DEVICE) -> ModelConfig:
-    """`config` with what the engine decided at load: TensorRT-LLM's names where it has one, else vLLM's."""
-    told = ModelConfig()
-    told.CopyFrom(config)
+def add_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineConfig = _DEFAULT_ENGINE) -> ModelConfig:
+    """Return `config` with the values that the engine chose at load, under TensorRT-LLM's names, else vLLM's."""
+    completed = ModelConfig()
+    completed.CopyFrom(config)
     for key, value in {**_device_parameters(info, engine), **_engine_parameters(info)}.items():
-        told.parameters[key].string_value = str(value)
-    return told
+        completed.parameters[key].string_value = str(value)
+    return completed
 
 
 def _engine_parameters(info: EngineInfo) -> dict[str, object]:
@@ -70,35 +78,53 @@ def _engine_parameters(info: EngineInfo) -> dict[str, object]:
 
 
 def _device_parameters(info: EngineInfo, engine: EngineConfig) -> dict[str, object]:
-    """What is only said where there is something to say."""
+    """Return the parameters that only apply to several devices, or to a runtime with a version."""
     sizes = {name: getattr(engine, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    told: dict[str, object] = {name: size for name, size in sizes.items() if size > 1}
+    completed: dict[str, object] = {name: size for name, size in sizes.items() if size > 1}
     if info.runtime_version:
-        told["runtime_version"] = info.runtime_version
-    return told
+        completed["runtime_version"] = info.runtime_version
+    return completed
 
 
-def declared_inputs(spec: ModelSpec) -> dict[str, Input]:
-    """What each input of a model means. Raises SluiceError INVALID for a declaration that no LLM could follow."""
+@dataclass(frozen=True, slots=True)
+class QueueDefaults:
+    """Defaults of `dynamic_batching` for requests that wait for the engine. `num_levels` 0 allows any priority."""
+
+    num_levels: int = 0
+    default_level: int = 0
+    timeout_us: int = 0
+
+    def priority(self, requested: int) -> int:
+        """Return the requested priority, or the default one where it is not one of the levels."""
+        return requested if not self.num_levels or 1 <= requested <= self.num_levels else self.default_level
+
+
+def read_queue_defaults(config: ModelConfig) -> QueueDefaults:
+    batching = config.dynamic_batching
+    timeout_us = batching.default_queue_policy.default_timeout_microseconds
+    return QueueDefaults(batching.priority_levels, batching.default_priority_level, timeout_us)
+
+
+def declared_inputs(spec: ModelSpec) -> dict[str, LlmInput]:
+    """Return the declared inputs by name. Raises SluiceError INVALID for a declaration that no LLM can follow."""
     unknown_outputs = [name for name in spec.outputs if name not in OUTPUTS]
     if unknown_outputs:
         raise _unknown(spec.name, "output", unknown_outputs, OUTPUTS)
-    declared = {name: _meaning(spec, name) for name in spec.inputs}
+    declared = {name: _match_input(spec, name) for name in spec.inputs}
     if spec.inputs.keys().isdisjoint(PROMPTS):
         message = f"model '{spec.name}' declares neither text_input nor input_ids, so nothing could be asked of it"
         raise invalid("input", message)
     return declared
 
 
-def _meaning(spec: ModelSpec, name: str) -> Input:
+def _match_input(spec: ModelSpec, name: str) -> LlmInput:
     known = INPUTS.get(name)
     if known is None:
         raise _unknown(spec.name, "input", [name], INPUTS)
     given = spec.inputs[name].data_type
     if name == STOP_REQUEST.name and given.name == STOP_REQUEST.datatype:
         return STOP_REQUEST
-    kinds = [DATA_TYPES[datatype].dtype.kind.replace("u", "i") for datatype in (known.datatype, given.name)]
-    if kinds[0] != kinds[1]:
+    if not is_compatible(known.datatype, given.name):
         message = f"input '{name}' of model '{spec.name}' must be of type {known.datatype}, got {given.name}"
         raise invalid("input", message)
     return known
@@ -111,7 +137,7 @@ def _unknown(model: str, what: str, names: list[str], known: Iterable[str]) -> S
 
 def _inputs() -> list[ModelInput]:
     return [
-        ModelInput(name=each.name, data_type=_number(each.datatype), dims=each.dims, optional=True)
+        ModelInput(name=each.name, data_type=config_type(each.datatype), dims=each.dims, optional=True)
         for each in INPUTS.values()
         if each.is_completed
     ]
@@ -119,11 +145,18 @@ def _inputs() -> list[ModelInput]:
 
 def _outputs() -> list[ModelOutput]:
     return [
-        ModelOutput(name=each.name, data_type=_number(each.datatype), dims=each.dims)
+        ModelOutput(name=each.name, data_type=config_type(each.datatype), dims=each.dims)
         for each in OUTPUTS.values()
         if each.is_completed
     ]
 
 
-def _number(datatype: str) -> int:
+def is_compatible(expected: str, given: str) -> bool:
+    """Whether a tensor may be declared with the datatype `given`: integers of any size are alike, and so are floats."""
+    kinds = {DATA_TYPES[datatype].dtype.kind.replace("u", "i") for datatype in (expected, given)}
+    return len(kinds) == 1
+
+
+def config_type(datatype: str) -> int:
+    """Return the number of a datatype in config.pbtxt."""
     return int(DataType.Value(DATA_TYPES[datatype].config_name))

@@ -1,4 +1,4 @@
-"""An LLM as a model of the v2 protocol: its text face and its token face."""
+"""An LLM as a model of the v2 protocol, with text or token ids as tensors."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -8,18 +8,16 @@ from time import perf_counter_ns
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.base import EngineClient
-from pipelines.llm.answer import Packer, Result, RowSummary, tokens_result
-from pipelines.llm.asked import Asked, ModelDefaults, asked_of
-from pipelines.llm.configuration import declared_inputs
-from pipelines.llm.fields import PROMPTS, Input, inputs_of
+from pipelines.llm.configuration import declared_inputs, read_queue_defaults
+from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
 from pipelines.llm.parameters import excludes_input
-from pipelines.llm.queueing import queue_rules
-from pipelines.llm.recording import recorded
-from pipelines.llm.services import NO_LIMITS, OpenRecord, RequestLimits
+from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
+from pipelines.llm.responses import ResponseBuilder, RowResult, RowSummary, token_result
+from pipelines.llm.services import NO_LIMITS, OpenRecord, RequestLimits, recorded
 from pipelines.llm.text import LlmText
 from pipelines.llm.tokens import TokenPiece, generate_tokens
-from pipelines.llm.values import Values, read_rows, wants_stream
-from pipelines.text.tensor_text import text_model_of
+from pipelines.llm.values import Values, is_streamed, read_rows, wants_stream
+from pipelines.text.model import text_model_of
 from pipelines.text.types import TextEvent
 from serving.job import Job
 from serving.model import Model
@@ -30,9 +28,9 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 
 class LlmModel(Model):
-    """Serves what its configuration declares of the faces. Rows of a batch are generated side by side.
+    """Serves the text and token tensors that its configuration declares. Rows of a batch are generated side by side.
 
-    A request that streams gets a response for each piece, any other one gets one response.
+    A request that streams gets a response for each piece, any other request gets one response.
     """
 
     def __init__(
@@ -45,24 +43,24 @@ class LlmModel(Model):
         heartbeat_timeout_s: float = 10.0,
         limits: RequestLimits = NO_LIMITS,
     ) -> None:
-        """Owns `engine`, which has started. Raises SluiceError INVALID for a configuration that no LLM can follow."""
+        """Take over `engine`, which has started. Raises SluiceError INVALID for a configuration no LLM can follow."""
         super().__init__(config, spec_of(config, int(text.version)))
         self.engine = engine
         self._text = text
         self._open_record = open_record
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._inputs = inputs_of(text.info)
-        self._declared = _as_known(declared_inputs(self.spec), self._inputs)
+        self._inputs = supported_inputs(text.info)
+        self._declared = _as_supported(declared_inputs(self.spec), self._inputs)
         self._defaults = ModelDefaults(
             eos_token_ids=_eos_token_ids(text),
             excludes_input=excludes_input(config),
-            queue=queue_rules(config),
+            queue=read_queue_defaults(config),
             limits=limits,
             vocab_size=text.info.vocab_size,
             adapters=text.info.adapters,
         )
         self._tasks = RequestTasks(self.spec)
-        # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.
+        # Bound to the tasks and not to the model: a cycle would leave model and tokenizer to the garbage collector.
         self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
 
     @property
@@ -80,14 +78,11 @@ class LlmModel(Model):
         return self.engine.failure is not None
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        if not self.spec.is_decoupled:
-            return False
-        streams = wants_stream(request)
-        return request.streams_by_default if streams is None else streams
+        return is_streamed(request, self.spec)
 
     @property
     def is_idle(self) -> bool:
-        """What the OpenAI routes have asked of its text counts too, which is no job of the model."""
+        """Whether nothing runs. Requests of the OpenAI routes count too, although they are no jobs of the model."""
         return super().is_idle and self._text.is_idle
 
     def refuse_if_full(self) -> None:
@@ -102,7 +97,7 @@ class LlmModel(Model):
         await self.engine.stop()
         await self._tasks.cancel_all()
 
-    # -- a request's begin
+    # -- the start of a request
 
     def _start(self, job: Job) -> None:
         request = job.request
@@ -113,11 +108,11 @@ class LlmModel(Model):
         if wants_stream(request) and not self.spec.is_decoupled:
             raise invalid("stream", "Streaming is only supported if model is deployed using decoupled mode.")
         streams = self.is_decoupled_for(request)
-        asked = [self._asked(values, request) for values in rows]
-        if streams and len(asked) != 1:
-            raise invalid("stream", f"only a request of one row can stream, this one has {len(asked)}")
-        _check_wanted(request, asked[0])
-        self._tasks.start(job, partial(self._stream if streams else self._answer_whole, job, asked))
+        row_requests = [self._parse_row(values, request) for values in rows]
+        if streams and len(rows) != 1:
+            raise invalid("stream", f"only a request of one row can stream, this one has {len(rows)}")
+        _check_requested_outputs(request, row_requests[0])
+        self._tasks.start(job, partial(self._stream if streams else self._answer_whole, job, row_requests))
 
     def _num_rows(self, request: InferRequest) -> int:
         if self.spec.max_batch_size > 0:
@@ -125,12 +120,12 @@ class LlmModel(Model):
         token_ids = request.inputs.get("input_ids")
         return max(token_ids.shape[0], 1) if token_ids is not None and len(token_ids.shape) == 2 else 1
 
-    def _asked(self, values: Values, request: InferRequest) -> Asked:
+    def _parse_row(self, values: Values, request: InferRequest) -> RowRequest:
         if values.keys().isdisjoint(PROMPTS):
-            raise self._nothing_asked(request)
-        return asked_of(values, request, self._defaults)
+            raise self._missing_prompt(request)
+        return parse_row_request(values, request, self._defaults)
 
-    def _nothing_asked(self, request: InferRequest) -> SluiceError:
+    def _missing_prompt(self, request: InferRequest) -> SluiceError:
         missing = next(name for name in PROMPTS if name in self.spec.inputs)
         got = ",".join(f"'{name}'" for name in request.inputs)
         return invalid(
@@ -141,7 +136,7 @@ class LlmModel(Model):
         )
 
     def _stop_earlier(self, job: Job) -> None:
-        """TensorRT-LLM's way to cancel: a second request of the same id."""
+        """Cancel in TensorRT-LLM's way, by a second request with the same id."""
         if not job.request.id:
             raise invalid("stop", "a request that stops an earlier one must have its id")
         for other in list(self._tasks.jobs):
@@ -149,37 +144,38 @@ class LlmModel(Model):
                 self._tasks.end(other, SluiceError(ErrorCode.CANCELLED, "Request cancelled by client"))
         job.respond(InferResponse())
 
-    # -- a request's task
+    # -- the task of a request
 
-    async def _stream(self, job: Job, asked: Sequence[Asked]) -> None:
-        """A response for each piece of the one row."""
-        packer, summary = self._packer(job, asked), RowSummary(asked[0])
-        async with aclosing(self._events(job, asked[0])) as events:
+    async def _stream(self, job: Job, rows: Sequence[RowRequest]) -> None:
+        """Respond with each piece of the one row."""
+        [row] = rows
+        builder, summary = self._response_builder(job, rows), RowSummary(row)
+        async with aclosing(self._events(job, row)) as events:
             async for event in events:
                 if not job.compute_started_ns:
                     _leave_queue(job)
                 summary.note(event)
                 if event.finish_reason is not None:
                     job.infer_ended_ns = perf_counter_ns()
-                    job.respond(packer.response([_piece(event) | summary.result(event)]))
+                    job.respond(builder.response([_piece(event) | summary.result(event)]))
                     return
                 if not isinstance(event, TokenPiece):
-                    response = packer.text_response(event.text)
+                    response = builder.text_response(event.text)
                 else:
-                    response = packer.token_response(event.token_ids)
+                    response = builder.token_response(event.token_ids)
                 if response.outputs:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, asked: Sequence[Asked]) -> None:
-        results = await side_by_side([self._whole_row(job, one, row) for row, one in enumerate(asked)])
+    async def _answer_whole(self, job: Job, rows: Sequence[RowRequest]) -> None:
+        results = await side_by_side([self._whole_row(job, row, index) for index, row in enumerate(rows)])
         job.infer_ended_ns = perf_counter_ns()
-        job.respond(self._packer(job, asked).response(results))
+        job.respond(self._response_builder(job, rows).response(results))
 
-    async def _whole_row(self, job: Job, asked: Asked, row: int) -> Result:
-        summary = RowSummary(asked, row)
+    async def _whole_row(self, job: Job, row: RowRequest, index: int) -> RowResult:
+        summary = RowSummary(row, index)
         texts: list[str] = []
         token_ids: list[int] = []
-        async with aclosing(self._events(job, asked)) as events:
+        async with aclosing(self._events(job, row)) as events:
             async for event in events:
                 if not job.compute_started_ns:
                     _leave_queue(job)
@@ -189,21 +185,21 @@ class LlmModel(Model):
                 else:
                     texts.append(event.text)
         result = summary.result(event)
-        if isinstance(asked.prompt, str):
-            return {"text_output": [(asked.prompt + "".join(texts)).encode()]} | result
-        return tokens_result([*asked.prompt, *token_ids]) | result
+        if isinstance(row.prompt, str):
+            return {"text_output": [(row.prompt + "".join(texts)).encode()]} | result
+        return token_result([*row.prompt, *token_ids]) | result
 
-    def _events(self, job: Job, asked: Asked) -> AsyncGenerator[TextEvent, None]:
+    def _events(self, job: Job, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
         record = self._open_record(self.name, job.request.protocol)
-        if asked.is_tokens:
-            return recorded(generate_tokens(self._text, asked.request, asked.stop, asked.bad), record)
-        return recorded(self._text.generate(asked.request), record)
+        if row.is_tokens:
+            return recorded(generate_tokens(self._text, row.request, row.stop, row.bad), record)
+        return recorded(self._text.generate(row.request), record)
 
-    def _packer(self, job: Job, asked: Sequence[Asked]) -> Packer:
+    def _response_builder(self, job: Job, rows: Sequence[RowRequest]) -> ResponseBuilder:
         ends = self._defaults.eos_token_ids
-        pads = (one.pad_id for one in asked if one.pad_id is not None)
+        pads = (row.pad_id for row in rows if row.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
-        return Packer(self.spec, job.request.requested_outputs, len(asked), pad_id)
+        return ResponseBuilder(self.spec, job.request.requested_outputs, len(rows), pad_id)
 
 
 @text_model_of.register
@@ -212,24 +208,24 @@ def _(model: LlmModel) -> LlmText:
 
 
 def llm_text_of(model: Model) -> LlmText | None:
-    """Return the text side of a language model of our own; None for any other model."""
+    """Return the text model of an LLM; None for any other kind of model."""
     return model.text if isinstance(model, LlmModel) else None
 
 
-def _as_known(declared: dict[str, Input], known: dict[str, Input]) -> dict[str, Input]:
-    """What each declared input means at this model's engine. `stop` may be declared as another input of that name."""
-    return {name: known[name] if each.field == known[name].field else each for name, each in declared.items()}
+def _as_supported(declared: dict[str, LlmInput], supported: dict[str, LlmInput]) -> dict[str, LlmInput]:
+    """Return the declared inputs as the model's engine supports them. `stop` may be another input of that name."""
+    return {name: supported[name] if each.field == supported[name].field else each for name, each in declared.items()}
 
 
 def _eos_token_ids(text: LlmText) -> tuple[int, ...]:
-    """Those that end a text here: the model's, then the one that only its tokenizer knows."""
-    known, of_tokenizer = text.info.eos_token_ids, text.tokenizer.eos_token_id
-    return known if of_tokenizer is None or of_tokenizer in known else (*known, of_tokenizer)
+    """Return the ids that end a text: the model's, then the tokenizer's where the model does not have it."""
+    of_model, of_tokenizer = text.info.eos_token_ids, text.tokenizer.eos_token_id
+    return of_model if of_tokenizer is None or of_tokenizer in of_model else (*of_model, of_tokenizer)
 
 
-def _check_wanted(request: InferRequest, asked: Asked) -> None:
-    """Raise INVALID where an output is wanted that belongs to the other face."""
-    others = {"text_output"} if asked.is_tokens else {"output_ids", "sequence_length"}
+def _check_requested_outputs(request: InferRequest, row: RowRequest) -> None:
+    """Raise INVALID where a text output is requested with token ids as prompt, or the reverse."""
+    others = {"text_output"} if row.is_tokens else {"output_ids", "sequence_length"}
     for name in request.requested_outputs:
         if name in others:
             given = next(name for name in PROMPTS if name in request.inputs or name in request.parameters)
@@ -237,11 +233,11 @@ def _check_wanted(request: InferRequest, asked: Asked) -> None:
 
 
 def _leave_queue(job: Job) -> None:
-    """Until its first token a request counts as queued: when its prefill begins, only the engine knows."""
+    """End the job's queue time. A request counts as queued until its first token: only the engine sees its prefill."""
     job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
 
 
-def _piece(event: TextEvent) -> Result:
+def _piece(event: TextEvent) -> RowResult:
     if isinstance(event, TokenPiece):
-        return tokens_result(event.token_ids)
+        return token_result(event.token_ids)
     return {"text_output": [event.text.encode()]}

@@ -1,4 +1,8 @@
-"""The parameters of an LLM's config.pbtxt over the options of the command line."""
+"""Applies the parameters of an LLM's config.pbtxt over the options of the command line.
+
+The effect of each parameter stands in `openvino_parameters.py` and `tensorrt_llm_parameters.py`, or in
+`parameter_effects.py` where it is the same on every runtime.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,15 +17,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.config import EngineConfig, Runtime
 from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
 from engine.model_folder import ModelFormat, model_format
-from pipelines.llm import tensorrt_llm_rules
-from pipelines.llm.effects import Effect, Rule, truth
-from pipelines.llm.llm_arguments import merged
-from pipelines.llm.rules import RULES
+from pipelines.llm.openvino_parameters import OPENVINO_RULES
+from pipelines.llm.parameter_effects import Effect, Rule, parse_bool
+from pipelines.llm.tensorrt_llm_parameters import find_tensorrt_llm_rule
 from sluice.errors import invalid
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")
 
-_YIELDS = {
+_PRECEDENCE = {
     ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"),
     ("gpt_model_type", "batch_scheduler_policy"),
     ("gpt_model_type", "scheduler_policy"),
@@ -30,84 +33,81 @@ _YIELDS = {
     ("batching_strategy", "batch_scheduler_policy"),
     ("batching_strategy", "scheduler_policy"),
 }
-"""Pairs that are usual and may differ: the first decides. V1 has no policy to choose."""
+"""Pairs of parameters that are often set together and may differ. The first one wins: V1, for example, has no policy
+to choose."""
 _COMPILED = (ModelFormat.TENSORRT_LLM_ENGINE, ModelFormat.TENSORRT_LLM_CHECKPOINT)
-"""What is an engine when it runs."""
+"""Formats that run as compiled engines."""
 _ONLY_TENSORRT_LLM = "only TensorRT-LLM has it, and the model runs on OpenVINO"
 
 
-def texts_of(config: ModelConfig) -> dict[str, str]:
-    """The parameters that are set: an empty value, or a template's `${name}` that nobody filled in, is not."""
+def parameter_texts(config: ModelConfig) -> dict[str, str]:
+    """Return the parameters that are set. An empty value or an unfilled `${name}` of a template does not count."""
     texts = {key: each.string_value.strip() for key, each in config.parameters.items()}
     return {key: text for key, text in texts.items() if text and not _TEMPLATE.fullmatch(text)}
 
 
 def excludes_input(config: ModelConfig) -> bool:
-    """Whether output_ids leave the prompt out where the request does not say."""
-    return truth(texts_of(config).get("exclude_input_in_output", "false"))
+    """Whether output_ids leave the prompt out by default."""
+    return parse_bool(parameter_texts(config).get("exclude_input_in_output", "false"))
 
 
-def apply(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
-    """`engine` as the parameters of `model` want it on `engine.runtime`, and notes on those that have no effect.
+def apply_parameters(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
+    """Return `engine` with the parameters of `model` applied, and notes on those without effect on `engine.runtime`.
 
-    Raises SluiceError INVALID, naming the parameter, for what cannot be done and must not be ignored.
+    Raises SluiceError INVALID, naming the parameter, for one that cannot be applied and must not be ignored.
     """
-    find = _finder(engine, texts)
-    gathered = _Gathered(model)
-    for key in sorted(texts, key=_order):
-        gathered.take(key, _effect(find(key), model, key, texts[key]))
-    return gathered.over(engine), gathered.notes
+    find_rule = _rule_finder(engine, texts)
+    combined = _CombinedEffects(model)
+    for key in sorted(texts, key=_precedence):
+        combined.add(key, _effect(find_rule(key), model, key, texts[key]))
+    return combined.apply_to(engine), combined.notes
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """What several parameters want together."""
+class _CombinedEffects:
+    """The combined effects of a model's parameters. `_setters` maps what is set to the parameter that set it."""
 
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _setters: dict[str, str] = field(default_factory=dict)
 
-    def take(self, key: str, effect: Effect) -> None:
-        """Raises SluiceError INVALID where another parameter wants something else."""
+    def add(self, key: str, effect: Effect) -> None:
+        """Add the effect of parameter `key`. Raises SluiceError INVALID where it contradicts another parameter."""
         before = {**self.fields, **self.settings}
-        wanted = {**effect.fields, **effect.settings}
-        other = next((self._setters[name] for name, value in wanted.items() if before.get(name, value) != value), None)
+        new = {**effect.fields, **effect.settings}
+        other = next((self._setters[name] for name, value in new.items() if before.get(name, value) != value), None)
         if other is None:
             self.fields.update(effect.fields)
             self.settings.update(effect.settings)
-            self.arguments = merged(self.arguments, effect.arguments)
-            self._setters.update(dict.fromkeys(wanted, key))
-        elif (other, key) not in _YIELDS:
+            self._setters.update(dict.fromkeys(new, key))
+        elif (other, key) not in _PRECEDENCE:
             raise invalid(key, f"parameters '{other}' and '{key}' of model '{self.model}' contradict each other")
         note = effect.note if other is None else f"{other} decides"
         if note:
             self.notes.append(f"{key}: {note}")
 
-    def over(self, engine: EngineConfig) -> EngineConfig:
+    def apply_to(self, engine: EngineConfig) -> EngineConfig:
         fields = dict(self.fields)
-        fields["runtime_settings"] = self._others(engine.runtime_settings) | self.settings
-        if self.arguments:
-            fields["llm_arguments"] = merged(engine.llm_arguments, self.arguments)
+        fields["runtime_settings"] = self._without_own(engine.runtime_settings) | self.settings
         return _with_fields(engine, fields)
 
-    def _others(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The command line's settings but those of what the model sets itself, by whichever name."""
+    def _without_own(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the command line's settings without those that the model sets itself, by any name."""
         own = {_target(name) for name in (*self.settings, *self.fields)}
         return {name: text for name, text in given.items() if _target(name) not in own}
 
 
 def _target(name: str) -> str:
-    """What a setting sets; of other fields of EngineConfig, their own name."""
+    """Return the target of the setting `name`, or `name` where it is a field of EngineConfig."""
     setting = SETTINGS.get(name)
     return name if setting is None else setting.target or setting.name
 
 
-def _order(key: str) -> tuple[bool, str]:
-    """Those before which others yield come first."""
-    return (all(key != first for first, _ in _YIELDS), key)
+def _precedence(key: str) -> tuple[bool, str]:
+    """Return a sort key by which parameters that win over others come first."""
+    return (all(key != first for first, _ in _PRECEDENCE), key)
 
 
 def _effect(rule: Rule | None, model: str, key: str, text: str) -> Effect:
@@ -119,17 +119,17 @@ def _effect(rule: Rule | None, model: str, key: str, text: str) -> Effect:
         raise invalid(key, f"parameter '{key}' of model '{model}' {error}, got '{text}'") from None
 
 
-def _finder(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
-    """Finds a parameter's rule on the runtime."""
+def _rule_finder(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
+    """Return a function that finds a parameter's rule on the engine's runtime."""
     if engine.runtime is not Runtime.TENSORRT_LLM:
-        return RULES.get
+        return OPENVINO_RULES.get
     backend = texts.get("backend", engine.llm_arguments.get("backend"))
     is_compiled = backend == "tensorrt" or model_format(Path(engine.model_path)) in _COMPILED
-    return partial(tensorrt_llm_rules.rule_of, is_compiled=is_compiled)
+    return partial(find_tensorrt_llm_rule, is_compiled=is_compiled)
 
 
 def _with_fields(engine: EngineConfig, fields: dict[str, Any]) -> EngineConfig:
-    """The sizes of a step must go together; where only one is given, the other follows it."""
+    """Replace fields. Where only one of the two sizes of a step is set and they do not fit, the other follows it."""
     if not fields:
         return engine
     num_seqs = fields.get("max_num_seqs", engine.max_num_seqs)
@@ -140,3 +140,14 @@ def _with_fields(engine: EngineConfig, fields: dict[str, Any]) -> EngineConfig:
         elif "max_num_seqs" not in fields:
             fields["max_num_seqs"] = num_tokens
     return msgspec.structs.replace(engine, **fields)
+
+
+def merge_arguments(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings of arguments, and recursively those nested in both. `over` wins."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merge_arguments(below, value)
+        merged[key] = value
+    return merged

@@ -1,11 +1,19 @@
-"""What the server gives the backends of language models: the engine's options, measurements and time limits."""
+"""Services that the server gives the backends of LLMs: engine options, measurement of requests, time limits."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine.config import EngineConfig, Runtime
+from engine.types import FinishReason
 from pipelines.text.types import TextEvent
+from sluice.errors import ErrorCode, SluiceError
+
+_ENDED_EARLY = (FinishReason.CANCELLED, FinishReason.ERROR)
+"""Reasons for which the engine, not the client, ended a request. The client must not see a clean end."""
+
+Event = TypeVar("Event", bound=TextEvent)
 
 
 class StreamRecord(Protocol):
@@ -17,7 +25,7 @@ class StreamRecord(Protocol):
 
 
 OpenRecord = Callable[[str, str], StreamRecord]
-"""Begins to measure a request, by model and protocol."""
+"""Opens the record of a request; takes the names of its model and protocol."""
 
 
 class _NoRecord:
@@ -29,13 +37,13 @@ class _NoRecord:
 
 
 def no_record(model: str, protocol: str) -> StreamRecord:
-    """Measure nothing, where nobody reads it."""
+    """Open a record that measures nothing."""
     return _NoRecord()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Time limits of requests to an LLM that name none themselves; None is no limit."""
+    """Time limits of requests to an LLM that have none of their own; None is no limit."""
 
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
@@ -45,17 +53,37 @@ NO_LIMITS = RequestLimits()
 
 
 def default_engine_config(model_path: str, runtime: Runtime | None = None) -> EngineConfig:
-    """An engine's configuration without options of the command line."""
+    """Return an engine's configuration without options of the command line."""
     return EngineConfig(model_path=model_path, runtime=runtime or Runtime.AUTO)
 
 
 @dataclass(frozen=True, slots=True)
 class LlmServices:
-    """What a server gives its language models."""
+    """The services of one server."""
 
     engine_config: Callable[[str, Runtime | None], EngineConfig] = default_engine_config
-    """The command line's options for the checkpoint in that folder, on the runtime that its model names, if it does."""
+    """Returns the command line's options for the checkpoint in a folder, on the runtime that the model may name."""
     open_record: OpenRecord = no_record
     heartbeat_timeout_s: float = 10.0
-    """An engine that says nothing for this long is replaced."""
+    """An engine without a heartbeat for this long is replaced."""
     limits: RequestLimits = NO_LIMITS
+
+
+async def recorded(events: AsyncGenerator[Event, None], record: StreamRecord) -> AsyncGenerator[Event, None]:
+    """Yield `events`, observe each with `record`, and close the record at the end, whatever ends the generation.
+
+    The record measures from its opening, so open it with the request. Closing the generator closes `events`.
+    Raises SluiceError UNAVAILABLE where the engine ended the generation before it was complete.
+    """
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if event.finish_reason is not None and event.finish_reason in _ENDED_EARLY:
+                    raise SluiceError(ErrorCode.UNAVAILABLE, "the engine ended the request before it was complete")
+                record.observe(event)
+                yield event
+    except Exception as error:
+        record.fail(error)
+        raise
+    finally:
+        record.close()

@@ -1,25 +1,43 @@
-"""A model's folder, configuration and arguments over the command line's: which runtime serves it, and how."""
+"""Decides how a model version is served: its checkpoint, its runtime, and its parameters over the command line's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from pipelines.llm.checkpoint import CheckpointFolder, find_checkpoint, resolved, text_of, vllm_arguments
-from pipelines.llm.effects import truth
-from pipelines.llm.llm_arguments import MODEL_FILE, ModelYaml, merged, read_model_yaml
-from pipelines.llm.lora_modules import read_lora_file
-from pipelines.llm.options import unused_options
-from pipelines.llm.parameters import apply, texts_of
-from pipelines.llm.queueing import unused_rules
-from pipelines.llm.shared_rules import runtime_of
+from pipelines.llm.model_folder import (
+    MODEL_YAML,
+    CheckpointFolder,
+    ModelYaml,
+    find_checkpoint,
+    parameter_text,
+    read_lora_file,
+    read_model_yaml,
+    read_vllm_arguments,
+    resolve_path,
+)
+from pipelines.llm.parameter_effects import parse_bool, parse_runtime
+from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts
 from serving.spec import ModelSource
 from sluice.errors import invalid
 
+_NO_OPTIONS = EngineConfig(model_path="")
+
+_ONLY_TENSORRT_LLM = {
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "lora_modules": "--lora-modules",
+    "engine_python": "--engine-python",
+    "launcher": "--engine-launcher",
+    "runtime_settings": "--runtime-setting",
+    "llm_arguments": "--extra-llm-api-options",
+}
+"""Options that only TensorRT-LLM obeys, by field of EngineConfig."""
 _PATHS = ("lora_dir", "draft_model_path")
-"""Parameters that the engine's process opens."""
+"""Parameters with paths that the engine's process opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +48,50 @@ class Setup:
     engine: EngineConfig
     choice: RuntimeChoice
     texts: dict[str, str]
-    """Its parameters, from all its files."""
+    """The model's parameters, from all its files."""
     notes: list[str]
-    """On what has no effect as written."""
+    """Notes on fields, parameters and options that have no effect as written."""
 
 
 def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], EngineConfig]) -> Setup:
     """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`.
 
-    Raises SluiceError: NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be obeyed, UNAVAILABLE where
+    Raises SluiceError NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where
     the model needs a runtime that is not installed.
     """
     yaml = read_model_yaml(source.version_folder)
-    texts = _texts(source, yaml)
+    texts = _collect_parameters(source, yaml)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder), None).engine_python)
     named = _named_runtime(source.name, texts)
-    # Adapters and tokenizer of the command line are MODEL's.
+    # The command line's adapters and tokenizer belong to MODEL.
     given = msgspec.structs.replace(engine_config(str(checkpoint.path), named), lora_modules={}, tokenizer_path=None)
     choice = choose_runtime(given)
-    engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once: rules, notes and process go by it
-    notes: list[str] = []
+    engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once, for rules, notes and process
+    yaml_notes: list[str] = []
     if choice.runtime is Runtime.TENSORRT_LLM:
         engine = _for_tensorrt_llm(engine, checkpoint, yaml)
     else:
-        texts, notes = _as_parameters(yaml, texts)
-    engine, told = apply(engine, source.name, texts)
-    engine = _with_adapters(engine, source)
-    notes = [*told, *notes, *unused_rules(source.config), *unused_options(engine, choice.runtime)]
+        texts, yaml_notes = _as_parameters(yaml, texts)
+    engine, notes = apply_parameters(engine, source.name, texts)
+    engine = _with_adapter_paths(engine, source)
+    notes += [*yaml_notes, *ignored_queue_fields(source.config), *ignored_options(engine, choice.runtime)]
     return Setup(checkpoint, engine, choice, texts, notes)
 
 
-def _texts(source: ModelSource, yaml: ModelYaml) -> dict[str, str]:
-    """What files of the version say goes over config.pbtxt."""
-    texts = texts_of(source.config) | yaml.texts | vllm_arguments(source.version_folder)
+def ignored_options(engine: EngineConfig, runtime: str) -> list[str]:
+    """Return notes on options of the command line that were given and have no effect on `runtime`.
+
+    TensorRT-LLM's engine process reports its own.
+    """
+    if runtime == Runtime.TENSORRT_LLM:
+        return []
+    given = [flag for name, flag in _ONLY_TENSORRT_LLM.items() if getattr(engine, name) != getattr(_NO_OPTIONS, name)]
+    return [f"{flag}: {runtime} has no use for it" for flag in given]
+
+
+def _collect_parameters(source: ModelSource, yaml: ModelYaml) -> dict[str, str]:
+    """Return the parameters of config.pbtxt and of the version's files, which win over it."""
+    texts = parameter_texts(source.config) | yaml.texts | read_vllm_arguments(source.version_folder)
     max_queue_size = source.config.dynamic_batching.default_queue_policy.max_queue_size
     if max_queue_size:
         texts.setdefault("max_queue_size", str(max_queue_size))
@@ -72,22 +101,22 @@ def _texts(source: ModelSource, yaml: ModelYaml) -> dict[str, str]:
 
 
 def _resolved_paths(source: ModelSource, text: str) -> str:
-    """Several have commas between."""
-    return ",".join(resolved(source, path.strip()) for path in text.split(","))
+    """Resolve a path, or several with commas between them."""
+    return ",".join(resolve_path(source, path.strip()) for path in text.split(","))
 
 
 def _has_lora(texts: dict[str, str]) -> bool:
     try:
-        return truth(texts.get("enable_lora", "false"))
+        return parse_bool(texts.get("enable_lora", "false"))
     except ValueError:
-        return False  # its rule says what is wrong with it
+        return False  # the parameter's rule raises the error
 
 
 def _named_runtime(model: str, texts: dict[str, str]) -> Runtime | None:
     if "runtime" not in texts:
         return None
     try:
-        return runtime_of(texts["runtime"])
+        return parse_runtime(texts["runtime"])
     except ValueError as error:
         message = f"parameter 'runtime' of model '{model}' {error}, got '{texts['runtime']}'"
         raise invalid("runtime", message) from None
@@ -97,21 +126,43 @@ def _for_tensorrt_llm(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: 
     is_elsewhere = checkpoint.tokenizer != checkpoint.path
     return msgspec.structs.replace(
         engine,
-        llm_arguments=merged(engine.llm_arguments, yaml.arguments),
+        llm_arguments=merge_arguments(engine.llm_arguments, yaml.arguments),
         tokenizer_path=str(checkpoint.tokenizer) if is_elsewhere else None,
     )
 
 
 def _as_parameters(yaml: ModelYaml, texts: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What a `model.yaml` says to a runtime that its arguments are not of, and notes on what cannot be said."""
+    """Return `texts` over the arguments of `model.yaml`, for a runtime other than TensorRT-LLM.
+
+    Nested arguments have no form as a parameter; a note lists them.
+    """
     nested = [key for key, value in yaml.arguments.items() if isinstance(value, (dict, list))]
-    plain = {key: text_of(value) for key, value in yaml.arguments.items() if key not in nested and value is not None}
-    return plain | texts, [f"{MODEL_FILE}: {', '.join(nested)}: only TensorRT-LLM has these"] if nested else []
+    plain = {
+        key: parameter_text(value) for key, value in yaml.arguments.items() if key not in nested and value is not None
+    }
+    return plain | texts, [f"{MODEL_YAML}: {', '.join(nested)}: only TensorRT-LLM has these"] if nested else []
 
 
-def _with_adapters(engine: EngineConfig, source: ModelSource) -> EngineConfig:
-    """Their folders as the engine's process can open them."""
+def _with_adapter_paths(engine: EngineConfig, source: ModelSource) -> EngineConfig:
+    """Resolve the folders of adapters, so that the engine's process can open them."""
     if not engine.lora_modules:
         return engine
-    folders = {name: resolved(source, folder) for name, folder in engine.lora_modules.items()}
+    folders = {name: resolve_path(source, folder) for name, folder in engine.lora_modules.items()}
     return msgspec.structs.replace(engine, lora_modules=folders)
+
+
+def ignored_queue_fields(config: ModelConfig) -> list[str]:
+    """Return notes on fields that have no effect, because an engine batches in flight."""
+    batching, notes = config.dynamic_batching, []
+    if batching.preferred_batch_size or batching.max_queue_delay_microseconds:
+        notes.append("dynamic_batching: a request joins the running batch at its next step")
+    if batching.preserve_ordering:
+        notes.append("dynamic_batching.preserve_ordering: an answer is given when it is complete")
+    if batching.priority_queue_policy:
+        notes.append("dynamic_batching.priority_queue_policy: the default policy is every level's")
+    policy = batching.default_queue_policy
+    if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
+        notes.append("dynamic_batching.default_queue_policy.timeout_action: what waited too long is refused")
+    if sum(group.count for group in config.instance_group) > 1:
+        notes.append("instance_group: one engine serves all requests, side by side")
+    return notes

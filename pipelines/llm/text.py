@@ -1,34 +1,39 @@
-"""An LLM engine as a model: text or token ids in, text out."""
+"""An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from threading import Lock
+from typing import NamedTuple
 
 import msgspec
 
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
-from pipelines.llm.activity import TextActivity
-from pipelines.text.bad_words import bad_word_ids
-from pipelines.text.biased_words import with_biased_words
-from pipelines.text.defaults import SamplingDefaults, load_sampling_defaults
-from pipelines.text.echo import PromptEcho
-from pipelines.text.logprobs import LogprobTrack
 from pipelines.text.model import refuse_parameters
-from pipelines.text.runtime_fields import wanted_of_runtime
-from pipelines.text.stream import TextStream
+from pipelines.text.sampling import (
+    SamplingDefaults,
+    add_word_biases,
+    drop_neutral_fields,
+    load_sampling_defaults,
+    tokenize_bad_words,
+)
+from pipelines.text.stream import LogprobTracker, PromptEcho, TextStream
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
+from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
-_LOADING = Lock()
-"""transformers imports its parts when they are first asked for, and two threads at that find it half made."""
+LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
+"""Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""
 
 
 class LlmText:
-    """A checkpoint's text side over the engine that runs it. Used from the engine client's event loop."""
+    """The text model of a checkpoint: its tokenizer and sampling defaults over its engine.
+
+    Only the event loop of the engine's client uses it.
+    """
 
     takes_parameters = False
     is_measured = False
@@ -57,18 +62,17 @@ class LlmText:
     def load(
         cls, name: str, path: Path, engine: EngineClient, *, tokenizer_path: Path | None = None, version: str = "1"
     ) -> "LlmText":
-        """Read the checkpoint's text side; takes most of a second. `engine` need not have started yet.
+        """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later.
 
-        Raises SluiceError UNAVAILABLE where `path` lacks what is needed or holds what cannot be read.
+        Raises SluiceError UNAVAILABLE where a file in `path` is missing or cannot be read.
         """
-        with _LOADING:
-            tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
+        tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
         return cls(name, tokenizer, engine, defaults, created=created, version=version)
 
     @property
     def info(self) -> EngineInfo:
-        """The loaded engine. Raises SluiceError UNAVAILABLE before it has started."""
+        """Facts about the loaded engine. Raises SluiceError UNAVAILABLE before it has started."""
         return self.engine.info
 
     @property
@@ -82,15 +86,15 @@ class LlmText:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine is dead; None while it is not."""
+        """Why the engine is dead; None while it lives."""
         return self.engine.failure
 
     async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
-        """The prompt with its token ids. Raises as `prepare`."""
+        """Return the prompt with its token ids. Raises as `prepare`."""
         return EncodedPrompt(prompt, await self.prepare(prompt))
 
     async def prepare(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
+        """Return the prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
         if isinstance(prompt, str):
             return await self.tokenizer.encode_text(prompt)
         if isinstance(prompt, tuple):
@@ -98,7 +102,7 @@ class LlmText:
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
     async def warm_up(self) -> None:
-        """Generate one token as for a client, outside the metrics. Raises what a client would see."""
+        """Generate one token as for a client, but outside the metrics. Raises the error that a client would get."""
         request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
         try:
             async with aclosing(self._generate(request, is_counted=False)) as events:
@@ -114,13 +118,13 @@ class LlmText:
         return self.activity.is_idle
 
     async def wait_idle(self) -> None:
-        """Until nothing is being generated."""
+        """Wait until nothing is being generated."""
         await self.activity.wait_idle()
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Generate; the last event has the finish reason. Closing the generator cancels.
+        """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
-        Raises SluiceError at the first event where the request is refused, at a later one where it failed.
+        Raises SluiceError at the first event where the request is refused, and at a later one where it failed.
         """
         return self._generate(request, is_counted=True)
 
@@ -130,15 +134,15 @@ class LlmText:
             token_ids = await self.prepare(request.prompt)
             sampling = self.sampling(request, len(token_ids))
             echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
-            track = self._track(sampling, token_ids, echo)
-            stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), track)
+            logprobs = self._logprob_tracker(sampling, token_ids, echo)
+            stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
                 async for token_event in generation:
                     event = stream.feed(token_event)
                     if event is None:
                         continue
                     if echo is not None:
-                        event, echo = echo.before(event), None
+                        event, echo = echo.prepend_to(event), None
                     if event.finish_reason is not None:
                         generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
                         if is_counted:
@@ -149,7 +153,7 @@ class LlmText:
                 raise AssertionError("the engine's events ended without a finish reason")
 
     def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
-        """The tokens of `request` as the engine makes them; its stop strings are not looked for."""
+        """Submit `request` to the engine and return its token events, in which stop strings are not searched."""
         try:
             return self.engine.submit(
                 GenerateRequest(
@@ -165,48 +169,117 @@ class LlmText:
                 )
             )
         except SluiceError as error:
-            if error.param == "prompt" and isinstance(_source(request.prompt), tuple):
+            if error.param == "prompt" and isinstance(_sent_prompt(request.prompt), tuple):
                 error.param = "messages"
             raise
 
     def sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
-        """How the tokens of `request` are chosen: what it says, over the model's defaults."""
+        """Return the sampling parameters of `request`: its own fields over the model's defaults."""
         max_tokens = request.sampling.max_tokens
         if max_tokens is None:
-            max_tokens = self._most_tokens_after(prompt_tokens)
-        sampling = self.defaults.resolve(wanted_of_runtime(request.sampling, self.info.sampling_fields), max_tokens)
+            max_tokens = self._max_tokens_after(prompt_tokens)
+        sampling = self.defaults.resolve(drop_neutral_fields(request.sampling, self.info.sampling_fields), max_tokens)
         if request.bad_words:
-            sampling = msgspec.structs.replace(sampling, bad_words=bad_word_ids(self.tokenizer, request.bad_words))
+            sampling = msgspec.structs.replace(
+                sampling, bad_words=tokenize_bad_words(self.tokenizer, request.bad_words)
+            )
         if request.biased_words:
-            biases = with_biased_words(self.tokenizer, request.biased_words, sampling.logit_bias)
+            biases = add_word_biases(self.tokenizer, request.biased_words, sampling.logit_bias)
             sampling = msgspec.structs.replace(sampling, logit_bias=biases)
         return sampling
 
-    def _track(self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None) -> LogprobTrack | None:
+    def _logprob_tracker(
+        self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None
+    ) -> LogprobTracker | None:
         has_output = sampling.logprobs is not None
         if not has_output and sampling.prompt_logprobs is None:
             return None
         texts = self.tokenizer.token_texts
         if echo is None:
-            return LogprobTrack(texts, token_ids, has_output=has_output)
-        starts, length = echo.starts(), len(echo.text)
-        return LogprobTrack(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
+            return LogprobTracker(texts, token_ids, has_output=has_output)
+        starts, length = echo.token_starts(), len(echo.text)
+        return LogprobTracker(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
 
-    def _most_tokens_after(self, prompt_tokens: int) -> int:
-        """What context and KV cache leave; at least 1, so that a prompt that fills them is refused as too long."""
+    def _max_tokens_after(self, prompt_tokens: int) -> int:
+        """Return the tokens that context and KV cache leave after the prompt.
+
+        It is at least 1, so that the engine refuses a prompt that fills them as too long.
+        """
         info = self.info
         # The last token is never fed back, so it needs no slot.
-        most_in_cache = info.num_blocks * info.block_size + 1
-        return max(1, min(info.max_model_len, most_in_cache) - prompt_tokens)
+        cache_tokens = info.num_blocks * info.block_size + 1
+        return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
 
     def _with_tokenizer_eos(self, sampling: SamplingParams) -> SamplingParams:
-        """Chat models often end turns with a token that only their tokenizer calls the end of sequence."""
+        """Add the tokenizer's end of sequence, which chat models often end turns with and the model does not name."""
         eos = self.tokenizer.eos_token_id
         if eos is None or sampling.ignore_eos or eos in self.info.eos_token_ids:
             return sampling
         return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
 
 
-def _source(prompt: Prompt) -> PlainPrompt:
-    """The prompt as the client sent it."""
+def _sent_prompt(prompt: Prompt) -> PlainPrompt:
+    """Return the prompt as the client sent it."""
     return prompt.source if isinstance(prompt, EncodedPrompt) else prompt
+
+
+class Unstarted(NamedTuple):
+    """Requests in the engine without a token yet: they wait, or their prefill runs."""
+
+    num_requests: int
+    num_prompt_tokens: int
+
+
+class TextActivity:
+    """Open generations of one version of a model, and the lengths of its prompts and answers.
+
+    Only the event loop's thread uses it.
+    """
+
+    def __init__(self) -> None:
+        self.prompt_lengths = Histogram(LENGTH_BUCKETS)
+        self.output_lengths = Histogram(LENGTH_BUCKETS)
+        """Lengths of answered requests, in tokens."""
+        self._num_open = 0
+        self._streams: dict[int, GenerationStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._num_open == 0
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Count a generation as open until the context ends."""
+        self._num_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._idle.set()
+
+    @contextmanager
+    def follow(self, generation: GenerationStream) -> Iterator[GenerationStream]:
+        """Follow a generation until its reader is done with it, and cancel it then."""
+        self._streams[generation.stream_id] = generation
+        try:
+            yield generation
+        finally:
+            del self._streams[generation.stream_id]
+            generation.cancel()
+
+    def count_answer(self, num_prompt: int, num_output: int) -> None:
+        """Count an answered request and its lengths in tokens."""
+        self.prompt_lengths.add(num_prompt)
+        self.output_lengths.add(num_output)
+
+    def unstarted(self) -> Unstarted:
+        """Count the requests without a token yet, and their prompts' tokens."""
+        lengths = [len(each.request.prompt_token_ids) for each in self._streams.values() if not each.output_token_ids]
+        return Unstarted(len(lengths), sum(lengths))

@@ -1,17 +1,26 @@
-"""Which text model a name means: one of the repository, or `base:adapter`, one of its LoRA adapters."""
+"""Which text model a name means: a model of the repository, or `base:adapter`, one of its LoRA adapters."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 
-from pipelines.llm.adapter import SEPARATOR, adapted, adapters_of, no_adapter
+import msgspec
+
+import pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
 from pipelines.llm.model import llm_text_of
-from pipelines.text.model import TextModel
-from pipelines.text.tensor_text import text_model_of
+from pipelines.llm.text import LlmText
+from pipelines.text.model import TextModel, text_model_of
+from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 
+SEPARATOR = ":"
+"""Stands between the names of a model and of its adapter."""
+
 
 def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
-    """The model and its adapter, "" for none. Raises NOT_FOUND, in OpenAI's way, where no model is meant."""
+    """Return the names of the model and of its adapter, "" for none.
+
+    Raises NOT_FOUND, as OpenAI does, where `name` means none of the `models`.
+    """
     if name in models:
         return name, ""
     base = max((each for each in models if name.startswith(each + SEPARATOR)), key=len, default=None)
@@ -21,26 +30,78 @@ def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
     return base, name[len(base) + 1 :]
 
 
-def chosen(model: Model, adapter: str) -> TextModel:
-    """What answers for `model`, which is known to answer conversations, with `adapter` where it names one.
+def choose_text_model(model: Model, adapter: str) -> TextModel:
+    """Return the text model of `model`, which must have one, or that of its adapter where `adapter` is not empty.
 
     Raises NOT_FOUND for an adapter that the model does not have.
     """
-    if adapter:
-        text = llm_text_of(model)
-        if text is None:
-            raise no_adapter(model.name, adapter)
-        return adapted(text, adapter)
-    found = text_model_of(model)
-    assert found is not None
-    return found
+    if not adapter:
+        found = text_model_of(model)
+        assert found is not None
+        return found
+    text = llm_text_of(model)
+    available = text.info.adapters if text is not None else ()
+    if text is None or adapter not in available:
+        message = f"model {model.name!r} has no LoRA adapter {adapter!r}; available: {', '.join(available) or 'none'}"
+        raise SluiceError(ErrorCode.NOT_FOUND, message, param="model")
+    return AdapterText(text, adapter)
 
 
-def with_adapters(models: Iterable[Model]) -> Iterator[TextModel]:
-    """Everything that conversations can be held with: each model in its last version, and that version's adapters."""
-    answering = {model.name: (model, text) for model in models if (text := text_model_of(model)) is not None}
-    for model, text in answering.values():
+def list_text_models(models: Iterable[Model]) -> Iterator[TextModel]:
+    """Yield each model's text model, of the last version in `models`, each followed by its adapters."""
+    latest = {model.name: (model, text) for model in models if (text := text_model_of(model)) is not None}
+    for model, text in latest.values():
         yield text
-        own = llm_text_of(model)
-        if own is not None:
-            yield from adapters_of(own)
+        llm = llm_text_of(model)
+        if llm is not None:
+            yield from (AdapterText(llm, adapter) for adapter in llm.info.adapters)
+
+
+class AdapterText:
+    """A language model with one of its LoRA adapters. The model's engine runs both."""
+
+    takes_parameters = False
+    is_measured = False
+
+    def __init__(self, base: LlmText, adapter: str) -> None:
+        self._base = base
+        self._adapter = adapter
+
+    @property
+    def name(self) -> str:
+        return f"{self._base.name}{SEPARATOR}{self._adapter}"
+
+    @property
+    def parent(self) -> str:
+        return self._base.name
+
+    @property
+    def root(self) -> str:
+        """The adapter's folder; its name where the engine found the adapter itself."""
+        return self._base.engine.config.lora_modules.get(self._adapter, self._adapter)
+
+    @property
+    def version(self) -> str:
+        return self._base.version
+
+    @property
+    def created(self) -> int:
+        return self._base.created
+
+    @property
+    def max_model_len(self) -> int:
+        return self._base.max_model_len
+
+    @property
+    def max_beam_width(self) -> int:
+        return self._base.max_beam_width
+
+    @property
+    def failure(self) -> str | None:
+        return self._base.failure
+
+    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+        return await self._base.prepare_shared(prompt)
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        return self._base.generate(msgspec.structs.replace(request, adapter=self._adapter))

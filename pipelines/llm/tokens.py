@@ -1,4 +1,4 @@
-"""A generation as token ids, for the token face."""
+"""Generation with token ids as output, and token sequences as stop words."""
 
 from collections.abc import AsyncGenerator, Sequence
 
@@ -9,13 +9,14 @@ from pipelines.llm.text import LlmText
 from pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 TokenSequences = tuple[tuple[int, ...], ...]
+"""Words as token ids."""
 
 
 class TokenPiece(TextEvent, frozen=True, gc=False):
-    """Some tokens of a generation. `text` is empty; the counts are those of a text event.
+    """Some tokens of a generation. `text` is empty; the counts are those of any text event.
 
-    A token that ended the sequence (end of sequence) is counted and not among `token_ids`, as in TensorRT-LLM.
-    `log_probs` are those of `token_ids`, where the request asked for them.
+    The token that ended the sequence (end of sequence) is counted but not in `token_ids`, as in TensorRT-LLM.
+    `log_probs` belong to `token_ids`; they are empty where the request did not ask for them.
     """
 
     token_ids: Sequence[int] = ()
@@ -23,7 +24,7 @@ class TokenPiece(TextEvent, frozen=True, gc=False):
 
 
 class StopSequences:
-    """Finds where one of some token sequences is complete. What ends within the first `min_tokens` ends nothing."""
+    """Finds where a stop sequence is complete. One that ends within the first `min_tokens` tokens does not count."""
 
     def __init__(self, sequences: TokenSequences, min_tokens: int) -> None:
         self._sequences = [list(sequence) for sequence in sequences]
@@ -33,7 +34,7 @@ class StopSequences:
         self._tail: list[int] = []
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """How many of `token_ids`, which follow those of the calls before, complete one; None where none does."""
+        """Return how many of `token_ids` complete a sequence, or None. They follow those of earlier calls."""
         if not self._sequences:
             return None
         for index, token_id in enumerate(token_ids):
@@ -51,10 +52,10 @@ class StopSequences:
 async def generate_tokens(
     text: LlmText, request: TextRequest, stop: TokenSequences = (), bad: TokenSequences = ()
 ) -> AsyncGenerator[TokenPiece, None]:
-    """Generate up to and with the first of the `stop` sequences, and none of the `bad` ones.
+    """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones.
 
-    As `LlmText.generate`: the last piece has the finish reason, closing the generator cancels, and a refusal is
-    raised at the first piece. The stop strings of `request` are not looked for.
+    As with `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is
+    raised at the first piece. Stop strings of `request` are not searched.
     """
     prompt = await text.prepare(request.prompt)
     sampling = text.sampling(request, len(prompt))
@@ -74,7 +75,7 @@ async def generate_tokens(
 
 
 class _Pieces:
-    """Turns the events of one generation into pieces, and counts."""
+    """Makes pieces of the events of one generation, and counts tokens."""
 
     def __init__(self, num_prompt: int, stops: StopSequences) -> None:
         self._num_prompt = num_prompt

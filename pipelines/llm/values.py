@@ -1,4 +1,4 @@
-"""From a request's tensors and parameters to plain values, one set for each row of its batch."""
+"""Reads a request's tensors and parameters as plain values, one set for each row of its batch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,68 +6,88 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.llm.fields import ADAPTERS, INPUTS, Input, Meaning
+from pipelines.llm.fields import ADAPTERS, INPUTS, InputSupport, LlmInput
 from serving.request import InferRequest, Parameter
+from serving.spec import ModelSpec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
 
 Values = dict[str, Any]
-"""What was sent of one row, by `Input.field`: a plain value for a scalar, else the list of all elements.
+"""The values sent for one row, by `LlmInput.field`: a plain value for a scalar, else the list of all elements.
 
-Of a sparse list there are those alone that are not 0: {place: element}."""
+A sparse list has only the elements that are not 0, by index."""
 
 _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
 _FEW = 8
-"""More than any input has neutral values."""
-_NO_SAMPLING = ("text_input", "messages", "input_ids", "input_lengths", "stream", "sampling_config", "cache_salt")
+"""More than the number of neutral values of any input."""
+_NO_SAMPLING_FIELDS = (
+    "text_input",
+    "messages",
+    "input_ids",
+    "input_lengths",
+    "stream",
+    "sampling_config",
+    "cache_salt",
+)
 _CONFIG = "sampling_config"
 
 
 def read_rows(
-    request: InferRequest, declared: Mapping[str, Input], num_rows: int, known_inputs: Mapping[str, Input] = INPUTS
+    request: InferRequest,
+    declared: Mapping[str, LlmInput],
+    num_rows: int,
+    known_inputs: Mapping[str, LlmInput] = INPUTS,
 ) -> list[Values]:
-    """The values of each row. Parameters and scalars in tensors of one element are every row's.
+    """Read the values of each row. Parameters and tensors of one element apply to every row.
 
-    `known_inputs` are those that may come as parameters and in `sampling_config`; parameters of other names are left
-    alone. Raises SluiceError INVALID for what asks for something that is not here, for what has the wrong type or size,
-    and for values that contradict each other.
+    `known_inputs` may come as parameters and in `sampling_config`; parameters of other names are ignored. Raises
+    SluiceError INVALID for values that ask for an unsupported feature, have the wrong type or size, or contradict
+    each other.
     """
     rows: list[Values] = [{} for _ in range(num_rows)]
     for name, tensor in request.inputs.items():
         known = declared[name]
         for values, elements in zip(rows, _split(tensor, num_rows), strict=True):
-            _put(values, known, _of_elements(known, elements))
+            _put(values, known, _read_elements(known, elements))
     for name, parameter in request.parameters.items():
         found = known_inputs.get(name)
         if found is not None:
-            value = _of_parameter(found, parameter, f"parameter '{name}'")
+            value = _read_parameter(found, parameter, f"parameter '{name}'")
             for values in rows:
                 _put(values, found, value)
     for values in rows:
-        _add_config(values, known_inputs)
+        _unpack_config(values, known_inputs)
     return rows
 
 
 def wants_stream(request: InferRequest) -> bool | None:
-    """What the request, which need not be checked yet, says about streaming; None where it says nothing."""
+    """Return the request's `stream` or `streaming`, None where it has neither. The request may be unchecked."""
     for name in ("stream", "streaming"):
         if name in request.inputs:
-            return _flag(request.inputs[name])
+            return _read_flag(request.inputs[name])
         if name in request.parameters:
             return bool(request.parameters[name])
     return None
 
 
-def _flag(tensor: Tensor) -> bool | None:
+def is_streamed(request: InferRequest, spec: ModelSpec) -> bool:
+    """Whether a model with this specification answers the request with a stream of responses."""
+    if not spec.is_decoupled:
+        return False
+    streams = wants_stream(request)
+    return request.streams_by_default if streams is None else streams
+
+
+def _read_flag(tensor: Tensor) -> bool | None:
     try:
         return bool(tensor.array.flat[0])
-    except (IndexError, KeyError, ValueError):  # empty, or not a tensor at all, which the check will say
+    except (IndexError, KeyError, ValueError):  # empty, or not a tensor at all: the check reports it
         return None
 
 
 def _split(tensor: Tensor, num_rows: int) -> Iterable[Array]:
-    """The elements of each row, flat."""
+    """Return the elements of each row, flat."""
     array = tensor.array
     if num_rows == 1:
         return (array.ravel(),)
@@ -80,19 +100,19 @@ def _split(tensor: Tensor, num_rows: int) -> Iterable[Array]:
     )
 
 
-def _of_elements(known: Input, elements: Array) -> Any:
-    if known.meaning is not Meaning.OBEYED and elements.dtype != np.object_:
-        # Logits and embeddings may have millions: all that matters is whether any value is not neutral.
+def _read_elements(known: LlmInput, elements: Array) -> Any:
+    if known.support is not InputSupport.SUPPORTED and elements.dtype != np.object_:
+        # Logits and embeddings may have millions; only whether any value is not neutral matters.
         elements = np.unique(elements)[:_FEW]
-    if known.is_sparse:  # a vocabulary's length: what is 0 is not looked at one by one
+    if known.is_sparse:  # as long as the vocabulary: zeros are skipped at once
         places = np.flatnonzero(elements)
         return dict(zip(places.tolist(), elements[places].tolist(), strict=True))
     name = f"input '{known.name}'"
     plain = [_plain(element, name) for element in elements.tolist()]
     if elements.dtype == np.float32:
-        # The decimal number that was meant: 0.7, not 0.699999988079071.
+        # The decimal number that the client wrote: 0.7, not 0.699999988079071.
         plain = [float(str(element)) for element in elements]
-    if known.is_list or known.meaning is not Meaning.OBEYED:
+    if known.is_list or known.support is not InputSupport.SUPPORTED:
         return plain
     if len(plain) != 1:
         raise invalid(known.name, f"{name} must have 1 element for each row, got {len(plain)}")
@@ -108,14 +128,14 @@ def _plain(element: Any, name: str) -> Any:
         raise invalid(name, f"{name} must be text in UTF-8") from None
 
 
-def _of_parameter(known: Input, value: Parameter | list[Any], what: str) -> Any:
-    """A value of JSON or of a request parameter."""
+def _read_parameter(known: LlmInput, value: Parameter | list[Any], what: str) -> Any:
+    """Return a value from JSON or from a request parameter. Errors call it `what`."""
     elements = value if isinstance(value, list) else [value]
-    if known.meaning is not Meaning.OBEYED:
+    if known.support is not InputSupport.SUPPORTED:
         return elements
-    is_of_type, wanted = _TYPES[known.datatype]
+    is_of_type, expected = _TYPES[known.datatype]
     if not all(map(is_of_type, elements)):
-        raise invalid(known.name, f"{what} must be {wanted}, got {_shown(value)}")
+        raise invalid(known.name, f"{what} must be {expected}, got {_shown(value)}")
     if known.is_sparse:
         return {place: float(element) for place, element in enumerate(elements) if element}
     if known.is_list:
@@ -129,12 +149,12 @@ def _shown(value: Any) -> str:
     return orjson.dumps(value, default=str).decode()[:60]
 
 
-def _put(values: Values, known: Input, value: Any) -> None:
-    """Keep it, or find that it is no request for anything."""
-    if known.meaning is Meaning.ABSENT:
+def _put(values: Values, known: LlmInput, value: Any) -> None:
+    """Keep the value, or drop a neutral or ignored one. Raises INVALID for an unsupported one."""
+    if known.support is InputSupport.UNSUPPORTED:
         _refuse_unless_neutral(known, value)
-    elif known.meaning is Meaning.OBEYED and value not in known.neutral:
-        if known.field == _CONFIG:  # a pipeline's step and the client may each give one
+    elif known.support is InputSupport.SUPPORTED and value not in known.neutral:
+        if known.field == _CONFIG:  # a step of a pipeline and the client may each send one
             values.setdefault(_CONFIG, []).append(value)
             return
         before = values.setdefault(known.field, value)
@@ -142,17 +162,17 @@ def _put(values: Values, known: Input, value: Any) -> None:
             raise invalid(known.name, f"input '{known.field}' is given twice, with different values")
 
 
-def _refuse_unless_neutral(known: Input, elements: list[Any]) -> None:
+def _refuse_unless_neutral(known: LlmInput, elements: list[Any]) -> None:
     for element in elements:
         if any(_is_same(element, neutral) for neutral in known.neutral):
             continue
         if known.name == "beam_width" and type(element) is int:
             message = f"input 'beam_width' must be 1, the most that this model decodes with, got {element}"
             raise invalid(known.name, message)
-        raise invalid(known.name, f"input '{known.name}' is not supported{_why(known)}{_remedy(known.neutral)}")
+        raise invalid(known.name, f"input '{known.name}' is not supported{_reason(known)}{_remedy(known.neutral)}")
 
 
-def _why(known: Input) -> str:
+def _reason(known: LlmInput) -> str:
     if known.needs == ADAPTERS:
         return ", as this model was started without LoRA adapters"
     return " by this model's runtime, TensorRT-LLM has it" if known.needs else ""
@@ -167,15 +187,15 @@ def _remedy(neutral: tuple[Any, ...]) -> str:
     return f"; leave it out or send {values}" if values else "; leave it out"
 
 
-def _add_config(values: Values, known_inputs: Mapping[str, Input]) -> None:
-    """Take what `sampling_config` holds apart. Its lists of one element are TensorRT-LLM's way to write a value."""
+def _unpack_config(values: Values, known_inputs: Mapping[str, LlmInput]) -> None:
+    """Move the members of `sampling_config` into `values`. A list of one element is TensorRT-LLM's form of a value."""
     for text in values.pop(_CONFIG, ()):
         for name, value in _members(text).items():
             known = known_inputs.get(name)
-            if known is None or known.field in _NO_SAMPLING:
+            if known is None or known.field in _NO_SAMPLING_FIELDS:
                 raise invalid(_CONFIG, f"sampling_config has '{name[:40]}', which is no sampling parameter")
             if value is not None:
-                _put(values, known, _of_parameter(known, value, f"'{name}' in sampling_config"))
+                _put(values, known, _read_parameter(known, value, f"'{name}' in sampling_config"))
 
 
 def _members(text: str) -> dict[str, Any]:
@@ -189,7 +209,7 @@ def _members(text: str) -> dict[str, Any]:
 
 
 def _is_integer(value: Any) -> bool:
-    return type(value) is int  # a bool is none
+    return type(value) is int  # which a bool is not
 
 
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {

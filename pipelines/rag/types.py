@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.rag.filters import Filter
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 
 Vectors = npt.NDArray[np.float32]
 """[n, dim] float32, each row of length 1."""

@@ -1,77 +1,59 @@
-"""The backend `openai`: a model that lives behind an OpenAI-compatible API, as a model of the repository."""
+"""The backend `openai`: models behind an OpenAI-compatible API as models of the repository."""
 
 import logging
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.services import LlmServices, RequestLimits
+from pipelines.llm.services import LlmServices
 from pipelines.remote import embedding, fields
+from pipelines.remote.client import ApiClient, import_openai, open_client
+from pipelines.remote.embedding import EncoderModel
 from pipelines.remote.model import RemoteLlmModel
-from pipelines.remote.options import Endpoint, options_of
-from pipelines.remote.remote import Remote, import_openai, open_remote
+from pipelines.remote.options import Endpoint, parse_options
 from serving.backend import Backend, BackendContext
-from serving.batching.scheduled import ScheduledModel
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource
 from sluice.errors import invalid
 
 log = logging.getLogger(__name__)
 
 
 class OpenAIBackend(Backend):
-    """Has no file: config.pbtxt says where the API is, and a numbered folder that there is a version."""
+    """Serves models without files: config.pbtxt says where the API is, and an empty version folder that it serves."""
 
     name = "openai"
 
     def __init__(self, services: LlmServices | None = None) -> None:
-        """Without `services`, nothing is measured and requests have no time limits but their models'."""
+        """Take the server's services. Without them requests are not measured and only models set time limits."""
         self._services = services or LlmServices()
 
     def start_loading_early(self) -> None:
         import_openai("")
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        options = options_of(source.config)
+        options = parse_options(source.config)
         is_encoder = options.endpoint is Endpoint.EMBEDDINGS
-        return (embedding if is_encoder else fields).completed(source.config, options)
+        return (embedding if is_encoder else fields).complete_config(source.config, options)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Raises SluiceError INVALID for a configuration that cannot be followed, UNAVAILABLE without the library.
+        """Load a model. Raises SluiceError INVALID for its configuration, UNAVAILABLE without the openai library.
 
-        Whether the API is there is seen at the first request, unless `check_on_load` asks for it now.
+        The API is first called by the first request, unless `check_on_load` is set.
         """
-        options = options_of(source.config)
+        options = parse_options(source.config)
         if source.config.HasField("sequence_batching"):
             raise invalid("sequence_batching", f"model '{source.name}': an API keeps no state between requests")
-        remote = await open_remote(source.name, options, source.folder)
+        client = await open_client(source.name, options, source.folder)
         try:
             if options.endpoint is Endpoint.EMBEDDINGS:
-                return EncoderModel(source, context, remote, self._services.limits)
-            return _llm(source, self._services, remote)
+                return EncoderModel(source, context, client, self._services.limits)
+            return _llm(source, self._services, client)
         except BaseException:
-            await remote.close()
+            await client.close()
             raise
 
 
-def _llm(source: ModelSource, services: LlmServices, remote: Remote) -> RemoteLlmModel:
+def _llm(source: ModelSource, services: LlmServices, client: ApiClient) -> RemoteLlmModel:
     if source.config.HasField("dynamic_batching"):
         log.info("model '%s': without effect: dynamic_batching (the API batches its requests itself)", source.name)
-    return RemoteLlmModel(source.config, source.version, remote, services.open_record, services.limits)
-
-
-class EncoderModel(ScheduledModel):
-    """Instances that share one API."""
-
-    def __init__(self, source: ModelSource, context: BackendContext, remote: Remote, limits: RequestLimits) -> None:
-        """Owns `remote`. Raises SluiceError INVALID for tensors that no encoder has."""
-        embedding.check_tensors(spec_of(source.config, source.version))
-        instances = [
-            embedding.EmbeddingInstance(source.config, source.version, index, remote, limits)
-            for index in range(remote.options.concurrency)
-        ]
-        super().__init__(source, instances, context=context)
-        self._remote = remote
-
-    async def close(self) -> None:
-        await super().close()
-        await self._remote.close()
+    return RemoteLlmModel(source.config, source.version, client, services.open_record, services.limits)

@@ -1,4 +1,4 @@
-"""An embedding model behind an API: a batch of texts is one request, answered by a vector each."""
+"""An embedding model behind an API. A batch of texts is one request, and the answer has a vector for each text."""
 
 import asyncio
 import base64
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipelines.llm.services import RequestLimits
-from pipelines.remote.limits import Deadlines, deadlines_of
+from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
 from pipelines.remote.options import RemoteOptions
-from pipelines.remote.remote import Json, Remote
+from pipelines.text.text_tensors import read_text_rows
+from serving.backend import BackendContext
+from serving.batching.scheduled import ScheduledModel
 from serving.instance import Instance
 from serving.job import Job
 from serving.request import InferResponse
-from serving.spec import ModelSpec, spec_of
+from serving.spec import ModelSource, ModelSpec, spec_of
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -26,11 +28,13 @@ log = logging.getLogger(__name__)
 
 INPUT, OUTPUT = "text", "embeddings"
 _MAX_BATCH_SIZE = 64
-"""Of a configuration that leaves it out: hosted APIs take many times that, TEI takes 32 unless told otherwise."""
+"""Default of the configuration. Hosted APIs take many times as many texts, TEI takes 32 by default."""
 
 _NS_PER_S = 1_000_000_000
 
 Vectors = NDArray[np.float32]
+Batch = dict[Job, tuple[list[str], RequestDeadlines]]
+"""Texts and deadlines of each job that is sent in one request."""
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -42,8 +46,8 @@ class _Answer(msgspec.Struct, frozen=True):
     data: list[_Item]
 
 
-def completed(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
-    """`config` with tensors and batching, where it declares no tensors."""
+def complete_config(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
+    """Return `config` with tensors and batching where it declares none."""
     whole = ModelConfig()
     whole.CopyFrom(config)
     if not whole.input and not whole.output:
@@ -61,7 +65,7 @@ def completed(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
 
 
 def check_tensors(spec: ModelSpec) -> None:
-    """Raises SluiceError INVALID where the configuration declares other tensors than there are."""
+    """Raise SluiceError INVALID where the model declares other tensors than those of an encoder."""
     inputs = {name: (each.data_type.name, each.dims) for name, each in spec.inputs.items()}
     outputs = {name: (each.data_type.name, len(each.dims)) for name, each in spec.outputs.items()}
     if inputs != {INPUT: ("BYTES", (1,))} or outputs != {OUTPUT: ("FP32", 1)}:
@@ -72,13 +76,31 @@ def check_tensors(spec: ModelSpec) -> None:
         raise invalid("input", message)
 
 
-class EmbeddingInstance(Instance):
-    """One request to the API at a time; several instances share the connections."""
+class EncoderModel(ScheduledModel):
+    """An embedding model whose instances share one API."""
 
-    def __init__(self, config: ModelConfig, version: int, index: int, remote: Remote, limits: RequestLimits) -> None:
+    def __init__(self, source: ModelSource, context: BackendContext, client: ApiClient, limits: RequestLimits) -> None:
+        """Take over `client`. Raises SluiceError INVALID for tensors that no encoder has."""
+        check_tensors(spec_of(source.config, source.version))
+        instances = [
+            EmbeddingInstance(source.config, source.version, index, client, limits)
+            for index in range(client.options.concurrency)
+        ]
+        super().__init__(source, instances, context=context)
+        self._client = client
+
+    async def close(self) -> None:
+        await super().close()
+        await self._client.close()
+
+
+class EmbeddingInstance(Instance):
+    """Sends one request to the API at a time. All instances of a model share its connections."""
+
+    def __init__(self, config: ModelConfig, version: int, index: int, client: ApiClient, limits: RequestLimits) -> None:
         self.name = f"{config.name}_{index}"
         self._spec = spec_of(config, version)
-        self._remote = remote
+        self._client = client
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,7 +115,7 @@ class EmbeddingInstance(Instance):
             done()
 
         def cancel() -> None:
-            # The answer is still wanted while any of the batch wants it.
+            # The answer is needed as long as one job of the batch is not cancelled.
             if all(job.is_cancelled for job in jobs):
                 task.cancel()
 
@@ -110,85 +132,84 @@ class EmbeddingInstance(Instance):
 
     async def _run(self, jobs: list[Job]) -> None:
         try:
-            await self._embed(self._readable(jobs))
+            await self._embed(self._read(jobs))
         except Exception:
             log.exception("instance %s failed on a batch", self.name)
             error = SluiceError(ErrorCode.INTERNAL, f"{self.name} failed; the server's log has the details")
             for job in jobs:
                 job.fail(error)
 
-    def _readable(self, jobs: Sequence[Job]) -> dict[Job, tuple[list[str], Deadlines]]:
-        """Each job's texts and time. One that makes no sense ends with its error, and the others go on."""
-        found = {}
+    def _read(self, jobs: Sequence[Job]) -> Batch:
+        """Read each job's texts and deadlines. A job that is invalid fails alone."""
+        batch = {}
         for job in jobs:
             job.infer_started_ns = perf_counter_ns()
             waited_s = (job.infer_started_ns - job.started_ns) / _NS_PER_S
             try:
-                found[job] = _texts(job), deadlines_of(job.request, self._remote.options, self._limits, waited_s)
+                batch[job] = _texts(job), request_deadlines(job.request, self._client.options, self._limits, waited_s)
             except SluiceError as error:
                 job.fail(error)
-        return found
+        return batch
 
-    async def _embed(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
-        if not asked:
+    async def _embed(self, batch: Batch) -> None:
+        if not batch:
             return
         loop = asyncio.get_running_loop()
-        # A job that has less time than its batch ends at its own.
-        timers = [loop.call_at(deadlines.end, _expire, job) for job, (_, deadlines) in asked.items()]
+        # A job with less time than its batch ends at its own deadline.
+        timers = [loop.call_at(deadlines.end, _expire, job) for job, (_, deadlines) in batch.items()]
         try:
-            await self._answer(asked)
+            await self._answer(batch)
         except SluiceError as error:
-            if error.code is ErrorCode.INVALID and len(asked) > 1:
-                # It may be the text of one that the API does not take.
-                await asyncio.gather(*(self._alone(job, *each) for job, each in asked.items()))
+            if error.code is ErrorCode.INVALID and len(batch) > 1:
+                # The API may refuse the text of one job only.
+                await asyncio.gather(*(self._embed_alone(job, *each) for job, each in batch.items()))
                 return
-            for job in asked:
+            for job in batch:
                 job.fail(error)
         finally:
             for timer in timers:
                 timer.cancel()
 
-    async def _alone(self, job: Job, texts: list[str], deadlines: Deadlines) -> None:
+    async def _embed_alone(self, job: Job, texts: list[str], deadlines: RequestDeadlines) -> None:
         try:
             await self._answer({job: (texts, deadlines)})
         except SluiceError as error:
             job.fail(error)
 
-    async def _answer(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
-        texts = [text for each, _ in asked.values() for text in each]
-        vectors = await self._vectors(texts, max(deadlines.end for _, deadlines in asked.values()))
+    async def _answer(self, batch: Batch) -> None:
+        texts = [text for each, _ in batch.values() for text in each]
+        vectors = await self._request_vectors(texts, max(deadlines.end for _, deadlines in batch.values()))
         start = 0
-        for job, (own, _) in asked.items():
+        for job, (own, _) in batch.items():
             job.infer_ended_ns = perf_counter_ns()
             job.respond(self._response(vectors[start : start + len(own)]))
             start += len(own)
 
-    async def _vectors(self, texts: list[str], deadline: float) -> Vectors:
-        """[len(texts), dim] float32."""
-        options, failures = self._remote.options, self._remote.failures
+    async def _request_vectors(self, texts: list[str], deadline: float) -> Vectors:
+        """Return [len(texts), dim] float32."""
+        options, errors = self._client.options, self._client.errors
         # Base64 is a quarter of the size of numbers in JSON, and needs no parsing; an API without it gives numbers.
         body: Json = {"input": texts, "encoding_format": "base64"}
         if options.dimensions:
             body["dimensions"] = options.dimensions
-        answer = await self._remote.ask(body, deadline)
-        with failures.translated():
+        answer = await self._client.ask(body, deadline)
+        with errors.translated():
             vectors = _in_order(msgspec.convert(answer, _Answer).data, len(texts))
         [dim] = self._spec.outputs[OUTPUT].dims
         if dim not in (-1, vectors.shape[1]):
             declared = f"model '{self._spec.name}' declares {dim}"
-            raise failures.unavailable(f"gave vectors of {vectors.shape[1]} dimensions, and {declared}")
+            raise errors.unavailable(f"gave vectors of {vectors.shape[1]} dimensions, and {declared}")
         return vectors
 
     def _response(self, vectors: Vectors) -> InferResponse:
-        shown = vectors if self._spec.max_batch_size > 0 else vectors[0]
-        return InferResponse([Tensor(OUTPUT, "FP32", shown.shape, array=shown)])
+        array = vectors if self._spec.max_batch_size > 0 else vectors[0]
+        return InferResponse([Tensor(OUTPUT, "FP32", array.shape, array=array)])
 
 
 def _texts(job: Job) -> list[str]:
-    try:
-        return [element.decode() for element in job.request.inputs[INPUT].array.ravel()]
-    except UnicodeDecodeError:
-        raise invalid(INPUT, f"input '{INPUT}' must be text in UTF-8") from None
+    """Return the texts of all rows. Raises SluiceError INVALID."""
+    [texts] = read_text_rows(job.request, INPUT, is_batched=False)
+    return texts
 
 
 def _expire(job: Job) -> None:
@@ -196,7 +217,10 @@ def _expire(job: Job) -> None:
 
 
 def _in_order(items: Sequence[_Item], count: int) -> Vectors:
-    """By index. Raises ValueError where there is not one vector of finite numbers for each text, all of one length."""
+    """Return the vectors ordered by index.
+
+    Raises ValueError unless there is one vector of finite numbers for each text, all of one length.
+    """
     if sorted(item.index for item in items) != list(range(count)):
         raise ValueError(f"{len(items)} embeddings for {count} texts, or not numbered 0 to {count - 1}")
     vectors = [_vector(item.embedding) for item in sorted(items, key=lambda item: item.index)]

@@ -1,76 +1,92 @@
-"""The tensors of a hosted LLM: those of our own LLMs' text face, as far as the API has them."""
+"""The fields of a hosted LLM: the tensors it may declare, and the body of a request to its API made of them.
 
-from dataclasses import dataclass
+The tensors are the text tensors of the local LLMs (`pipelines/llm/fields.py`), as far as the API supports them.
+"""
+
 from typing import Any
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+import msgspec
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
-from pipelines.llm.fields import INPUTS, Input
-from pipelines.remote.options import Dialect, Endpoint, RemoteOptions
+from pipelines.llm.configuration import config_type, is_compatible
+from pipelines.llm.fields import INPUTS, LlmInput
+from pipelines.llm.parse import GUIDE, GUIDE_TYPE, check_cache_salt
+from pipelines.llm.values import Values
+from pipelines.remote.client import Json
+from pipelines.remote.options import ApiDialect, Endpoint, RemoteOptions
 from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import DATA_TYPES
 from sluice.errors import SluiceError, invalid
 
-GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 COMMON = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
-"""Fields that every API has under our name."""
+"""Inputs that every API has under the same name."""
 VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words")
-"""Those that vLLM, and Sluice, add under our name."""
-_TAKEN = (
+"""Inputs that vLLM's API, and Sluice's, have besides, under the same name."""
+_ACCEPTED = (
     *("text_input", "max_tokens", *COMMON, "stop_words", "stop", GUIDE_TYPE, GUIDE),
     *("stream", "streaming", "sampling_config", "sampling_parameters", "cache_salt"),
     *("return_num_input_tokens", "return_num_output_tokens"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """An output, of dims [1]."""
-
-    name: str
-    datatype: str
-
-
-OUTPUTS: dict[str, Output] = {
-    each.name: each
-    for each in (
-        Output("text_output", "BYTES"),
-        Output("finish_reason", "BYTES"),
-        Output("num_input_tokens", "INT32"),
-        Output("num_output_tokens", "INT32"),
-        Output("num_cached_tokens", "INT32"),
-    )
+OUTPUTS = {
+    "text_output": "BYTES",
+    "finish_reason": "BYTES",
+    "num_input_tokens": "INT32",
+    "num_output_tokens": "INT32",
+    "num_cached_tokens": "INT32",
 }
-"""By name. All but the text come with the end; the counts only where the API tells them."""
+"""Datatypes of the outputs by name; all have dims [1]. All but the text come with the end of the answer, and the counts
+only where the API gives them."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "return_log_probs": (False,),
+    "exclude_input_in_output": (True,),
+    "stop_token_ids": ([],),
+    "bad_words": ([], [""]),
+}
+"""Values that ask for nothing: an API without the field gives the same answer without it."""
+_NOT_IN_BODY = frozenset(
+    {"text_input", "messages", "stream", "cache_salt", "pad_id", "return_num_input_tokens", "return_num_output_tokens"}
+)
+"""Inputs that are not fields of the body, or are put there in another way. Counts of tokens are always requested."""
+_GRAMMARS = {"regex": "regex", "ebnf_grammar": "grammar"}
+"""vLLM's names of grammars that only its API takes."""
+_REMEDY = "; leave it out, or set the parameter dialect to vllm in the model's configuration where the API is vLLM's"
 
 
-def completed(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
-    """`config` with the tensors of an LLM, on the sides where it declares none; then it is decoupled."""
+def complete_config(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
+    """Return `config` with the tensors of an LLM, as inputs and outputs where it declares none.
+
+    The model is decoupled where it declares neither.
+    """
     whole = ModelConfig()
     whole.CopyFrom(config)
     if not whole.input and not whole.output and not whole.HasField("model_transaction_policy"):
         whole.model_transaction_policy.decoupled = True
     if not whole.input:
         whole.input.extend(
-            ModelInput(name=each.name, data_type=_number(each.datatype), dims=each.dims, optional=True)
+            ModelInput(name=each.name, data_type=config_type(each.datatype), dims=each.dims, optional=True)
             for each in known_inputs(options).values()
         )
     if not whole.output:
         whole.output.extend(
-            ModelOutput(name=each.name, data_type=_number(each.datatype), dims=[1]) for each in OUTPUTS.values()
+            ModelOutput(name=name, data_type=config_type(datatype), dims=[1]) for name, datatype in OUTPUTS.items()
         )
     return whole
 
 
-def known_inputs(options: RemoteOptions) -> dict[str, Input]:
-    """What a model behind this API takes, by name."""
-    names = _TAKEN + (VLLM if options.dialect is Dialect.VLLM else ())
-    own = ("messages",) if options.endpoint is Endpoint.CHAT else ()
-    return {name: INPUTS[name] for name in own + names}
+def known_inputs(options: RemoteOptions) -> dict[str, LlmInput]:
+    """Return the inputs of a model behind this API, by name."""
+    names = _ACCEPTED + (VLLM if options.dialect is ApiDialect.VLLM else ())
+    chat = ("messages",) if options.endpoint is Endpoint.CHAT else ()
+    return {name: INPUTS[name] for name in chat + names}
 
 
-def declared_inputs(spec: ModelSpec, options: RemoteOptions) -> dict[str, Input]:
-    """What each declared input means. Raises SluiceError INVALID for tensors that the API could not follow."""
+def declared_inputs(spec: ModelSpec, options: RemoteOptions) -> dict[str, LlmInput]:
+    """Return the declared inputs by name. Raises SluiceError INVALID for tensors that the API cannot follow."""
     known = known_inputs(options)
     for name, given in spec.inputs.items():
         if name not in known:
@@ -79,7 +95,7 @@ def declared_inputs(spec: ModelSpec, options: RemoteOptions) -> dict[str, Input]
     for name, given in spec.outputs.items():
         if name not in OUTPUTS:
             raise _unknown(spec.name, "output", name, OUTPUTS)
-        _check_type(spec.name, "output", given, OUTPUTS[name].datatype)
+        _check_type(spec.name, "output", given, OUTPUTS[name])
         if given.dims not in ((1,), (-1,)):
             raise invalid(
                 "output", f"output '{name}' of model '{spec.name}' must have dims [1], got {list(given.dims)}"
@@ -90,9 +106,7 @@ def declared_inputs(spec: ModelSpec, options: RemoteOptions) -> dict[str, Input]
 
 
 def _check_type(model: str, what: str, given: TensorSpec, expected: str) -> None:
-    """Integers of any size will do for an integer, and floats alike."""
-    kinds = [DATA_TYPES[name].dtype.kind.replace("u", "i") for name in (expected, given.data_type.name)]
-    if kinds[0] != kinds[1]:
+    if not is_compatible(expected, given.data_type.name):
         message = f"{what} '{given.name}' of model '{model}' must be of type {expected}, got {given.data_type.name}"
         raise invalid(what, message)
 
@@ -102,5 +116,95 @@ def _unknown(model: str, what: str, name: str, known: dict[str, Any]) -> SluiceE
     return invalid(what, f"model '{model}' declares the {what} '{name}', which its API has not; there are {listed}")
 
 
-def _number(datatype: str) -> int:
-    return int(DataType.Value(DATA_TYPES[datatype].config_name))
+class _Turn(msgspec.Struct, frozen=True):
+    """The part of a message that every API needs, for the check. The message is passed on unchanged."""
+
+    role: str
+    content: str | list[Any] | None = None
+
+
+def build_body(values: Values, options: RemoteOptions) -> Json:
+    """Build the body, without the model's name and without whether it streams.
+
+    Raises SluiceError INVALID, by name, for a value that would change the answer and that the API does not support.
+    """
+    body = _prompt(values, options)
+    if "max_tokens" in values:
+        body[options.length_field] = values["max_tokens"]
+    body |= {name: values[name] for name in COMMON if name in values}
+    stop = [word for word in values.get("stop_words", ()) if word]  # "" stands for none
+    if stop:
+        body["stop"] = stop
+    body |= _constraint(values.get(GUIDE_TYPE, ""), values.get(GUIDE, ""), options)
+    if options.dialect is ApiDialect.VLLM:
+        body |= _vllm_fields(values)
+    _refuse_others(values, options)
+    return body
+
+
+def _prompt(values: Values, options: RemoteOptions) -> Json:
+    if options.endpoint is Endpoint.COMPLETIONS:
+        if "text_input" not in values or "messages" in values:
+            raise invalid("text_input", "give text_input: the model's API continues texts, and takes no messages")
+        return {"prompt": values["text_input"]}
+    if ("messages" in values) == ("text_input" in values):
+        raise invalid("messages", "give messages, or text_input for a conversation of one turn, and not both")
+    if "messages" in values:
+        return {"messages": _messages(values["messages"])}
+    return {"messages": [{"role": "user", "content": values["text_input"]}]}
+
+
+def _messages(text: str) -> list[Json]:
+    try:
+        messages: list[Json] = msgspec.json.decode(text, type=list[dict[str, Any]])
+        msgspec.convert(messages, list[_Turn])
+    except msgspec.MsgspecError as error:
+        raise invalid("messages", f"messages must be a JSON array of {{role, content}}: {error}") from None
+    if not messages:
+        raise invalid("messages", "messages must hold at least one message, got an empty array")
+    return messages
+
+
+def _constraint(kind: str, guide: str, options: RemoteOptions) -> Json:
+    """Return the fields of guided decoding. OpenAI's API has JSON in chats, vLLM's has every kind everywhere."""
+    if not kind:
+        if guide:
+            raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' is needed with '{GUIDE}'")
+        return {}
+    is_vllm = options.dialect is ApiDialect.VLLM
+    if kind in ("json", "json_schema") and (is_vllm or options.endpoint is Endpoint.CHAT):
+        return {"response_format": _response_format(kind, guide)}
+    if kind in _GRAMMARS and is_vllm:
+        return {"structured_outputs": {_GRAMMARS[kind]: guide}}
+    raise _unsupported(GUIDE_TYPE, kind, options)
+
+
+def _response_format(kind: str, guide: str) -> Json:
+    if kind == "json":
+        return {"type": "json_object"}
+    try:
+        schema = msgspec.json.decode(guide, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise invalid(GUIDE, f"input '{GUIDE}' must be a JSON schema: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def _vllm_fields(values: Values) -> Json:
+    fields = {name: values[name] for name in VLLM if name in values and values[name] not in _NEUTRAL[name]}
+    salt = check_cache_salt(values.get("cache_salt", ""))
+    return fields | ({"cache_salt": salt} if salt else {})
+
+
+def _refuse_others(values: Values, options: RemoteOptions) -> None:
+    supported = {"max_tokens", "stop_words", GUIDE, GUIDE_TYPE, *COMMON, *_NOT_IN_BODY}
+    if options.dialect is ApiDialect.VLLM:
+        supported |= set(VLLM)
+    for name, value in values.items():
+        if name not in supported and value not in _NEUTRAL.get(name, ()):
+            raise _unsupported(name, value, options)
+
+
+def _unsupported(name: str, value: Any, options: RemoteOptions) -> SluiceError:
+    remedy = "" if options.dialect is ApiDialect.VLLM or name not in (*VLLM, GUIDE_TYPE) else _REMEDY
+    shown = str(value)[:40]
+    return invalid(name, f"'{name}' is '{shown}', which the API of model '{options.model}' does not have{remedy}")

@@ -1,4 +1,4 @@
-"""A hosted LLM's answer as text events: the API's chunks, or its one answer, read and checked."""
+"""A hosted LLM's answer as text events, from the API's chunks or from its one whole answer."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -6,7 +6,7 @@ from contextlib import aclosing
 import msgspec
 
 from engine.types import FinishReason
-from pipelines.remote.remote import Json, Remote
+from pipelines.remote.client import ApiClient, Json
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
 
@@ -27,12 +27,12 @@ class _Message(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """A model that declines says so in the other field."""
+        """The text. A model that declines answers in the field `refusal`."""
         return self.content or self.refusal or ""
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    """Of a chat's stream (`delta`), a whole chat (`message`), or a completion (`text`)."""
+    """A choice of a chat's stream (`delta`), of a whole chat (`message`), or of a completion (`text`)."""
 
     delta: _Message | None = None
     message: _Message | None = None
@@ -56,31 +56,33 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """A chunk or a whole answer. The chunk with the usage has no choices; some APIs send others without any."""
+    """A chunk or a whole answer. The chunk with the usage has no choices, and some APIs send others without any."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
 
 
 class RemoteEvent(TextEvent, frozen=True, gc=False):
-    """A piece of the answer, or its end. Counts are the API's: 0 until the end, and there where it `counts`."""
+    """A piece of the answer, or its end. Counts are 0 until the end. The flags say whether the API gave them."""
 
-    counts: bool = False
-    counts_cached: bool = False
+    has_counts: bool = False
+    has_cached_count: bool = False
 
 
-async def generate(remote: Remote, body: Json, deadline: float, *, streams: bool) -> AsyncGenerator[RemoteEvent, None]:
-    """The last event has the finish reason. Closing the generator ends the request at the API too.
+async def generate(
+    client: ApiClient, body: Json, deadline: float, *, streams: bool
+) -> AsyncGenerator[RemoteEvent, None]:
+    """Generate the events of a request; the last one has the finish reason. Closing the generator ends the request.
 
-    Raises SluiceError, also in mid-answer: UNAVAILABLE where the remote broke off, INVALID where its filter did.
+    Raises SluiceError, also in mid-answer: UNAVAILABLE where the API broke off, INVALID where its content filter did.
     """
-    reader = _Reader(remote)
+    reader = _Reader(client)
     if not streams:
-        text = reader.read(await remote.ask(body, deadline))
+        text = reader.read(await client.ask(body, deadline))
         yield reader.end(text)
         return
-    wanted = body | _USAGE if remote.options.include_usage else body
-    async with aclosing(remote.stream(wanted, deadline)) as chunks:
+    whole_body = body | _USAGE if client.options.include_usage else body
+    async with aclosing(client.stream(whole_body, deadline)) as chunks:
         async for chunk in chunks:
             text = reader.read(chunk)
             if text:
@@ -89,20 +91,20 @@ async def generate(remote: Remote, body: Json, deadline: float, *, streams: bool
 
 
 class _Reader:
-    """Takes the chunks of one answer apart, and keeps what its end says."""
+    """Reads the chunks of one answer, and keeps its finish reason and usage for the last event."""
 
-    def __init__(self, remote: Remote) -> None:
-        self._failures = remote.failures
+    def __init__(self, client: ApiClient) -> None:
+        self._errors = client.errors
         self._reason: str | None = None
         self._usage: _Usage | None = None
         self._num_pieces = 0
 
     def read(self, chunk: object) -> str:
-        """The piece of text in it; "" where it has none."""
+        """Return the text of a chunk or a whole answer; "" where it has none."""
         try:
             answer = msgspec.convert(chunk, _Answer)
         except msgspec.ValidationError as error:
-            raise self._failures.unreadable(error) from None
+            raise self._errors.unreadable(error) from None
         self._usage = answer.usage or self._usage
         if not answer.choices:
             return ""
@@ -112,7 +114,7 @@ class _Reader:
         return choice.words
 
     def end(self, text: str = "") -> RemoteEvent:
-        """With the API's counts; where it gives none, the pieces stand for the tokens, which is how most send them."""
+        """Return the last event. Without the API's counts each piece counts as a token, as most APIs send them."""
         usage = self._usage or _Usage(completion_tokens=self._num_pieces)
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
         return RemoteEvent(
@@ -122,16 +124,16 @@ class _Reader:
             completion_tokens=usage.completion_tokens,
             finish_reason=self._finish_reason(),
             cached_tokens=cached or 0,
-            counts=self._usage is not None,
-            counts_cached=cached is not None,
+            has_counts=self._usage is not None,
+            has_cached_count=cached is not None,
         )
 
     def _finish_reason(self) -> FinishReason:
         if self._reason is None:
-            raise self._failures.unavailable("broke off before the answer was complete")
+            raise self._errors.unavailable("broke off before the answer was complete")
         if self._reason == _FILTERED:
             raise SluiceError(ErrorCode.INVALID, "the remote's content filter ended the answer", param="messages")
         reason = _REASONS.get(self._reason)
         if reason is None:
-            raise self._failures.unavailable(f"ended the answer with '{self._reason[:40]}', which is no text's end")
+            raise self._errors.unavailable(f"ended the answer with '{self._reason[:40]}', which is no text's end")
         return reason

@@ -1,4 +1,4 @@
-"""A hosted LLM as a model of the repository: the text face of our own LLMs, answered elsewhere."""
+"""A hosted LLM as a model of the repository, with the text tensors of the local LLMs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -6,49 +6,47 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
 
+import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.recording import recorded
-from pipelines.llm.services import OpenRecord, RequestLimits
-from pipelines.llm.values import read_rows, wants_stream
-from pipelines.remote.answer import Row, end_row, piece_row, response_of
-from pipelines.remote.asked import body_of
-from pipelines.remote.fields import declared_inputs
+from pipelines.llm.services import OpenRecord, RequestLimits, recorded
+from pipelines.llm.values import is_streamed, read_rows, wants_stream
+from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
+from pipelines.remote.fields import build_body, declared_inputs
 from pipelines.remote.generation import RemoteEvent, generate
-from pipelines.remote.limits import Deadlines, deadlines_of
-from pipelines.remote.remote import Json, Remote
 from serving.job import Job
 from serving.model import Model
-from serving.request import InferRequest
+from serving.request import InferRequest, InferResponse
 from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import ModelSpec, TensorSpec, spec_of
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+Row = dict[str, bytes | int]
+"""One row's outputs, by name."""
 
 
 class RemoteLlmModel(Model):
-    """Each row of a request is a request to the API, so many at a time as are allowed; the others wait in a line.
+    """Sends each row of a request to the API as a request of its own. At most `concurrency` are sent at a time.
 
-    A request that streams gets a response for each piece, any other one gets one response.
+    A request that streams gets a response for each piece, any other request gets one response.
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, remote: Remote, open_record: OpenRecord, limits: RequestLimits
+        self, config: ModelConfig, version: int, client: ApiClient, open_record: OpenRecord, limits: RequestLimits
     ) -> None:
-        """Owns `remote`. Raises SluiceError INVALID for a configuration that no hosted LLM can follow."""
+        """Take over `client`. Raises SluiceError INVALID for a configuration that no hosted LLM can follow."""
         super().__init__(config, spec_of(config, version))
-        self._remote = remote
+        self._client = client
         self._open_record = open_record
         self._limits = limits
-        self._declared = declared_inputs(self.spec, remote.options)
-        self._places = asyncio.Semaphore(remote.options.concurrency)
+        self._declared = declared_inputs(self.spec, client.options)
+        self._places = asyncio.Semaphore(client.options.concurrency)
         self._tasks = RequestTasks(self.spec)
         self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        if not self.spec.is_decoupled:
-            return False
-        streams = wants_stream(request)
-        return request.streams_by_default if streams is None else streams
+        return is_streamed(request, self.spec)
 
     async def close(self) -> None:
         self._is_closing = True
@@ -56,9 +54,9 @@ class RemoteLlmModel(Model):
             unloaded = SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is unloaded")
             self._tasks.end(job, unloaded)
         await self._tasks.cancel_all()
-        await self._remote.close()
+        await self._client.close()
 
-    # -- a request's begin
+    # -- the start of a request
 
     def _start(self, job: Job) -> None:
         request = job.request
@@ -68,8 +66,8 @@ class RemoteLlmModel(Model):
         streams = self.is_decoupled_for(request)
         if streams and len(rows) != 1:
             raise invalid("stream", f"only a request of one row can stream, this one has {len(rows)}")
-        bodies = [body_of(values, self._remote.options) for values in rows]
-        deadlines = deadlines_of(request, self._remote.options, self._limits)
+        bodies = [build_body(values, self._client.options) for values in rows]
+        deadlines = request_deadlines(request, self._client.options, self._limits)
         self._refuse_if_full()
         if streams:
             self._tasks.start(job, partial(self._stream, job, bodies[0], deadlines))
@@ -77,7 +75,7 @@ class RemoteLlmModel(Model):
             self._tasks.start(job, partial(self._answer_whole, job, bodies, deadlines))
 
     def _refuse_if_full(self) -> None:
-        options = self._remote.options
+        options = self._client.options
         if len(self._tasks.jobs) >= options.concurrency + options.max_queue_size:
             message = (
                 f"model '{self.name}' has {options.concurrency} requests at {options.host} and "
@@ -85,54 +83,54 @@ class RemoteLlmModel(Model):
             )
             raise SluiceError(ErrorCode.OVERLOADED, message)
 
-    # -- a request's task
+    # -- the task of a request
 
-    async def _stream(self, job: Job, body: Json, deadlines: Deadlines) -> None:
+    async def _stream(self, job: Job, body: Json, deadlines: RequestDeadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:
             async for event in events:
                 is_final = event.finish_reason is not None
-                row = end_row(event, event.text) if is_final else piece_row(event.text)
+                row = _end_row(event) if is_final else _piece_row(event.text)
                 if is_final:
                     job.infer_ended_ns = perf_counter_ns()
-                response = response_of(self.spec, job.request, [row], is_final=is_final)
+                response = _build_response(self.spec, job.request, [row], is_final=is_final)
                 if response.outputs or is_final:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: Deadlines) -> None:
+    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: RequestDeadlines) -> None:
         rows = await side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
         job.infer_ended_ns = perf_counter_ns()
-        job.respond(response_of(self.spec, job.request, rows, is_final=True))
+        job.respond(_build_response(self.spec, job.request, rows, is_final=True))
 
-    async def _whole_row(self, job: Job, body: Json, deadlines: Deadlines) -> Row:
+    async def _whole_row(self, job: Job, body: Json, deadlines: RequestDeadlines) -> Row:
         async with aclosing(self._events(job, body, deadlines, streams=False)) as events:
             [end] = [event async for event in events]
-            return end_row(end, end.text)
+            return _end_row(end)
 
     def _events(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
-        """Measured from now on, the wait for a place too."""
+        """Generate under measurement, which includes the wait for a place."""
         record = self._open_record(self.name, job.request.protocol)
-        return recorded(self._asked(job, body, deadlines, streams=streams), record)
+        return recorded(self._generate(job, body, deadlines, streams=streams), record)
 
-    async def _asked(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+    async def _generate(
+        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         async with (
             self._place(job, deadlines),
-            aclosing(generate(self._remote, body, deadlines.end, streams=streams)) as events,
+            aclosing(generate(self._client, body, deadlines.end, streams=streams)) as events,
         ):
             async for event in events:
                 yield event
 
     @asynccontextmanager
-    async def _place(self, job: Job, deadlines: Deadlines) -> AsyncGenerator[None, None]:
-        """One of those that may ask the API at a time."""
+    async def _place(self, job: Job, deadlines: RequestDeadlines) -> AsyncGenerator[None, None]:
+        """Hold one of the places of requests to the API. Raises DEADLINE where none is free in time."""
         try:
             async with asyncio.timeout_at(deadlines.start):
                 await self._places.acquire()
         except TimeoutError:
-            message = f"model '{self.name}': the request waited for too long to be sent to {self._remote.options.host}"
+            message = f"model '{self.name}': the request waited for too long to be sent to {self._client.options.host}"
             raise SluiceError(ErrorCode.DEADLINE, message) from None
         try:
             if not job.compute_started_ns:
@@ -140,3 +138,35 @@ class RemoteLlmModel(Model):
             yield
         finally:
             self._places.release()
+
+
+def _piece_row(text: str) -> Row:
+    return {"text_output": text.encode()}
+
+
+def _end_row(event: RemoteEvent) -> Row:
+    """Return the outputs of the last event, whose text is the whole answer or the last piece of a stream."""
+    assert event.finish_reason is not None
+    row = _piece_row(event.text) | {"finish_reason": event.finish_reason.value.encode()}
+    if event.has_counts:
+        row |= {"num_input_tokens": event.prompt_tokens, "num_output_tokens": event.completion_tokens}
+    if event.has_cached_count:
+        row["num_cached_tokens"] = event.cached_tokens
+    return row
+
+
+def _build_response(spec: ModelSpec, request: InferRequest, rows: Sequence[Row], *, is_final: bool) -> InferResponse:
+    """Build a response of the outputs that are declared, requested and in every row, each [1] after a batch's rows."""
+    declared, requested = spec.outputs, request.requested_outputs
+    outputs = [
+        _tensor(declared[name], [row[name] for row in rows], is_batched=spec.max_batch_size > 0)
+        for name in rows[0]
+        if name in declared and (not requested or name in requested) and all(name in row for row in rows)
+    ]
+    return InferResponse(outputs, is_final=is_final)
+
+
+def _tensor(spec: TensorSpec, elements: Sequence[bytes | int], *, is_batched: bool) -> Tensor:
+    array = np.array(elements, spec.data_type.dtype)
+    shape = (len(elements), 1) if is_batched else (1,)
+    return Tensor(spec.name, spec.data_type.name, shape, array=array.reshape(shape))

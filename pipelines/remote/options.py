@@ -1,4 +1,4 @@
-"""What a model's `parameters` in config.pbtxt say of the API that serves it."""
+"""Options of a remote model: the `parameters` of its config.pbtxt, and the files of secrets that they name."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,18 +13,20 @@ from sluice.errors import SluiceError, invalid
 
 DEFAULT_TIMEOUT_S = 600.0
 _GENERATIONS, _EMBEDDINGS = 64, 8
+"""Default limits of concurrent requests."""
 _KEY_ADVICE = "put the key into a file that only the server reads, and name it in api_key_file"
 _SECRETS = ("auth", "cookie", "credential", "key", "password", "secret", "token")
-"""Words in the names of headers that tell what nobody else may read."""
+"""Words in the names of headers whose values are secret."""
 _OWN_FIELDS = frozenset({"model", "messages", "prompt", "input", "stream", "stream_options", "encoding_format", "n"})
-"""Of a request's body: what this backend fills in itself, or an answer would not be read right without."""
+"""Fields of the body that `extra_body` must not set: this backend fills them in, or its reading of answers depends on
+them."""
 
 Positive = Annotated[float, Meta(gt=0.0)]
 Count = Annotated[int, Meta(ge=1)]
 
 
 class Endpoint(StrEnum):
-    """What the API is asked for; the value is how config.pbtxt calls it."""
+    """The kind of request sent to the API. The value is its name in config.pbtxt."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -32,30 +34,30 @@ class Endpoint(StrEnum):
 
     @property
     def path(self) -> str:
-        """Below the base URL."""
+        """The path below the base URL."""
         return "/chat/completions" if self is Endpoint.CHAT else f"/{self.value}"
 
 
-class Dialect(StrEnum):
-    """Which fields the API takes beyond the common ones."""
+class ApiDialect(StrEnum):
+    """The set of fields that the API takes beyond the common ones."""
 
     OPENAI = "openai"
     VLLM = "vllm"
 
 
 class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One API and the model there. Field names are those of the parameters; times are seconds.
+    """One API and the model there. Fields have the names of the parameters; times are in seconds.
 
-    `timeout_s` bounds a whole request with its retries, None where the server's own limit holds. `context_tokens` is
-    what a prompt and its answer may have together, for who assembles prompts; 0 is unknown. `dimensions` asks for
-    vectors of that length. `ca_file` holds certificates to trust in place of the usual ones, `headers_file` headers as
-    a JSON object that the configuration does not show. Without `include_usage` a stream is not asked for its counts.
+    `timeout_s` limits a whole request with its retries; None leaves it to the server's limit. `context_tokens` is the
+    most that a prompt and its answer have together, for those who assemble prompts; 0 is unknown. `dimensions` is the
+    requested length of vectors. `ca_file` holds certificates to trust in place of the usual ones. `headers_file` holds
+    headers as a JSON object, which the configuration does not show. Without `include_usage` streams have no counts.
     """
 
     base_url: str
     model: str
     endpoint: Endpoint = Endpoint.CHAT
-    dialect: Dialect = Dialect.OPENAI
+    dialect: ApiDialect = ApiDialect.OPENAI
     api_key_file: str = ""
     organization: str = ""
     project: str = ""
@@ -76,33 +78,33 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """Where the API is, as messages name it: with its port, where that is not the usual one."""
+        """The API's host for messages, with the port that the URL has."""
         return urlsplit(self.base_url).netloc
 
     @property
     def concurrency(self) -> int:
-        """Most requests to the API at a time. Few for embeddings: what waits becomes a batch."""
+        """Most concurrent requests to the API. Embeddings have fewer, as waiting requests form batches."""
         return self.max_concurrency or (_EMBEDDINGS if self.endpoint is Endpoint.EMBEDDINGS else _GENERATIONS)
 
     @property
     def length_field(self) -> str:
-        """What the API calls max_tokens. OpenAI's newer models know only the newer name, which few others do."""
+        """The API's name of max_tokens. OpenAI's newer models know only the newer name, other APIs often do not."""
         if self.max_tokens_field:
             return self.max_tokens_field
-        is_newer = self.endpoint is Endpoint.CHAT and self.dialect is Dialect.OPENAI
+        is_newer = self.endpoint is Endpoint.CHAT and self.dialect is ApiDialect.OPENAI
         return "max_completion_tokens" if is_newer else "max_tokens"
 
 
 _FIELDS = {each.name: each for each in msgspec.structs.fields(RemoteOptions)}
 
 
-def options_of(config: ModelConfig) -> RemoteOptions:
-    """Raises SluiceError INVALID for what is missing, for values that there are not, and for a key in plain sight."""
+def parse_options(config: ModelConfig) -> RemoteOptions:
+    """Parse a model's parameters. Raises SluiceError INVALID for missing ones, bad values and a key in plain text."""
     given = {key: each.string_value.strip() for key, each in config.parameters.items()}
     if "api_key" in given:
-        # Whoever may ask for the model's configuration would read it there.
+        # Clients that may read the model's configuration would see the key.
         raise _refusal(config.name, "api_key", f"parameter 'api_key' is not taken: {_KEY_ADVICE}")
-    values = {key: _value(config.name, key, text) for key, text in given.items() if key in _FIELDS and text}
+    values = {key: _parse_value(config.name, key, text) for key, text in given.items() if key in _FIELDS and text}
     if "base_url" not in values:
         example = "https://api.openai.com/v1"
         raise _refusal(config.name, "base_url", f"parameter 'base_url' is missing: where the API is, as in {example}")
@@ -114,23 +116,23 @@ def options_of(config: ModelConfig) -> RemoteOptions:
 
 
 def read_key(options: RemoteOptions, folder: Path) -> str:
-    """The API's key; "" where none is named. `folder` is the model's, which a relative path starts from.
+    """Read the API's key, "" where no file is named. A relative path starts from the model's `folder`.
 
-    Raises SluiceError INVALID where the file cannot be read or holds no key. Reads a file: for a thread.
+    Raises SluiceError INVALID where the file cannot be read or holds no key. Blocks: call it on a thread.
     """
     if not options.api_key_file:
         return ""
-    key = _text_of("api_key_file", folder / options.api_key_file).strip()
+    key = _read_text("api_key_file", folder / options.api_key_file).strip()
     if not key or not _fits_header(key):
         raise invalid("api_key_file", "api_key_file must hold one key: a line of ASCII characters")
     return key
 
 
 def read_headers(options: RemoteOptions, folder: Path) -> dict[str, str]:
-    """Those of the configuration, and over them those of `headers_file`. As `read_key`."""
+    """Return the configured headers, over which those of `headers_file` win. Raises and blocks as `read_key`."""
     if not options.headers_file:
         return options.headers
-    text = _text_of("headers_file", folder / options.headers_file)
+    text = _read_text("headers_file", folder / options.headers_file)
     try:
         headers = msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
@@ -140,7 +142,7 @@ def read_headers(options: RemoteOptions, folder: Path) -> dict[str, str]:
     return options.headers | headers
 
 
-def _text_of(key: str, path: Path) -> str:
+def _read_text(key: str, path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -152,14 +154,14 @@ def _fits_header(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _value(model: str, key: str, text: str) -> Any:
+def _parse_value(model: str, key: str, text: str) -> Any:
     field = _FIELDS[key]
     try:
         if get_origin(field.type) is dict:
             return msgspec.json.decode(text, type=field.type)
         return msgspec.convert(text, field.type, strict=False)
     except msgspec.MsgspecError as error:
-        shown = text if get_origin(field.type) is not dict else f"{text[:20]}…"  # may hold what is nobody's business
+        shown = text if get_origin(field.type) is not dict else f"{text[:20]}…"  # headers may be secret
         message = f"parameter '{key}' is '{shown}': {_expected(field.type) or error}"
         raise _refusal(model, key, message) from None
 
@@ -182,7 +184,7 @@ def _check_url(model: str, url: str) -> None:
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # read to be checked: what is no number raises
+        _ = parts.port  # reading it raises for what is not a number
     except ValueError:
         return None
     return parts

@@ -1,37 +1,66 @@
-"""NVIDIA's `tensorrt_llm_bls`: preprocessing, token model and postprocessing as one model of texts."""
+"""NVIDIA's `tensorrt_llm_bls`: a text model that calls preprocessing, a token model and postprocessing."""
 
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 
+import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.values import wants_stream
-from pipelines.stages.bls_run import BlsRun, Callees
-from pipelines.stages.fields import BLS
-from pipelines.stages.settings import BlsSettings
+from pipelines.llm.parameters import excludes_input
+from pipelines.llm.values import is_streamed, wants_stream
+from pipelines.stages.bls_requests import BlsRequest
+from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, IncrementalText, StopWordCutter
+from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
+from pipelines.stages.stage import BLS
+from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import ModelLookup
+from serving.backends.ensemble.shapes import fitted
+from serving.call import infer_one, infer_stream
 from serving.job import Job
 from serving.model import Model
-from serving.request import InferRequest
+from serving.request import InferRequest, InferResponse
 from serving.request_tasks import RequestTasks
-from serving.spec import spec_of
+from serving.spec import ModelSpec, spec_of
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+TEXT = "text_output"
+_STOP_WORDS = "stop_words"
+
+
+@dataclass(frozen=True, slots=True)
+class BlsSettings:
+    """Names of the called models. `accumulates`: each response of a stream has the whole text so far."""
+
+    token_model: str
+    preprocessing: str
+    postprocessing: str
+    accumulates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CalledModels:
+    """The models that BLS calls."""
+
+    preprocessing: Model
+    token_model: Model
+    postprocessing: Model
 
 
 class BlsModel(Model):
-    """Calls the three models by name, whatever serves them. A request that streams gets a response for each piece."""
+    """Calls three models by name, whatever backend serves them. A stream has a response for each piece of text."""
 
     def __init__(self, config: ModelConfig, version: int, models: ModelLookup, settings: BlsSettings) -> None:
         super().__init__(config, spec_of(config, version))
-        self._models = models
+        self._lookup = models
         self._settings = settings
         self._tasks = RequestTasks(self.spec)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        if not self.spec.is_decoupled:
-            return False
-        streams = wants_stream(request)
-        return request.streams_by_default if streams is None else streams
+        return is_streamed(request, self.spec)
 
     async def close(self) -> None:
         self.retire()
@@ -39,26 +68,176 @@ class BlsModel(Model):
 
     def _start(self, job: Job) -> None:
         request = job.request
-        BLS.refuse(request)
+        BLS.refuse_unsupported(request)
         if wants_stream(request) and not self.spec.is_decoupled:
             raise invalid("stream", f"model '{self.name}' does not stream: its transaction policy is not decoupled")
         streams = self.is_decoupled_for(request)
         if streams and request.batch_size != 1:
             raise invalid("stream", f"only a request of one row can stream, this one has {request.batch_size}")
-        run = BlsRun(job, self.spec, self._callees(), streams=streams, accumulates=self._settings.accumulates)
+        run = BlsRun(job, self.spec, self._find_models(), streams=streams, accumulates=self._settings.accumulates)
         self._tasks.start(job, partial(self._run, job, run))
 
-    async def _run(self, job: Job, run: BlsRun) -> None:
+    async def _run(self, job: Job, run: "BlsRun") -> None:
         job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
         await run.answer()
 
-    def _callees(self) -> Callees:
+    def _find_models(self) -> CalledModels:
         names = self._settings
-        return Callees(*map(self._find, (names.preprocessing, names.token_model, names.postprocessing)))
+        return CalledModels(*map(self._find, (names.preprocessing, names.token_model, names.postprocessing)))
 
     def _find(self, name: str) -> Model:
         try:
-            return self._models.find(name)
+            return self._lookup.find(name)
         except SluiceError as error:
             message = f"model '{self.name}' calls '{name}', which does not serve: {error.message}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+
+
+class BlsRun:
+    """Answers one job. Cancelling its task cancels the called models' requests."""
+
+    def __init__(self, job: Job, spec: ModelSpec, models: CalledModels, *, streams: bool, accumulates: bool) -> None:
+        self._job = job
+        self._spec = spec
+        self._models = models
+        self._streams = streams
+        self._accumulates = accumulates
+        self._is_batched = spec.max_batch_size > 0
+        self._request = BlsRequest.parse(job.request, spec)
+        self._token_rows = self._request.num_rows if models.token_model.spec.max_batch_size > 0 else 0
+        self._stop_words = self._rows_of(_STOP_WORDS) if _STOP_WORDS in job.request.inputs else None
+
+    async def answer(self) -> None:
+        """Answer the job. Raises SluiceError, also in mid-stream."""
+        models = self._models
+        prepared = await infer_one(models.preprocessing, self._request.to_preprocessing(models.preprocessing))
+        request = self._request.to_token_model(models.token_model, models.preprocessing, prepared)
+        await (self._stream(request) if self._streams else self._answer_whole(request))
+
+    # -- a stream
+
+    async def _stream(self, request: InferRequest) -> None:
+        beams: list[BeamText] = []
+        async with aclosing(infer_stream(self._models.token_model, request)) as responses:
+            async for response in responses:
+                pieces = await self._pieces(response, beams)
+                is_final = response.is_final or (bool(beams) and all(beam.is_stopped for beam in beams))
+                if is_final:
+                    self._job.infer_ended_ns = perf_counter_ns()
+                if any(pieces) or is_final:
+                    shown = [beam.text for beam in beams] if self._accumulates else pieces
+                    self._job.respond(self._response(response, [shown], is_final=is_final))
+                if is_final:
+                    return
+
+    async def _pieces(self, response: InferResponse, beams: list[BeamText]) -> list[str]:
+        """Return the text that the response adds to each beam."""
+        if response.error is not None:
+            raise response.error
+        sequences = self._sequences(response)
+        while len(beams) < len(sequences):
+            beams.append(BeamText(self._incremental_text(), self._stop_words_of(0)))
+        sequences += [[]] * (len(beams) - len(sequences))
+        return [await beam.feed(ids, is_last=response.is_final) for beam, ids in zip(beams, sequences, strict=True)]
+
+    def _sequences(self, response: InferResponse) -> list[list[int]]:
+        """Return the token ids of each beam; an empty list for a response without tokens, at the end of a stream."""
+        tensors = {each.name: each for each in response.outputs}
+        if "output_ids" not in tensors:
+            return []
+        tokens, lengths = (tensor.array for tensor in self._tokens_in(tensors))
+        rows = tokens.reshape(lengths.size, tokens.shape[-1])
+        return [row[:length].tolist() for row, length in zip(rows, lengths.ravel(), strict=True)]
+
+    def _incremental_text(self) -> IncrementalText:
+        model = self._models.postprocessing
+        detokenizer = model.detokenizer() if isinstance(model, PostprocessingModel) else None
+        return DetokenizedText(detokenizer) if detokenizer is not None else DecodedText(self._decode)
+
+    async def _decode(self, token_ids: Sequence[int]) -> str:
+        tokens = Tensor.of("output_ids", np.array([[token_ids]], np.int32))
+        lengths = Tensor.of("sequence_length", np.array([[len(token_ids)]], np.int32))
+        [text] = await self._decoded(tokens, lengths, 1)
+        return text
+
+    # -- one response
+
+    async def _answer_whole(self, request: InferRequest) -> None:
+        responses = []
+        async with aclosing(infer_stream(self._models.token_model, request)) as stream:
+            async for response in stream:
+                if response.error is not None:
+                    raise response.error
+                if response.outputs:
+                    responses.append(response)
+        if not responses or (len(responses) > 1 and not self._spec.is_decoupled):
+            raise self._wrong_answer(f"gave {len(responses)} responses to a request that does not stream")
+        self._job.infer_ended_ns = perf_counter_ns()
+        for index, response in enumerate(responses, 1):
+            texts = await self._whole_texts(response)
+            self._job.respond(self._response(response, texts, is_final=index == len(responses)))
+
+    async def _whole_texts(self, response: InferResponse) -> list[list[str]]:
+        """Return the texts of each row's beams."""
+        tensors = {each.name: each for each in response.outputs}
+        texts = await self._decoded(*self._tokens_in(tensors), self._token_rows)
+        rows = self._rows_in(tensors)
+        num_beams = max(len(texts) // len(rows), 1)
+        return [
+            [self._shown(row, text) for text in texts[index * num_beams : (index + 1) * num_beams]]
+            for index, row in enumerate(rows)
+        ]
+
+    async def _decoded(self, tokens: Tensor, lengths: Tensor, num_rows: int) -> list[str]:
+        model = self._models.postprocessing
+        answer = await infer_one(model, self._request.to_postprocessing(model, tokens, lengths, num_rows))
+        texts = next((each for each in answer.outputs if each.name == OUTPUT), None)
+        if texts is None:
+            raise SluiceError(ErrorCode.INTERNAL, f"model '{model.name}' gave no {OUTPUT}")
+        return [text.decode(errors="replace") for text in texts.array.ravel().tolist()]
+
+    def _rows_in(self, tensors: dict[str, Tensor]) -> list[int]:
+        """Return the rows of the request that the response answers: all, or the one in its `batch_index`."""
+        num_rows = self._request.num_rows or 1
+        num_answered = tensors["sequence_length"].shape[0] if self._token_rows else 1
+        if num_answered == num_rows or "batch_index" not in tensors:
+            return list(range(num_answered))
+        return [int(tensors["batch_index"].array.flat[0])]
+
+    def _shown(self, row: int, text: str) -> str:
+        text = StopWordCutter.cut(text, self._stop_words_of(row))
+        excludes = self._request.excludes_prompt(row)
+        if excludes is None:
+            excludes = excludes_input(self._models.token_model.config)
+        return text if excludes else self._rows_of("text_input")[row][0] + text
+
+    # -- both
+
+    def _rows_of(self, name: str) -> list[list[str]]:
+        return read_text_rows(self._job.request, name, is_batched=self._is_batched)
+
+    def _tokens_in(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the tensors of the sequences and of their lengths."""
+        if "output_ids" not in tensors or "sequence_length" not in tensors:
+            raise self._wrong_answer("gave no output_ids with their sequence_length")
+        return tensors["output_ids"], tensors["sequence_length"]
+
+    def _stop_words_of(self, row: int) -> list[str]:
+        return self._stop_words[row] if self._stop_words is not None else []
+
+    def _response(self, response: InferResponse, texts: Sequence[Sequence[str]], *, is_final: bool) -> InferResponse:
+        """Build a response of `texts` and of the token model's other outputs that this model declares."""
+        requested = self._job.request.requested_outputs or tuple(self._spec.outputs)
+        outputs = []
+        if TEXT in requested:
+            rows = [[text.encode() for text in row] or [b""] for row in texts]
+            outputs.append(build_text_tensor(TEXT, rows, is_batched=self._is_batched))
+        for tensor in response.outputs:
+            spec = self._spec.outputs.get(tensor.name)
+            if spec is not None and tensor.name in requested:
+                batched = self._is_batched
+                outputs.append(fitted(tensor, spec.dims, is_batching=batched, batch_size=self._token_rows))
+        return InferResponse(outputs, is_final=is_final)
+
+    def _wrong_answer(self, what: str) -> SluiceError:
+        return SluiceError(ErrorCode.INTERNAL, f"model '{self._models.token_model.name}' {what}")

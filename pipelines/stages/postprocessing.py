@@ -1,12 +1,11 @@
-"""NVIDIA's `postprocessing`: token ids to text."""
+"""NVIDIA's `postprocessing` stage: token ids to text."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.stages.fields import HANDED_THROUGH
-from pipelines.stages.stage import Outputs, StageModel
+from pipelines.stages.stage import PASSED_THROUGH, Outputs, StageModel
 from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.tokenizer import Tokenizer
 from serving.request import InferRequest
@@ -17,20 +16,20 @@ TOKENS, LENGTHS, OUTPUT = "TOKENS_BATCH", "SEQUENCE_LENGTH", "OUTPUT"
 
 
 class PostprocessingModel(StageModel):
-    """The text of each sequence as if it were whole.
+    """Decodes each sequence as a whole text.
 
-    An ensemble that streams gives it each response's tokens alone: with tokenizers whose tokens depend on their
-    neighbours a text loses its spaces that way, as in Triton. BLS knows what came before, and writes it right.
+    A streaming ensemble sends it the tokens of one response at a time. Where tokens depend on their neighbours, the
+    text loses spaces that way, as in Triton. BLS keeps the tokens before and gets the text right.
     """
 
     def __init__(self, config: ModelConfig, version: int, tokenizer: Tokenizer, *, skips_special: bool) -> None:
-        """`skips_special`: control tokens are no part of the text."""
+        """Take the tokenizer. With `skips_special` control tokens are not part of the text."""
         super().__init__(config, version)
         self._tokenizer = tokenizer
         self._skips_special = skips_special
 
     def detokenizer(self) -> Detokenizer | None:
-        """One that takes a sequence piece by piece; None where control tokens are to be seen, which it leaves out."""
+        """Return a detokenizer for one sequence; None where control tokens are shown, which it would leave out."""
         return self._tokenizer.detokenizer() if self._skips_special else None
 
     def _size(self, request: InferRequest) -> int:
@@ -42,10 +41,10 @@ class PostprocessingModel(StageModel):
             tokens, lengths = tokens[np.newaxis], lengths[np.newaxis]
         _check(request, tokens, lengths)
         texts = np.array([self._text(ids) for ids in _sequences(tokens, lengths)], np.object_)
-        return {OUTPUT: texts.reshape(lengths.shape)} | self._handed_through(request)
+        return {OUTPUT: texts.reshape(lengths.shape)} | self._passed_through(request)
 
-    def _handed_through(self, request: InferRequest) -> Outputs:
-        given = {f"OUT_{name}": request.inputs[name].array for name in HANDED_THROUGH & request.inputs.keys()}
+    def _passed_through(self, request: InferRequest) -> Outputs:
+        given = {f"OUT_{name}": request.inputs[name].array for name in PASSED_THROUGH & request.inputs.keys()}
         return given if self._is_batched else {name: array[np.newaxis] for name, array in given.items()}
 
     def _text(self, token_ids: list[int]) -> bytes:
@@ -53,7 +52,7 @@ class PostprocessingModel(StageModel):
 
 
 def _sequences(tokens: Array, lengths: Array) -> Iterator[list[int]]:
-    """Of tokens [rows, beams, longest] and lengths [rows, beams], row by row."""
+    """Yield the sequences of tokens [rows, beams, longest] with lengths [rows, beams], row by row."""
     for ids, length in zip(tokens.reshape(lengths.size, tokens.shape[-1]), lengths.ravel(), strict=True):
         yield ids[:length].tolist()
 

@@ -1,9 +1,11 @@
-"""What chat completions and retrieval-augmented answers call: anything that generates text."""
+"""The interface of everything that generates text: language models, their adapters, and pipelines around them."""
 
 from collections.abc import AsyncGenerator
+from functools import singledispatch
 from typing import Protocol
 
 from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from serving.model import Model
 from sluice.errors import invalid
 
 
@@ -18,55 +20,65 @@ class TextModel(Protocol):
 
     @property
     def created(self) -> int:
-        """In seconds since 1970."""
+        """When the model was made, in seconds since 1970."""
         ...
 
     @property
     def max_model_len(self) -> int | None:
-        """Longest prompt + output, in tokens; None where nobody knows."""
+        """Longest prompt + output, in tokens; None where it is not known."""
         ...
 
     @property
     def max_beam_width(self) -> int:
-        """Most beams of a beam search; 1 where there is none."""
+        """Most beams of a beam search; 1 where beam search is not supported."""
         ...
 
     @property
     def parent(self) -> str | None:
-        """The model that this is an adapter of; None for what is no adapter."""
+        """Name of the model that this is an adapter of; None for a model that is not an adapter."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why its engine is dead; None while it is not, or where others have to tell."""
+        """Why the engine is dead; None while it lives, and for models without an engine of their own."""
         ...
 
     @property
     def takes_parameters(self) -> bool:
-        """Whether a request may have `parameters`: there are steps before the language model that read them."""
+        """Whether a request may have `parameters`, because steps before the language model may read them."""
         ...
 
     @property
     def is_measured(self) -> bool:
-        """Whether what runs behind it measures each request: then its caller must not, as it would count twice."""
+        """Whether each request is measured behind this model. The caller must not measure it again then."""
         ...
 
     async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
-        """The prompt of several requests, with what is the same for all of them worked out. Raises INVALID."""
+        """Return the prompt with the work done that several requests for it share. Raises INVALID."""
         ...
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Generate; the last event has the finish reason. Closing the generator cancels.
+        """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
-        What was retrieved for the answer comes in an event of its own, before the first text.
-        Raises SluiceError at the first event where the request is refused, at a later one where it failed.
+        A retrieval comes in an event of its own, before the first text. Raises SluiceError at the first event
+        where the request is refused, and at a later one where it failed.
         """
         ...
 
 
 def refuse_parameters(model: str, request: TextRequest) -> None:
-    """For one that takes none: raises SluiceError INVALID (param "parameters") where `request` has any."""
+    """Raise SluiceError INVALID (param "parameters") where `request` has any, for a model that takes none."""
     if request.parameters:
         names = ", ".join(request.parameters)
         reason = f"a language model alone, which retrieves nothing and takes none of {names}; name a pipeline"
         raise invalid("parameters", f"model '{model}' is {reason}, or leave them out")
+
+
+@singledispatch
+def text_model_of(model: Model) -> TextModel | None:
+    """Return the text model behind a served model, or None where it does not generate text.
+
+    Each kind of model registers its own answer in the module that defines it. `pipelines/text/tensor_model.py`
+    registers the answer for every other kind.
+    """
+    return None

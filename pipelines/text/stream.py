@@ -1,19 +1,26 @@
-"""One generation's token events to text events."""
+"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 
-from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent
+import msgspec
+
+from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
 from pipelines.text.detokenizer import Detokenizer
-from pipelines.text.logprobs import LogprobTrack
-from pipelines.text.stop import StopStrings
-from pipelines.text.types import TextEvent
+from pipelines.text.tokenizer import Tokenizer
+from pipelines.text.types import EncodedPrompt, Prompt, TextDetail, TextEvent, TextLogprob, TokenText
+from sluice.errors import invalid
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024
+"""Characters. Both limits bound the cost of searching one piece of text."""
 
 
 class TextStream:
-    """The text side of one generation: detokenizes, ends at stop strings, counts. Belongs to its task.
+    """Makes the text events of one generation: detokenizes, ends at stop strings, counts. Only its task uses it.
 
-    The text does not depend on how tokens are merged into events; the last event says how many were used.
-    Stop strings are looked for in what follows the first `min_tokens` tokens.
+    The text does not depend on how tokens are merged into events, and the last event has the number of tokens used.
+    Stop strings are searched in the text after the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -22,22 +29,22 @@ class TextStream:
         stop: tuple[str, ...],
         sampling: SamplingParams,
         prompt_tokens: int,
-        track: LogprobTrack | None = None,
+        logprobs: "LogprobTracker | None" = None,
     ) -> None:
-        """With `track` events have a detail. Raises SluiceError INVALID for stop strings that are not allowed."""
+        """Take `logprobs` to give events a detail. Raises SluiceError INVALID for stop strings that are not allowed."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop) if stop else None
         self._stop_token_ids = sampling.stop_token_ids
         self._min_tokens = sampling.min_tokens
         self._prompt_tokens = prompt_tokens
-        self._track = track
+        self._logprobs = logprobs
         self._cached_tokens = 0
-        self._is_plain = self._stops is None and track is None
+        self._is_plain = self._stops is None and logprobs is None
         self._completion_tokens = 0
         self._reported_tokens = 0
 
     def feed(self, event: TokenEvent) -> TextEvent | None:
-        """The text that `event` completes; None where there is none yet. After a last event comes no other."""
+        """Return the text that `event` completes, or None where it completes none. Nothing follows a last event."""
         if event.detail is not None:
             self._note(event.detail)
         token_ids, finish_reason = event.token_ids, event.finish_reason
@@ -53,17 +60,17 @@ class TextStream:
     def _note(self, detail: EventDetail) -> None:
         if detail.num_cached_tokens is not None:
             self._cached_tokens = detail.num_cached_tokens
-        if self._track is not None:
-            self._track.expect(detail)
+        if self._logprobs is not None:
+            self._logprobs.expect(detail)
 
     def _finish_by_token(self, shown: Sequence[int], last: int) -> TextEvent:
-        """The token that ended the sequence is counted, and not shown."""
+        """Count the token that ended the sequence, and do not show it."""
         text = self._show(shown)
         if self._matched is not None:
             return self._event(text, FinishReason.STOP, self._matched)
         self._completion_tokens += 1
-        if self._track is not None:
-            self._track.add_end()
+        if self._logprobs is not None:
+            self._logprobs.add_end()
         return self._finish(text, FinishReason.STOP, last if last in self._stop_token_ids else None)
 
     def _finish(self, text: str, reason: FinishReason, stop_reason: int | None) -> TextEvent:
@@ -86,13 +93,13 @@ class TextStream:
         return self._show_each(token_ids)
 
     def _show_each(self, token_ids: Sequence[int]) -> str:
-        """Token by token, so that the one that completes a stop string is known and the last one counted."""
+        """Show token by token: the one that completes a stop string is the last one counted."""
         pieces = []
         for token_id in token_ids:
             self._completion_tokens += 1
             piece = self._detokenizer.feed((token_id,))
-            if self._track is not None:
-                self._track.add(piece)
+            if self._logprobs is not None:
+                self._logprobs.add(piece)
             pieces.append(self._up_to_stop(piece))
             if self._matched is not None:
                 break
@@ -109,7 +116,170 @@ class TextStream:
         total = self._completion_tokens
         num_tokens, self._reported_tokens = total - self._reported_tokens, total
         detail = None
-        if self._track is not None:
-            detail = self._track.take(text, finish_reason is not None and self._matched is None)
+        if self._logprobs is not None:
+            detail = self._logprobs.take(text, finish_reason is not None and self._matched is None)
         prompt, cached = self._prompt_tokens, self._cached_tokens
         return TextEvent(text, num_tokens, prompt, total, finish_reason, stop_reason, cached, detail)
+
+
+class StopStrings:
+    """Passes on text up to the first stop string, however the text is cut into pieces.
+
+    The first stop string is the one that is complete first; of several complete at the same character, the longest.
+    Only text that could be the beginning of a stop string is kept back.
+    """
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        """Raise SluiceError INVALID where a string is empty or too long, or where there are too many."""
+        _check_stop_strings(strings)
+        self._strings = strings
+        self._first_chars = frozenset(string[0] for string in strings)
+        self._pending = ""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found. The text ends before it, and nothing may be fed any more."""
+        return self._matched
+
+    def feed(self, piece: str) -> str:
+        """Add text and return what certainly stands before any stop string."""
+        if not self._pending and self._first_chars.isdisjoint(piece):
+            return piece
+        text = self._pending + piece
+        found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
+        if found:
+            _, end, self._matched = min(found)
+            self._pending = ""
+        else:
+            end = min((_find_partial(text, s) for s in self._strings), default=len(text))
+            self._pending = text[end:]
+        return text[:end]
+
+    def flush(self) -> str:
+        """Return the text kept back, at the end of the text."""
+        text, self._pending = self._pending, ""
+        return text
+
+
+def _find_partial(text: str, string: str) -> int:
+    """Return where the longest suffix of `text` that begins `string` starts; len(text) where there is none."""
+    start = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while start >= 0:
+        if string.startswith(text[start:]):
+            return start
+        start = text.find(string[0], start + 1)
+    return len(text)
+
+
+def _check_stop_strings(strings: tuple[str, ...]) -> None:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise invalid("stop", f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    for index, string in enumerate(strings):
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            raise invalid(
+                "stop", f"stop[{index}] has {len(string)} characters; from 1 to {MAX_STOP_LENGTH} are allowed"
+            )
+
+
+class LogprobTracker:
+    """Hands out the log probabilities of one text, each with the event in which its token's text begins.
+
+    So a stream has the same ones as a whole answer, and none for text that a stop string cut off.
+    """
+
+    def __init__(
+        self,
+        texts: Mapping[int, TokenText],
+        prompt_token_ids: list[int],
+        *,
+        has_output: bool,
+        echo_starts: list[int] | None = None,
+        echo_length: int = 0,
+    ) -> None:
+        """Without `has_output` hand out those of the prompt alone.
+
+        `echo_starts` and `echo_length` are the offsets of the prompt's tokens and the length of its text, in
+        characters, where the answer begins with the prompt.
+        """
+        self._texts = texts
+        self._prompt_token_ids = prompt_token_ids
+        self._has_output = has_output
+        self._starts = echo_starts or [0] * len(prompt_token_ids)
+        self._raw: deque[TokenLogprob] = deque()
+        """Entries of tokens that have not been detokenized yet."""
+        self._waiting: deque[TextLogprob] = deque()
+        """Entries of tokens whose text has not been shown yet."""
+        self._made = self._shown = echo_length
+        self._total = 0.0
+        self._prompt: list[TextLogprob] | None = None
+
+    def expect(self, detail: EventDetail) -> None:
+        """Take the engine's entries for the tokens that `add` will follow with, and for the prompt's tokens."""
+        self._raw.extend(detail.logprobs or ())
+        if detail.prompt_logprobs is not None:
+            self._prompt = [
+                TextLogprob(self._texts[token_id], None, start) if entry is None else self._readable(entry, start)
+                for token_id, entry, start in zip(
+                    self._prompt_token_ids, detail.prompt_logprobs, self._starts, strict=True
+                )
+            ]
+
+    def add(self, piece: str) -> None:
+        """Note that one more token was detokenized, and completed the text `piece`."""
+        if self._raw:
+            entry = self._raw.popleft()
+            self._total += entry.logprob
+            self._waiting.append(self._readable(entry, self._made))
+        self._made += len(piece)
+
+    def add_end(self) -> None:
+        """Note the token that ended the text and is not part of it."""
+        if self._raw:
+            self._total += self._raw.popleft().logprob
+
+    def take(self, text: str, is_whole: bool) -> TextDetail:
+        """Return the detail of an event that shows `text`. `is_whole`: the text ends here and nothing was cut off."""
+        self._shown += len(text)
+        entries = []
+        while self._waiting and (is_whole or self._waiting[0].start < self._shown):
+            entries.append(self._waiting.popleft())
+        prompt, self._prompt = self._prompt, None
+        return TextDetail(entries if self._has_output else None, self._total, prompt)
+
+    def _readable(self, entry: TokenLogprob, start: int) -> TextLogprob:
+        texts = self._texts
+        top = tuple((texts[token_id], logprob) for token_id, logprob in entry.top)
+        return TextLogprob(texts[entry.token_id], entry.logprob, start, top)
+
+
+class PromptEcho:
+    """Puts a prompt's text, and the log probabilities of its tokens, in front of those of the first event."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, token_ids: list[int]) -> None:
+        """Echo text as it was sent, and token ids as the text that they stand for."""
+        source = prompt.source if isinstance(prompt, EncodedPrompt) else prompt
+        detokenizer = tokenizer.detokenizer()
+        pieces = [detokenizer.feed((token_id,)) for token_id in token_ids]
+        pieces.append(detokenizer.flush())
+        self.text = source if isinstance(source, str) else "".join(pieces)
+        self._pieces = pieces
+
+    def token_starts(self) -> list[int]:
+        """Return each token's offset in the text, in characters.
+
+        A tokenizer that changes the text's length makes the last offsets approximate.
+        """
+        starts, num_chars = [], 0
+        for piece in self._pieces[:-1]:
+            starts.append(min(num_chars, len(self.text)))
+            num_chars += len(piece)
+        return starts
+
+    def prepend_to(self, event: TextEvent) -> TextEvent:
+        """Return the first event with the prompt in front."""
+        detail = event.detail
+        if detail is not None and detail.logprobs is not None:
+            entries = [*(detail.prompt_logprobs or ()), *detail.logprobs]
+            detail = msgspec.structs.replace(detail, logprobs=entries)
+        return msgspec.structs.replace(event, text=self.text + event.text, detail=detail)

@@ -1,4 +1,4 @@
-"""Text and conversations to token ids, just as transformers makes them."""
+"""Text and conversations to token ids, exactly as transformers makes them."""
 
 import asyncio
 import json
@@ -8,19 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 import tokenizers
 
-from pipelines.text.detokenizer import Detokenizer, detokenizer_factory
-from pipelines.text.slow import SlowBackend, SlowDetokenizer
-from pipelines.text.spelling import TokenTexts
+from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that a message may have, and under which name the chat template sees them."""
+"""Roles that a message may have, and their names in the chat template."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,17 +29,17 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tokenizer.tiktoken",
 )
-"""Any of them is one. Without, transformers makes an empty tokenizer of config.json alone."""
+"""A tokenizer has at least one of these files. From config.json alone transformers would make an empty one."""
 
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 INLINE_CHARS = 4000
-"""Up to here (under a millisecond) text is tokenized at once; longer text goes to a worker thread."""
+"""Longest text that is tokenized on the event loop, in under a millisecond. Longer text goes to a worker thread."""
 
 _NUM_WORKERS = 2
 
 _LOADING = Lock()
-"""transformers imports its classes when they are first asked for, which fails where two threads do so at a time."""
+"""Serializes loading: transformers imports classes at first use, which fails where two threads do so at a time."""
 
 T = TypeVar("T")
 
@@ -49,26 +47,28 @@ T = TypeVar("T")
 class Tokenizer:
     """A model's tokenizer and chat template.
 
-    Control tokens that stand in the text of a prompt or message (`<|end|>`) become those tokens, as they do
-    in transformers and in servers built on it.
+    Control tokens written in a prompt or message (`<|end|>`) become those tokens, as in transformers and in servers
+    built on it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Takes a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
+        """Take a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
         self._tokenizer = tokenizer
         self._backend: Any
         self._new_detokenizer: Callable[[], Detokenizer]
-        self._backend, self._new_detokenizer = _fast(tokenizer) if tokenizer.is_fast else _slow(tokenizer)
+        self._backend, self._new_detokenizer = (
+            _fast_backend(tokenizer) if tokenizer.is_fast else _slow_backend(tokenizer)
+        )
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Load the tokenizer of a Hugging Face checkpoint directory; takes most of a second.
+        """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second.
 
-        Raises SluiceError UNAVAILABLE where there is none that can be used.
+        Raises SluiceError UNAVAILABLE where the directory has no usable tokenizer.
         """
         if not path.is_dir():
-            # transformers would take it for the name of a model to download.
+            # transformers would take the path for the name of a model to download.
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
         if not any((path / name).is_file() for name in TOKENIZER_FILES):
             files = ", ".join(TOKENIZER_FILES)
@@ -88,60 +88,60 @@ class Tokenizer:
 
     @property
     def pad_token_id(self) -> int | None:
-        """What fills shorter sequences up."""
+        """The token that pads shorter sequences."""
         token_id: int | None = self._tokenizer.pad_token_id
         return token_id
 
     @property
     def num_tokens(self) -> int:
-        """The size of the vocabulary, added tokens too."""
+        """Size of the vocabulary, including added tokens."""
         return len(self._tokenizer)
 
     @property
     def added_tokens(self) -> list[Any]:
-        """Tokens that are found in a text before any other: `content`, `special`, `normalized` say which and how."""
+        """Tokens that are matched in a text before any other, with `content`, `special` and `normalized`."""
         return list(self._backend.get_added_tokens_decoder().values())
 
     @property
     def normalizer(self) -> Any:
-        """What a text goes through before tokens are sought in it; None for nothing."""
+        """The normalizer applied to a text before tokens are matched in it; None for none."""
         return self._backend.normalizer
 
     def detokenizer(self) -> Detokenizer:
-        """A new one, for one sequence."""
+        """Return a new detokenizer, for one sequence."""
         return self._new_detokenizer()
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """What single tokens stand for."""
+        """The text of single tokens."""
         return TokenTexts(self._backend)
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, however long, at once. `param` is the field that errors name."""
+        """Return the token ids of a text of any length, on this thread. Errors name the field `param`."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError:  # what the library makes of lone surrogates
+        except TypeError:  # raised by the library for lone surrogates
             raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
         return ids
 
     def encode_words(self, text: str, param: str) -> list[int]:
-        """Token ids of a piece of text, without special tokens. `param` is the field that errors name."""
+        """Return the token ids of a piece of text, without special tokens. Errors name the field `param`."""
         return self.encode(text, param, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of a whole sequence; ids that the vocabulary lacks have none."""
+        """Return the text of a whole sequence. Ids that the vocabulary lacks have no text."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     async def encode_text(self, text: str) -> list[int]:
-        """Token ids of plain text, with the special tokens that the tokenizer adds to it."""
+        """Return the token ids of plain text, with the special tokens that the tokenizer adds to it."""
         return await self._run(len(text), lambda: self.encode(text, "prompt", add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins.
+        """Return the token ids of a conversation, up to where the assistant's answer begins.
 
-        Raises SluiceError INVALID for no messages, a role not in `ROLES`, what the model's template refuses,
-        and for a model without a template.
+        Raises SluiceError INVALID for no messages, a role not in `ROLES`, messages that the model's template refuses,
+        and a model without a template.
         """
         turns = _turns(messages)
         num_chars = sum(len(message.content) for message in messages)
@@ -167,18 +167,54 @@ class Tokenizer:
         return text
 
 
-def _fast(tokenizer: Any) -> tuple[tokenizers.Tokenizer, Callable[[], Detokenizer]]:
+class _Encoding(NamedTuple):
+    ids: list[int]
+
+
+class SlowBackend:
+    """Gives a tokenizer that transformers has in Python only the methods of a fast one's `backend_tokenizer`."""
+
+    decoder = None
+    """None: only the tokenizer itself knows how its tokens become text."""
+    normalizer = None
+    """None: added tokens are matched in the text as it is."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
+        return _Encoding(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of the ids, ignoring those that the vocabulary lacks."""
+        known = [token_id for token_id in token_ids if token_id < len(self._tokenizer)]
+        text: str = self._tokenizer.decode(
+            known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if token_id >= len(self._tokenizer):
+            return None
+        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        return token
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        added: dict[int, Any] = self._tokenizer.added_tokens_decoder
+        return added
+
+
+def _fast_backend(tokenizer: Any) -> tuple[tokenizers.Tokenizer, Callable[[], Detokenizer]]:
     backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-    # transformers does this on each call, which no other thread's call would survive.
+    # transformers does this on each call, which would break calls of other threads.
     backend.no_truncation()
     backend.no_padding()
     return backend, detokenizer_factory(backend)
 
 
-def _slow(tokenizer: Any) -> tuple[Any, Callable[[], Detokenizer]]:
-    """For those that transformers has in Python only; each piece of text is asked of the tokenizer itself."""
+def _slow_backend(tokenizer: Any) -> tuple[Any, Callable[[], Detokenizer]]:
     backend = SlowBackend(tokenizer)
-    return backend, lambda: SlowDetokenizer(backend)
+    return backend, lambda: SlowDetokenizer(backend.decode)
 
 
 def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
@@ -192,32 +228,32 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
 
 
 def _transformers_loader(path: Path) -> Callable[..., Any]:
-    """transformers' loader of the tokenizer in `path`. Imported when needed, as that alone takes over half a second.
+    """Return transformers' loader for the tokenizer in `path`, imported here because that takes over half a second.
 
-    AutoTokenizer imports torch too where it is installed (2 s and 200 MB), so it is asked only for a
-    tokenizer whose class it has to find.
+    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer
+    whose class it has to find.
     """
     log = logging.getLogger("transformers")
-    log.addFilter(_is_not_about_torch)
+    log.addFilter(_is_not_torch_advice)
     try:
         if _is_generic(path):
             from transformers import PreTrainedTokenizerFast as Loader
         else:
             from transformers import AutoTokenizer as Loader
     finally:
-        log.removeFilter(_is_not_about_torch)
+        log.removeFilter(_is_not_torch_advice)
     loader: Callable[..., Any] = Loader.from_pretrained
     return loader
 
 
 def _is_generic(path: Path) -> bool:
-    """Whether the tokenizer is all in its tokenizer.json, of no model's own class."""
+    """Whether the tokenizer is completely described by its tokenizer.json, without a class of its own."""
     config = path / "tokenizer_config.json"
     if not ((path / "tokenizer.json").is_file() and config.is_file()):
         return False
     return json.loads(config.read_text()).get("tokenizer_class") in _GENERIC_CLASSES
 
 
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    """Its advice that models need PyTorch is not for our users: the engine runs them without."""
+def _is_not_torch_advice(record: logging.LogRecord) -> bool:
+    """Drop transformers' advice that models need PyTorch: the engine runs them without it."""
     return "PyTorch was not found" not in record.getMessage()

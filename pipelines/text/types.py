@@ -1,13 +1,13 @@
-"""What a protocol asks of a text model and gets back. All values are frozen."""
+"""Requests to text models and the events that they answer with. All values are frozen."""
 
 import msgspec
 
 from engine.types import FinishReason, Grammar
-from pipelines.text.sources import Citation, Source
+from pipelines.text.citations import Citation, Source
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation. The roles that a model takes are checked where its template is rendered."""
+    """One turn of a conversation. Roles are checked where the model's chat template is rendered."""
 
     role: str
     content: str
@@ -18,7 +18,7 @@ PlainPrompt = str | list[int] | tuple[ChatMessage, ...]
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):
-    """A prompt whose token ids are known already, so that several requests for it need them worked out once."""
+    """A prompt with its token ids, so that several requests for it tokenize it once."""
 
     source: PlainPrompt
     token_ids: list[int]
@@ -28,10 +28,11 @@ Prompt = PlainPrompt | EncodedPrompt
 
 
 class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling fields that the client sent. None: not sent, so the model's default holds.
+    """The sampling fields that the client sent. None stands for a field not sent: the model's default holds.
 
     Names and ranges are those of `engine.types.SamplingParams`. `max_tokens` None means all that the
-    context and the KV cache leave after the prompt. From `beam_width` on they are `runtime_fields.RUNTIME_FIELDS`.
+    context and the KV cache leave after the prompt. The fields from `beam_width` on are
+    `pipelines.text.sampling.RUNTIME_FIELDS`.
     """
 
     max_tokens: int | None = None
@@ -62,11 +63,11 @@ class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One text to generate. Generation ends before the first of the `stop` strings, and none of `bad_words` comes.
-    Tokens of `biased_words` get those words' weights added to their logits, beside what `sampling.logit_bias` says.
+    """A request for one text. The text ends before the first of the `stop` strings and has none of the `bad_words`.
 
-    With `echo` the text begins with the prompt's, and the log probabilities (where asked for) with those
-    of the prompt's tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
+    The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`.
+    With `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's
+    tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
     `parameters` are further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language
     model alone refuses them.
     """
@@ -86,11 +87,11 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     parameters: dict[str, str | int | float | bool] = {}
     protocol: str = ""
-    """Its label in the metrics, where what runs behind the model keeps them."""
+    """The protocol's label in metrics, for models that are measured behind the text model."""
 
 
 class TokenText(msgspec.Struct, frozen=True, gc=False):
-    """A token and what it stands for by itself. `text` has U+FFFD where `spelled` is but a part of a character."""
+    """A token and the text it stands for by itself. `text` has U+FFFD where `spelled` is only part of a character."""
 
     token_id: int
     text: str
@@ -100,7 +101,7 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 class TextLogprob(msgspec.Struct, frozen=True):
     """One token's log probability, and the likeliest alternatives, best first.
 
-    `start` is where the token's text begins in the text of the request, in characters. The first token
+    `start` is the offset of the token's text in the request's text, in characters. The first token
     of a prompt has no log probability, since nothing precedes it.
     """
 
@@ -111,10 +112,10 @@ class TextLogprob(msgspec.Struct, frozen=True):
 
 
 class Retrieval(msgspec.Struct, frozen=True):
-    """What a pipeline found for its answer: `sources` are in the prompt, `dropped` did not fit into it.
+    """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it.
 
-    `citations` say which part of the answer rests on which source. They come with the last event alone, the
-    others with the one before the first text and again with the last.
+    `citations` say which part of the answer rests on which source. They come with the last event only; sources
+    come with the event before the first text, and again with the last one.
     """
 
     sources: tuple[Source, ...] = ()
@@ -123,11 +124,11 @@ class Retrieval(msgspec.Struct, frozen=True):
 
 
 class TextDetail(msgspec.Struct, frozen=True):
-    """What few requests ask for.
+    """Details of an event that few requests ask for.
 
-    `logprobs` are those of the tokens whose text begins in the event; a token that ended the text without being
-    shown has none. `total_logprob` sums those of all tokens so far, that one included. `prompt_logprobs` come
-    with the first event. `retrieval` is a pipeline's: on an event before the first text, and on the last.
+    `logprobs` belong to the tokens whose text begins in the event; a token that ended the text without being
+    shown has none. `total_logprob` is the sum over all tokens so far, including that one. `prompt_logprobs` come
+    with the first event. `retrieval` comes from pipelines, on an event before the first text and on the last one.
     """
 
     logprobs: list[TextLogprob] | None = None
@@ -139,11 +140,11 @@ class TextDetail(msgspec.Struct, frozen=True):
 class TextEvent(msgspec.Struct, frozen=True, gc=False):
     """A piece of generated text. Only the last event of a request has a finish reason.
 
-    `text` is empty on no event but the last, and on the one that only tells what was retrieved. `num_tokens` counts
-    the tokens generated since the event before, whether or not they show in `text`. `stop_reason` is the stop string
-    or the stop token id that the request named and that ended it; None for the model's own end of sequence. The two
-    totals are up to and with this event; those of the last one are the request's. `cached_tokens` are those of the
-    prompt that needed no computing. A pipeline's counts are 0 but on the last event, and there where its model
+    `text` is empty only on the last event and on one that only carries a retrieval. `num_tokens` counts the tokens
+    generated since the previous event, whether or not they show in `text`. `stop_reason` is the requested stop string
+    or stop token id that ended the text; None for the model's own end of sequence. `prompt_tokens` and
+    `completion_tokens` are totals up to and including this event. `cached_tokens` counts prompt tokens that were
+    found in the prefix cache. A pipeline's counts are 0 except on the last event, and 0 there too where its model
     does not count.
     """
 

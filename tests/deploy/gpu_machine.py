@@ -21,7 +21,7 @@ from engine.types import EngineStats, IterationStats
 from gateway.telemetry.gpu import GpuSample, gpu_families
 from gateway.telemetry.gpu_processes import GpuProcess, process_memory
 from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.llm.activity import TextActivity
+from pipelines.llm.text import TextActivity
 from tests.pipelines.llm.doubles import language_model
 
 _GIB = 1 << 30

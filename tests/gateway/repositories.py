@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine.client.base import EngineClient
 from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.llm.configuration import bundled_config, with_engine_parameters
+from pipelines.llm.configuration import add_engine_parameters, default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from serving.backend import BackendContext, ModelLookup
@@ -23,5 +23,5 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
 
 def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:
     """The checkpoint's text side over an engine that has started."""
-    config = with_engine_parameters(bundled_config(name), engine.info)
+    config = add_engine_parameters(default_llm_config(name), engine.info)
     return LlmModel(config, LlmText.load(name, checkpoint, engine), engine, metrics.open_request)

@@ -16,7 +16,7 @@ from gateway.http.request_id import request_id_of
 from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
-from pipelines.llm.adapter import SEPARATOR
+from pipelines.llm.text_models import SEPARATOR
 from pipelines.rag import keys
 from pipelines.text.types import Prompt, TextEvent
 from sluice.errors import SluiceError

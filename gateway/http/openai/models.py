@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipelines.llm.adapter import AdapterText
+from pipelines.llm.text_models import AdapterText
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from pipelines.text.model import TextModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.http.frames import DONE
 from gateway.http.rag.frames import named_frame, token_frame
 from gateway.http.rag.objects import JsonObject
-from pipelines.text.sources import as_objects
+from pipelines.text.citations import to_json_objects
 from pipelines.text.types import Retrieval, TextEvent
 
 Events = AsyncGenerator[TextEvent, None]
@@ -62,11 +62,11 @@ def _retrieval(event: TextEvent) -> Retrieval:
 
 
 def _sources(found: Retrieval) -> JsonObject:
-    return {"sources": as_objects(found.sources), "dropped": as_objects(found.dropped)}
+    return {"sources": to_json_objects(found.sources), "dropped": to_json_objects(found.dropped)}
 
 
 def _citations(found: Retrieval) -> JsonObject:
-    return {"citations": as_objects(found.citations)}
+    return {"citations": to_json_objects(found.citations)}
 
 
 def _ending(last: TextEvent) -> JsonObject:

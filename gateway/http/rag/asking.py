@@ -20,8 +20,8 @@ from pipelines.rag.filters import parse_filter
 from pipelines.rag.library import Library
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from pipelines.rag.types import RetrievalMode, source_of
+from pipelines.text.citations import to_json_objects
 from pipelines.text.model import TextModel
-from pipelines.text.sources import as_objects
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
 from sluice.errors import ErrorCode, SluiceError
 
@@ -55,7 +55,7 @@ class AskingRoutes:
         query = SearchQuery(fields.question, None, parse_filter(fields.filter))
         search = self._library.search(collection, query, search_options(fields), key=collection_key(request))
         hits = await run_while_connected(request.receive, search)
-        return json_response(list_object(as_objects([source_of(hit) for hit in hits])), headers=headers)
+        return json_response(list_object(to_json_objects([source_of(hit) for hit in hits])), headers=headers)
 
     async def query(self, request: Request, collection: str) -> Response:
         """Answer a question from a collection's documents.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.rag.encoding.output import Mask, gives_states, vector_output
-from pipelines.stages.tokenizer.model import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS, TokenizerModel
+from pipelines.stages.tokenizer_model import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS, TokenizerModel
 from serving.backend import ModelLookup
 from serving.model import Model
 from serving.spec import ModelSpec, TensorSpec

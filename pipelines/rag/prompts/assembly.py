@@ -9,7 +9,7 @@ from pipelines.rag.prompts.budget import Fit, fit, smaller
 from pipelines.rag.prompts.history import exchanges_of, system_of
 from pipelines.rag.prompts.templates import NO_ANSWER_PLACE, Passage, Template, messages_of
 from pipelines.rag.prompts.tokens import PromptTokens
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 from pipelines.text.types import ChatMessage
 from sluice.errors import SluiceError, invalid
 

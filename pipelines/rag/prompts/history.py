@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipelines.text.messages import decode_messages
+from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import ROLES
 from pipelines.text.types import ChatMessage
 from sluice.errors import SluiceError, invalid

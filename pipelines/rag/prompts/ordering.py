@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 
 
 def in_reading_order(sources: Sequence[Source]) -> list[int]:

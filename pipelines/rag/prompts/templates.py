@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pipelines.rag.prompts.ordering import in_reading_order
 from pipelines.rag.prompts.statements import Statement, most_alike, share_named, statements_of
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 from pipelines.text.types import ChatMessage
 
 NO_ANSWER_PLACE = "{no_answer}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.asked import MAX_SALT_CHARS
+from pipelines.llm.parse import MAX_SALT_CHARS
 from pipelines.rag import keys
 from pipelines.rag.prompts import history, salt
 from pipelines.rag.prompts.assembly import PromptStyle

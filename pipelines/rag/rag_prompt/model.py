@@ -12,9 +12,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.rag.prompts.assembly import Prompt, Retrieved, assemble
 from pipelines.rag.rag_prompt.asked import Asked, PromptSettings, asked_of
 from pipelines.rag.rag_prompt.language_model import LanguageModel
-from pipelines.text.messages import encode_messages
-from pipelines.text.sources import Source, decoded, encoded
-from pipelines.text.text_rows import text_rows, text_tensor
+from pipelines.text.citations import Source, decode_source, encode_source
+from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
 from serving.request import InferRequest
 from serving.task_model import TaskModel, Work
 from serving.tensors.tensor import Tensor
@@ -43,10 +42,10 @@ class RagPromptModel(TaskModel):
         return partial(self._answer, self._rows(request), asked_of(request))
 
     def _rows(self, request: InferRequest) -> list[_Row]:
-        questions = [row[0] for row in text_rows(request, QUERY, is_batched=self._is_batched)]
-        texts = text_rows(request, CONTEXT, is_batched=self._is_batched)
+        questions = [row[0] for row in read_text_rows(request, QUERY, is_batched=self._is_batched)]
+        texts = read_text_rows(request, CONTEXT, is_batched=self._is_batched)
         given = SOURCES in request.inputs
-        sources = text_rows(request, SOURCES, is_batched=self._is_batched) if given else [[] for _ in texts]
+        sources = read_text_rows(request, SOURCES, is_batched=self._is_batched) if given else [[] for _ in texts]
         return [
             _Row(question, _retrieved(row_texts, row_sources if given else [""] * len(row_texts)))
             for question, row_texts, row_sources in zip(questions, texts, sources, strict=True)
@@ -60,12 +59,12 @@ class RagPromptModel(TaskModel):
         ]
         columns: dict[str, list[list[bytes]]] = {
             MESSAGES: [[encode_messages(prompt.messages)] for prompt in prompts],
-            SOURCES: [[*map(encoded, prompt.kept)] for prompt in prompts],
-            DROPPED: [[*map(encoded, prompt.dropped)] for prompt in prompts],
+            SOURCES: [[*map(encode_source, prompt.kept)] for prompt in prompts],
+            DROPPED: [[*map(encode_source, prompt.dropped)] for prompt in prompts],
             SAMPLING_CONFIG: [[self._sampling_config(prompt, asked)] for prompt in prompts],
             CACHE_SALT: [[asked.cache_salt.encode()]] * len(prompts),
         }
-        return [text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
+        return [build_text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
 
     def _sampling_config(self, prompt: Prompt, asked: Asked) -> bytes:
         """Where there is nothing to answer from, the language model can say only that. A client's own grammar wins.
@@ -92,7 +91,7 @@ def _source(element: str, index: int, text: str) -> Source:
     if not element:
         return Source(document="", start=0, end=len(text), score=0.0, text=text)
     try:
-        return decoded(element.encode())
+        return decode_source(element.encode())
     except msgspec.MsgspecError as error:
         message = f"input '{SOURCES}' must hold sources as JSON; the one at index {index} is none: {error}"
         raise invalid(SOURCES, message) from None

@@ -12,8 +12,8 @@ from pipelines.rag.library import Library
 from pipelines.rag.retrieval.search import Reranker, SearchQuery
 from pipelines.rag.retriever.asked import Asked, RetrieverSettings, asked_of
 from pipelines.rag.types import Hit, RetrievalMode, Vector, source_of
-from pipelines.text.sources import encoded
-from pipelines.text.text_rows import text_rows, text_tensor
+from pipelines.text.citations import encode_source
+from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.request import InferRequest
 from serving.request_tasks import side_by_side
 from serving.task_model import TaskModel, Work
@@ -44,7 +44,7 @@ class RetrieverModel(TaskModel):
 
     def _work(self, request: InferRequest) -> Work:
         asked = asked_of(request.parameters, self._settings)
-        questions = [row[0] for row in text_rows(request, QUERY, is_batched=self._is_batched)]
+        questions = [row[0] for row in read_text_rows(request, QUERY, is_batched=self._is_batched)]
         if not all(map(str.strip, questions)):
             raise invalid(QUERY, f"input '{QUERY}' is empty; it must be a question")
         return partial(self._answer, asked, questions, self._vectors(request, asked, len(questions)))
@@ -100,8 +100,8 @@ class RetrieverModel(TaskModel):
 
     def _tensors(self, found: Sequence[Sequence[Hit]]) -> list[Tensor]:
         texts = [[hit.text.encode() for hit in hits] for hits in found]
-        sources = [[encoded(source_of(hit)) for hit in hits] for hits in found]
+        sources = [[encode_source(source_of(hit)) for hit in hits] for hits in found]
         return [
-            text_tensor(CONTEXT, texts, is_batched=self._is_batched),
-            text_tensor(SOURCES, sources, is_batched=self._is_batched),
+            build_text_tensor(CONTEXT, texts, is_batched=self._is_batched),
+            build_text_tensor(SOURCES, sources, is_batched=self._is_batched),
         ]

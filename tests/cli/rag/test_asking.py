@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.types import FinishReason
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 from pipelines.text.types import Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import shared_memory
 
 from gateway.options.grpc import GrpcOptions
-from pipelines.text.tensor_text import text_model_of
+from pipelines.text.model import text_model_of
 from serving.request import InferResponse, Parameters, SequenceFlag
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (

@@ -6,15 +6,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from serving.config.text import read_config
 from tests import paths
-from tests.pipelines.llm.asking import Record
-from tests.pipelines.llm.stepped import SteppedRunner
+from tests.pipelines.llm.calls import Record
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 
 SEED_CONFIGS = paths.DATA / "seed_configs"
 
@@ -64,13 +64,13 @@ async def make(
 @pytest.fixture
 def model(make: Callable[[ModelConfig], LlmModel]) -> LlmModel:
     """With everything declared, without a batch dimension."""
-    return make(bundled_config("echo"))
+    return make(default_llm_config("echo"))
 
 
 @pytest.fixture
 def batched(make: Callable[[ModelConfig], LlmModel]) -> LlmModel:
     """With everything declared, and a batch dimension."""
-    config = bundled_config("echo")
+    config = default_llm_config("echo")
     config.max_batch_size = 8
     return make(config)
 

@@ -18,10 +18,10 @@ import pytest
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime, SchedulerPolicy
 from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.checkpoint import CheckpointFolder, find_checkpoint, vllm_arguments
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.fields import INPUTS, OUTPUTS
 from pipelines.llm.model import LlmModel
+from pipelines.llm.model_folder import CheckpointFolder, find_checkpoint, read_vllm_arguments
 from pipelines.llm.services import LlmServices
 from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.backend import BackendContext
@@ -34,7 +34,7 @@ from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
-from tests.pipelines.llm.asking import Record, ask, outputs, request, responses
+from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 
 PROMPT = "What is a sluice for?"
@@ -89,8 +89,8 @@ async def loaded(found: ModelSource) -> AsyncIterator[LlmModel]:
 async def direct(model: LlmModel, prompt: str, max_tokens: int) -> str:
     """What the OpenAI routes would get."""
     sampling = SamplingOverrides(max_tokens=max_tokens, temperature=0.0)
-    asked = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
-    async with aclosing(model.text.generate(asked)) as events:
+    sent = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
+    async with aclosing(model.text.generate(sent)) as events:
         return "".join([event.text async for event in events])
 
 
@@ -118,7 +118,7 @@ class TestConfiguration:
         assert not config.model_transaction_policy.decoupled
 
     def test_the_one_of_a_bare_checkpoint_is_complete(self) -> None:
-        config = bundled_config("tiny")
+        config = default_llm_config("tiny")
         assert (config.name, config.backend, config.max_batch_size) == ("tiny", "llm", 0)
         check_structure(config)
         check_tensors(config)
@@ -195,17 +195,17 @@ class TestCheckpoint:
         arguments = {"model": "/m", "max_model_len": 99, "enforce_eager": True, "gpu_memory_utilization": 0.5}
         arguments |= {"quantization": None, "speculative_config": {"method": "ngram"}}
         (tmp_path / "model.json").write_text(json.dumps(arguments))
-        assert vllm_arguments(tmp_path) == {
+        assert read_vllm_arguments(tmp_path) == {
             "model": "/m",
             "max_model_len": "99",
             "enforce_eager": "true",
             "gpu_memory_utilization": "0.5",
             "speculative_config": '{"method":"ngram"}',
         }
-        assert vllm_arguments(tmp_path / "none") == {}
+        assert read_vllm_arguments(tmp_path / "none") == {}
         (tmp_path / "model.json").write_text("[]")
         with pytest.raises(SluiceError, match=r"cannot read .*model\.json"):
-            vllm_arguments(tmp_path)
+            read_vllm_arguments(tmp_path)
 
 
 def test_two_may_load_their_text_side_at_once(rill_path: Path) -> None:

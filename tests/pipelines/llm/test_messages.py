@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.model import LlmModel
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record, ask, echo, request, stream
+from tests.pipelines.llm.calls import Record, ask, echo, request, stream
 from tests.serving.backends.ensemble.parts import config_of
 
 Make = Callable[[ModelConfig], LlmModel]
@@ -47,7 +47,7 @@ async def test_they_stream_and_stop_strings_end_them(model: LlmModel) -> None:
     assert parts[-1]["finish_reason"] == "stop"
 
 
-async def test_they_are_answered_to_the_end_unless_told_otherwise(model: LlmModel) -> None:
+async def test_they_are_answered_to_the_end_by_default(model: LlmModel) -> None:
     answer = await ask(model, {"messages": MESSAGES, "return_num_output_tokens": True})
     assert answer["finish_reason"] == "length"
     assert answer["num_output_tokens"] == model.text.max_model_len - len(await model.text.prepare(CHAT))
@@ -60,7 +60,7 @@ async def test_rows_of_a_batch_are_conversations(batched: LlmModel) -> None:
     assert answer["text_output"][1] != answer["text_output"][0]
 
 
-async def test_the_cached_part_of_the_prompt_is_counted_where_asked_for(model: LlmModel) -> None:
+async def test_the_cached_part_of_the_prompt_is_counted_on_request(model: LlmModel) -> None:
     fields = {"messages": MESSAGES, "max_tokens": 2, "return_num_input_tokens": True}
     assert (await ask(model, fields))["num_cached_tokens"] == 0
     assert (await ask(model, fields))["num_cached_tokens"] > 0
@@ -125,9 +125,9 @@ async def test_what_no_template_renders_is_refused(model: LlmModel, messages: st
 
 
 async def test_outputs_of_the_token_face_do_not_go_with_them(model: LlmModel) -> None:
-    asked = request(model, {"messages": MESSAGES}, requested_outputs=("output_ids",))
+    sent = request(model, {"messages": MESSAGES}, requested_outputs=("output_ids",))
     with pytest.raises(SluiceError, match="output 'output_ids' does not go with input 'messages'"):
-        model.submit(asked, lambda response: None)
+        model.submit(sent, lambda response: None)
 
 
 async def test_a_model_may_declare_nothing_else(make: Make) -> None:

@@ -1,7 +1,6 @@
 """An LLM as a model: its life, its jobs, what is measured. Over a real executor whose runner has no model."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -16,14 +15,14 @@ from serving.call import infer_one, infer_stream
 from serving.job import Job
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record, ask, request, responses
-from tests.pipelines.llm.stepped import PATIENCE_S, SteppedRunner
+from tests.pipelines.llm.calls import Record, ask, request, responses, until
+from tests.pipelines.llm.stepped_runner import TIMEOUT_S, SteppedRunner
 
 LONG = {"text_input": "hello", "max_tokens": 400, "ignore_eos": True}
 
 
 async def until_free(engine: InProcessEngineClient, model: LlmModel) -> None:
-    """Until nothing holds blocks: a small request ends after what was cancelled before it."""
+    """Wait until no blocks are in use: a small request ends after what was cancelled before it."""
     await ask(model, {"text_input": "x", "max_tokens": 1})
     assert (engine.stats.num_running, engine.stats.num_waiting, engine.stats.num_blocks_used) == (0, 0, 0)
 
@@ -33,14 +32,8 @@ def submit(model: LlmModel, fields: dict[str, Any], **settings: Any) -> tuple[Jo
     return model.submit(request(model, fields, **settings), received.append), received
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 async def idle(model: LlmModel) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
 
 
@@ -71,7 +64,7 @@ async def test_cancelling_before_it_began_ends_it(model: LlmModel, records: list
     assert (received, records, job.is_finished) == ([], [], True)
 
 
-async def test_a_client_that_leaves_its_stream_cancels(model: LlmModel, engine: InProcessEngineClient) -> None:
+async def test_closing_the_stream_cancels(model: LlmModel, engine: InProcessEngineClient) -> None:
     async with aclosing(responses(model, LONG | {"stream": True})) as parts:
         await anext(parts)
     await idle(model)
@@ -108,9 +101,9 @@ async def test_a_failure_in_the_middle_ends_the_stream(
 
 async def test_a_deadline_ends_it(model: LlmModel, runner: SteppedRunner) -> None:
     runner.hold()
-    asked = request(model, LONG, timeout_us=50_000)
+    sent = request(model, LONG, timeout_us=50_000)
     with pytest.raises(SluiceError, match=r"0\.05 s") as caught:
-        await infer_one(model, asked)
+        await infer_one(model, sent)
     assert caught.value.code is ErrorCode.DEADLINE
 
 
@@ -151,8 +144,8 @@ async def test_the_server_s_limits_hold_for_requests_that_name_none(
 
 
 async def test_every_event_is_recorded(model: LlmModel, records: list[Record]) -> None:
-    asked = request(model, {"text_input": "hello", "max_tokens": 7, "stream": True}, protocol="v2_grpc")
-    parts = [part async for part in infer_stream(model, asked)]
+    sent = request(model, {"text_input": "hello", "max_tokens": 7, "stream": True}, protocol="v2_grpc")
+    parts = [part async for part in infer_stream(model, sent)]
     (record,) = records
     assert (record.model, record.protocol, record.error, record.is_closed) == ("echo", "v2_grpc", None, True)
     assert len(record.events) == len(parts)
@@ -214,21 +207,21 @@ async def test_closing_ends_what_is_under_way(model: LlmModel, runner: SteppedRu
 async def test_unloading_lets_it_end(model: LlmModel) -> None:
     answer = asyncio.create_task(ask(model, {"text_input": "hello", "max_tokens": 20}))
     await asyncio.sleep(0)
-    await model.unload(PATIENCE_S)
+    await model.unload(TIMEOUT_S)
     assert (await answer)["finish_reason"] == "length"
     with pytest.raises(SluiceError, match="model 'echo' version 1 is being unloaded"):
         await ask(model, {"text_input": "hello"})
 
 
-async def test_the_openai_face_is_the_same_model(model: LlmModel, engine: InProcessEngineClient) -> None:
+async def test_the_openai_routes_use_the_same_model(model: LlmModel, engine: InProcessEngineClient) -> None:
     assert model.text.engine is model.engine is engine
     assert (model.name, model.version, model.text.name) == ("echo", 1, "echo")
 
 
-async def test_unloading_waits_for_what_the_openai_routes_asked(model: LlmModel, runner: SteppedRunner) -> None:
+async def test_unloading_waits_for_requests_of_the_openai_routes(model: LlmModel, runner: SteppedRunner) -> None:
     sampling = SamplingOverrides(max_tokens=4, temperature=0.0)
-    asked = TextRequest(request_id="direct", prompt=[1, 2, 3], sampling=sampling)
-    async with aclosing(model.text.generate(asked)) as events:
+    sent = TextRequest(request_id="direct", prompt=[1, 2, 3], sampling=sampling)
+    async with aclosing(model.text.generate(sent)) as events:
         tokens = (await anext(events)).num_tokens
         unloading = asyncio.ensure_future(model.unload(timeout_s=30))
         assert not model.is_idle

@@ -20,7 +20,7 @@ from serving.config.text import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import SluiceError
-from tests.pipelines.llm.asking import Record, ask
+from tests.pipelines.llm.calls import Record, ask
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 
@@ -177,12 +177,12 @@ async def test_model_of_the_command_line_tells_its_runtime(tmp_path: Path, versi
     async with asyncio.timeout(PATIENCE_S):
         model = await load_checkpoint("m", checkpoint, engine, asyncio.create_task(engine.start()), Record)
     try:
-        told = {key: each.string_value for key, each in model.config.parameters.items()}
-        assert (told["runtime"], told["runtime_version"], told["tensor_parallel_size"]) == (
+        parameters = {key: each.string_value for key, each in model.config.parameters.items()}
+        assert (parameters["runtime"], parameters["runtime_version"], parameters["tensor_parallel_size"]) == (
             "tensorrt_llm",
             version,
             "2",
         )
-        assert "pipeline_parallel_size" not in told
+        assert "pipeline_parallel_size" not in parameters
     finally:
         await model.close()

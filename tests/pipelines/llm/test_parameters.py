@@ -1,15 +1,15 @@
-"""What the parameters of config.pbtxt do to the engine: every row of the table."""
+"""The effect of each parameter of config.pbtxt on OpenVINO, and of several parameters together."""
 
 from typing import Any
 
-import msgspec
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
-from pipelines.llm.parameters import apply, excludes_input, texts_of
-from pipelines.llm.rules import RULES
-from sluice.errors import ErrorCode, SluiceError
+from pipelines.llm.openvino_parameters import OPENVINO_RULES
+from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
+from sluice.errors import SluiceError
+from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 
 GIVEN = EngineConfig(model_path="here", kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3)
 
@@ -176,76 +176,57 @@ REFUSED: list[tuple[str, str, str]] = [
 ]
 
 
-def changed(config: EngineConfig) -> dict[str, Any]:
-    before, after = msgspec.structs.asdict(GIVEN), msgspec.structs.asdict(config)
-    return {name: value for name, value in after.items() if value != before[name]}
-
-
-def different(fields: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not what the command line gave anyway."""
-    return {name: value for name, value in fields.items() if value != getattr(GIVEN, name)}
-
-
 @pytest.mark.parametrize(("key", "text", "fields"), OBEYED)
 def test_is_obeyed(key: str, text: str, fields: dict[str, Any]) -> None:
-    config, notes = apply(GIVEN, "m", {key: text})
-    assert (changed(config), notes) == (different(fields), [])
+    check_fields(GIVEN, key, text, fields)
 
 
 @pytest.mark.parametrize(("key", "text", "fields", "words"), OBEYED_WITH_A_NOTE)
 def test_is_obeyed_with_a_note(key: str, text: str, fields: dict[str, Any], words: str) -> None:
-    config, (note,) = apply(GIVEN, "m", {key: text})
-    assert changed(config) == different(fields)
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, fields, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), [(key, *rest) for key, rest in WITHOUT_EFFECT.items()])
 def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
-    config, (note,) = apply(GIVEN, "m", {key: text})
-    assert changed(config) == {}
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, {}, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), REFUSED)
 def test_is_refused(key: str, text: str, words: str) -> None:
-    with pytest.raises(SluiceError, match=f"parameter '{key}' of model 'm' .*{words}") as caught:
-        apply(GIVEN, "m", {key: text})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
+    check_refused(GIVEN, key, text, words)
 
 
 def test_every_row_is_tested() -> None:
     tested = {row[0] for row in (*OBEYED, *OBEYED_WITH_A_NOTE, *REFUSED)} | WITHOUT_EFFECT.keys()
-    assert RULES.keys() <= tested
+    assert OPENVINO_RULES.keys() <= tested
 
 
 def test_the_bounded_cache_wins_over_the_share() -> None:
     texts = {"kv_cache_free_gpu_mem_fraction": "0.9", "max_tokens_in_paged_kv_cache": "640"}
-    config, notes = apply(GIVEN, "m", texts)
+    config, notes = apply_parameters(GIVEN, "m", texts)
     assert (config.num_blocks, config.kv_cache_memory_fraction) == (20, None)
     assert notes == ["kv_cache_free_gpu_mem_fraction: max_tokens_in_paged_kv_cache decides"]
 
 
 def test_v1_has_no_policy_to_choose() -> None:
     texts = {"batch_scheduler_policy": "max_utilization", "gpt_model_type": "V1"}
-    config, notes = apply(GIVEN, "m", texts)
+    config, notes = apply_parameters(GIVEN, "m", texts)
     assert config.scheduler_policy is SchedulerPolicy.STATIC_BATCH
     assert notes == ["batch_scheduler_policy: gpt_model_type decides"]
 
 
 def test_names_of_one_thing_may_agree_and_not_contradict() -> None:
     texts = {"batch_scheduler_policy": "max_utilization", "scheduler_policy": "max_utilization"}
-    assert apply(GIVEN, "m", texts)[1] == []
+    assert apply_parameters(GIVEN, "m", texts)[1] == []
     with pytest.raises(SluiceError, match="parameters 'batch_scheduler_policy' and 'scheduler_policy' of model 'm'"):
-        apply(GIVEN, "m", texts | {"scheduler_policy": "static_batch"})
+        apply_parameters(GIVEN, "m", texts | {"scheduler_policy": "static_batch"})
 
 
 def test_what_nobody_filled_in_is_unset() -> None:
     config = ModelConfig()
     for key, value in {"a": "", "b": "${b}", "c": " ", "max_beam_width": " 1 ", "d": "${x} y"}.items():
         config.parameters[key].string_value = value
-    assert texts_of(config) == {"max_beam_width": "1", "d": "${x} y"}
+    assert parameter_texts(config) == {"max_beam_width": "1", "d": "${x} y"}
 
 
 @pytest.mark.parametrize(("text", "excludes"), [("true", True), ("false", False), ("${x}", False), (None, False)])
@@ -257,4 +238,4 @@ def test_the_default_of_exclude_input_in_output(text: str | None, excludes: bool
 
 
 def test_without_parameters_the_command_line_holds() -> None:
-    assert apply(GIVEN, "m", {}) == (GIVEN, [])
+    assert apply_parameters(GIVEN, "m", {}) == (GIVEN, [])

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig, Runtime
-from pipelines.llm.checkpoint import CheckpointFolder
+from pipelines.llm.model_folder import CheckpointFolder
 from pipelines.llm.setup import Setup, set_up
 from serving.config.text import parse_config
 from serving.spec import ModelSource

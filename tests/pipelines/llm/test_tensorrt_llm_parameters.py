@@ -1,4 +1,4 @@
-"""What the parameters of config.pbtxt do to a model that runs on TensorRT-LLM: every row of its table."""
+"""The effect of each parameter of config.pbtxt on TensorRT-LLM: every row of its table."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,11 @@ import pytest
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
 from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check_settings
-from pipelines.llm.parameters import apply
-from pipelines.llm.shared_rules import SHARED
-from pipelines.llm.tensorrt_llm_rules import RULES
-from sluice.errors import ErrorCode, SluiceError
+from pipelines.llm.parameter_effects import SHARED_RULES
+from pipelines.llm.parameters import apply_parameters
+from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_RULES
+from sluice.errors import SluiceError
+from tests.pipelines.llm.parameter_checks import changed, check_fields, check_fields_and_note, check_refused
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 
 GIVEN = EngineConfig(
@@ -133,56 +134,44 @@ REFUSED: list[tuple[str, str, str]] = [
 ]
 
 
-def changed(config: EngineConfig) -> dict[str, Any]:
-    before, after = msgspec.structs.asdict(GIVEN), msgspec.structs.asdict(config)
-    return {name: value for name, value in after.items() if value != before[name]}
-
-
 @pytest.mark.parametrize(("key", "text", "fields"), FIELDS)
 def test_is_a_field(key: str, text: str, fields: dict[str, Any]) -> None:
-    config, notes = apply(GIVEN, "m", {key: text})
-    different = {name: value for name, value in fields.items() if value != getattr(GIVEN, name)}
-    assert (changed(config), notes) == (different, [])
+    check_fields(GIVEN, key, text, fields)
 
 
 @pytest.mark.parametrize(("key", "text", "settings"), AS_SETTINGS)
 def test_is_a_setting(key: str, text: str, settings: dict[str, str]) -> None:
-    config, notes = apply(GIVEN, "m", {key: text})
+    config, notes = apply_parameters(GIVEN, "m", {key: text})
     assert config.runtime_settings == GIVEN.runtime_settings | settings
-    assert changed(config).keys() <= {"runtime_settings"}
+    assert changed(GIVEN, config).keys() <= {"runtime_settings"}
     assert notes == []
     check_settings(config.runtime_settings)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), NOTED)
 def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
-    config, (note,) = apply(GIVEN, "m", {key: text})
-    assert changed(config) == {}
-    assert note.startswith(f"{key}: ")
-    assert words in note
+    check_fields_and_note(GIVEN, key, text, {}, words)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), REFUSED)
 def test_is_refused(key: str, text: str, words: str) -> None:
-    with pytest.raises(SluiceError, match=f"parameter '{key}' of model 'm' .*{words}") as caught:
-        apply(GIVEN, "m", {key: text})
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
+    check_refused(GIVEN, key, text, words)
 
 
 def test_every_row_of_its_own_is_tested() -> None:
     tested = {row[0] for row in (*FIELDS, *AS_SETTINGS, *NOTED, *REFUSED)}
-    own = {key for key, rule in RULES.items() if SHARED.get(key) is not rule}
+    own = {key for key, rule in TENSORRT_LLM_RULES.items() if SHARED_RULES.get(key) is not rule}
     assert own <= tested
 
 
 def test_fp8_is_one_kind() -> None:
-    config, notes = apply(GIVEN, "m", {"kv_cache_dtype": "fp8_e5m2"})
+    config, notes = apply_parameters(GIVEN, "m", {"kv_cache_dtype": "fp8_e5m2"})
     assert (config.kv_cache_dtype, notes) == ("fp8", ["kv_cache_dtype: fp8 is e4m3"])
 
 
 def test_the_smaller_of_both_cache_sizes_holds() -> None:
     texts = {"max_tokens_in_paged_kv_cache": "20000", "kv_cache_free_gpu_mem_fraction": "0.5"}
-    config, notes = apply(GIVEN, "m", texts)
+    config, notes = apply_parameters(GIVEN, "m", texts)
     assert config.runtime_settings["kv_cache_max_tokens"] == "20000"
     assert (config.kv_cache_memory_fraction, config.kv_cache_memory_bytes, notes) == (0.5, None, [])
 
@@ -190,41 +179,41 @@ def test_the_smaller_of_both_cache_sizes_holds() -> None:
 def test_what_only_engines_have_reaches_them(tmp_path: Path) -> None:
     texts = {"multi_block_mode": "true", "medusa_choices": "{0}, {0, 0}"}
     engine = msgspec.structs.replace(GIVEN, model_path=str(make_compiled_engine(tmp_path / "e")))
-    config, notes = apply(engine, "m", texts)
+    config, notes = apply_parameters(engine, "m", texts)
     assert config.runtime_settings == GIVEN.runtime_settings | texts
     assert notes == []
     checkpoint = msgspec.structs.replace(GIVEN, model_path=str(make_checkpoint(tmp_path / "c")))
-    assert len(apply(checkpoint, "m", texts)[1]) == 2
-    assert apply(checkpoint, "m", texts | {"backend": "tensorrt"})[1] == []
+    assert len(apply_parameters(checkpoint, "m", texts)[1]) == 2
+    assert apply_parameters(checkpoint, "m", texts | {"backend": "tensorrt"})[1] == []
 
 
 def test_a_models_own_settings_win_over_the_command_lines_by_any_name() -> None:
     given = msgspec.structs.replace(
         GIVEN, runtime_settings={"kv_cache_host_memory_bytes": "1", "max_num_seqs": "7", "moe_backend": "TRTLLM"}
     )
-    config, _ = apply(given, "m", {"host_cache_size": "2", "max_batch_size": "9"})
+    config, _ = apply_parameters(given, "m", {"host_cache_size": "2", "max_batch_size": "9"})
     assert config.runtime_settings == {"host_cache_size": "2", "moe_backend": "TRTLLM"}
     assert config.max_num_seqs == 9
 
 
 def test_a_models_own_drafts_go_instead_of_the_command_lines() -> None:
     given = msgspec.structs.replace(GIVEN, speculation=Speculation.NGRAM)
-    assert apply(given, "m", {"decoding_mode": "top_k_top_p"})[0].speculation is Speculation.NGRAM
-    assert apply(given, "m", {"decoding_mode": "eagle"})[0].speculation is Speculation.OFF
+    assert apply_parameters(given, "m", {"decoding_mode": "top_k_top_p"})[0].speculation is Speculation.NGRAM
+    assert apply_parameters(given, "m", {"decoding_mode": "eagle"})[0].speculation is Speculation.OFF
     with pytest.raises(SluiceError, match="parameters 'decoding_mode' and 'speculation' of model 'm' contradict"):
-        apply(given, "m", {"decoding_mode": "eagle", "speculation": "ngram"})
+        apply_parameters(given, "m", {"decoding_mode": "eagle", "speculation": "ngram"})
 
 
 def test_two_names_of_one_setting_may_not_contradict() -> None:
     with pytest.raises(SluiceError, match="parameters 'block_size' and 'tokens_per_block' of model 'm' contradict"):
-        apply(GIVEN, "m", {"block_size": "32", "tokens_per_block": "64"})
+        apply_parameters(GIVEN, "m", {"block_size": "32", "tokens_per_block": "64"})
 
 
 def test_every_setting_can_be_a_parameter() -> None:
     """None of the table's names is unknown to config.pbtxt."""
     for name in SETTINGS:
         try:
-            _, notes = apply(GIVEN, "m", {name: "1"})
+            _, notes = apply_parameters(GIVEN, "m", {name: "1"})
         except SluiceError as error:
             assert error.param == name
             continue
@@ -254,6 +243,6 @@ def test_nvidias_template_as_it_is_filled_for_a_checkpoint() -> None:
         "recv_poll_period_ms": "0",
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
     }
-    config, _ = apply(GIVEN, "m", filled)
+    config, _ = apply_parameters(GIVEN, "m", filled)
     check_settings(config.runtime_settings)
     assert json.loads(msgspec.json.encode(config))["enable_prefix_caching"] is False

@@ -25,8 +25,7 @@ from engine.types import (
     TokenLogprob,
 )
 from pipelines.llm.text import LlmText
-from pipelines.text.bad_words import bad_word_ids
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from sluice.errors import ErrorCode, SluiceError
@@ -50,7 +49,7 @@ CHAT = (ChatMessage("user", "hi"),)
 
 
 class ScriptedEngine(EngineClient):
-    """Answers what it is told to, and keeps what it was asked."""
+    """Answers as the test says, and keeps the requests it got."""
 
     def __init__(self, info: EngineInfo = INFO) -> None:
         super().__init__(EngineConfig(model_path=""))
@@ -107,20 +106,20 @@ def request(prompt: Prompt, stop: tuple[str, ...] = (), **sampling: object) -> T
     return TextRequest(request_id="r", prompt=prompt, sampling=overrides, stop=stop)
 
 
-async def collect(model: LlmText, asked: TextRequest) -> list[TextEvent]:
-    async with aclosing(model.generate(asked)) as events:
+async def collect(model: LlmText, sent: TextRequest) -> list[TextEvent]:
+    async with aclosing(model.generate(sent)) as events:
         return [event async for event in events]
 
 
-async def refusal(model: LlmText, asked: TextRequest) -> SluiceError:
+async def refusal(model: LlmText, sent: TextRequest) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
-        await anext(model.generate(asked))
+        await anext(model.generate(sent))
     return caught.value
 
 
-async def submit(model: LlmText, engine: ScriptedEngine, asked: TextRequest) -> None:
+async def submit(model: LlmText, engine: ScriptedEngine, sent: TextRequest) -> None:
     """Bring a request to the engine and let it end there."""
-    task = asyncio.create_task(collect(model, asked))
+    task = asyncio.create_task(collect(model, sent))
     await engine.submitted.wait()
     engine.say([70], FinishReason.LENGTH)
     await task
@@ -178,10 +177,10 @@ async def test_the_tokenizers_end_of_sequence_ends_too(rill: Tokenizer) -> None:
         assert engine.sampling.stop_token_ids == expected
 
 
-async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
+async def test_priority_tenant_salt_timeouts_and_sampling_reach_the_engine(
     model: LlmText, engine: ScriptedEngine
 ) -> None:
-    asked = TextRequest(
+    sent = TextRequest(
         request_id="r",
         prompt=[1],
         sampling=SamplingOverrides(grammar=Grammar(GrammarKind.REGEX, "a+"), logit_bias={5: 2.0}),
@@ -192,12 +191,12 @@ async def test_what_the_request_says_of_its_treatment_reaches_the_engine(
         timeout_s=2.5,
         queue_timeout_s=1.5,
     )
-    await submit(model, engine, asked)
-    sent = engine.submit_command.request
-    assert (sent.priority, sent.tenant, sent.cache_salt) == (-3, "ada", "salt")
-    assert (sent.timeout_s, sent.queue_timeout_s) == (2.5, 1.5)
-    assert (sent.sampling.grammar, sent.sampling.logit_bias) == (Grammar(GrammarKind.REGEX, "a+"), {5: 2.0})
-    assert sent.sampling.bad_words == bad_word_ids(model.tokenizer, ("cat",))
+    await submit(model, engine, sent)
+    received = engine.submit_command.request
+    assert (received.priority, received.tenant, received.cache_salt) == (-3, "ada", "salt")
+    assert (received.timeout_s, received.queue_timeout_s) == (2.5, 1.5)
+    assert (received.sampling.grammar, received.sampling.logit_bias) == (Grammar(GrammarKind.REGEX, "a+"), {5: 2.0})
+    assert received.sampling.bad_words == tokenize_bad_words(model.tokenizer, ("cat",))
 
 
 async def test_an_encoded_prompt_is_not_encoded_again(model: LlmText, engine: ScriptedEngine) -> None:
@@ -209,7 +208,7 @@ async def test_errors_of_an_encoded_conversation_name_the_messages(model: LlmTex
     assert (await refusal(model, request(EncodedPrompt(CHAT, [7] * 200)))).param == "messages"
 
 
-async def test_cached_tokens_are_told_with_every_event(model: LlmText, engine: ScriptedEngine) -> None:
+async def test_every_event_has_the_cached_tokens(model: LlmText, engine: ScriptedEngine) -> None:
     task = asyncio.create_task(collect(model, request([1])))
     await engine.submitted.wait()
     engine.say([70], detail=EventDetail(num_cached_tokens=32))
@@ -223,8 +222,8 @@ async def test_echo_puts_the_prompt_first_with_its_log_probabilities(
     model: LlmText, engine: ScriptedEngine, prompt: Prompt
 ) -> None:
     sampling = SamplingOverrides(logprobs=0, prompt_logprobs=0)
-    asked = TextRequest(request_id="r", prompt=prompt, sampling=sampling, echo=True)
-    task = asyncio.create_task(collect(model, asked))
+    sent = TextRequest(request_id="r", prompt=prompt, sampling=sampling, echo=True)
+    task = asyncio.create_task(collect(model, sent))
     await engine.submitted.wait()
     ids = engine.submit_command.request.prompt_token_ids
     of_prompt = [None, *(TokenLogprob(token_id, -1.0) for token_id in ids[1:])]
@@ -233,15 +232,15 @@ async def test_echo_puts_the_prompt_first_with_its_log_probabilities(
     engine.say([81], FinishReason.LENGTH, EventDetail(logprobs=[TokenLogprob(81, -3.0)]))
     events = await task
     text = "".join(event.text for event in events)
-    told = [entry for event in events if event.detail for entry in event.detail.logprobs or ()]
+    entries = [entry for event in events if event.detail for entry in event.detail.logprobs or ()]
     assert text == (prompt if isinstance(prompt, str) else "abc") + "kl"
-    assert [entry.token.token_id for entry in told] == [*ids, 80, 81]
-    assert [entry.logprob for entry in told] == [None, *[-1.0] * (len(ids) - 1), -2.0, -3.0]
-    assert all(text[entry.start :].startswith(entry.token.text) for entry in told)
+    assert [entry.token.token_id for entry in entries] == [*ids, 80, 81]
+    assert [entry.logprob for entry in entries] == [None, *[-1.0] * (len(ids) - 1), -2.0, -3.0]
+    assert all(text[entry.start :].startswith(entry.token.text) for entry in entries)
 
 
 @pytest.mark.parametrize("stop_token_ids", [(), (70,)])
-async def test_the_token_that_ends_it_is_told_only_where_the_request_named_it(
+async def test_the_stop_reason_is_a_token_only_where_the_request_named_it(
     model: LlmText, engine: ScriptedEngine, stop_token_ids: tuple[int, ...]
 ) -> None:
     task = asyncio.create_task(collect(model, request([1], stop_token_ids=stop_token_ids)))
@@ -295,7 +294,7 @@ async def test_a_failure_under_way_comes_after_the_text_before_it(model: LlmText
         await anext(events)
 
 
-async def test_a_full_queue_is_told_by_the_first_event(model: LlmText, engine: ScriptedEngine) -> None:
+async def test_a_full_queue_is_an_error_at_the_first_event(model: LlmText, engine: ScriptedEngine) -> None:
     task = asyncio.create_task(collect(model, request([1])))
     await engine.submitted.wait()
     engine.fail(ErrorCode.OVERLOADED, "the queue is full")

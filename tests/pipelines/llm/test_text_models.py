@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.llm.text_models import chosen, split_name, with_adapters
+from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.doubles import language_model
@@ -48,11 +48,11 @@ def llm(name: str, version: int, *adapters: str) -> Model:
 
 def test_a_pipeline_has_no_adapters() -> None:
     with pytest.raises(SluiceError, match="model 'rag' has no LoRA adapter 'french'; available: none"):
-        chosen(pipeline("rag"), "french")
+        choose_text_model(pipeline("rag"), "french")
 
 
-def test_the_last_version_and_its_adapters_are_told() -> None:
+def test_the_last_version_and_its_adapters_are_listed() -> None:
     models = [llm("llama", 1, "old"), pipeline("rag"), llm("llama", 2, "french", "polite")]
-    found = list(with_adapters(models))
+    found = list(list_text_models(models))
     assert [each.name for each in found] == ["llama", "llama:french", "llama:polite", "rag"]
     assert {each.version for each in found[:3]} == {"2"}

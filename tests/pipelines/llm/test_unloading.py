@@ -16,7 +16,7 @@ from serving.config.text import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
-from tests.pipelines.llm.asking import ask
+from tests.pipelines.llm.calls import ask
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Hosted models in a repository's folder, and questions to them, in few words."""
+"""Builders of remote models, and requests to them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,6 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
 from pipelines.llm.services import LlmServices, RequestLimits
 from pipelines.remote.backend import OpenAIBackend
 from serving.backend import BackendContext
@@ -19,7 +18,7 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 
 NAME = "hosted"
 USER = '[{"role": "user", "content": "hello"}]'
@@ -34,12 +33,8 @@ class _NoModels:
         raise SluiceError(ErrorCode.NOT_FOUND, name)
 
 
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("hosted models have no engine")
-
-
 def config_of(text: str, parameters: Mapping[str, object]) -> ModelConfig:
-    """The text of a config.pbtxt, and parameters in their plain form."""
+    """Parse the text of a config.pbtxt, and add parameters."""
     config: ModelConfig = text_format.Parse(text, ModelConfig(name=NAME, backend="openai"))
     for key, value in parameters.items():
         config.parameters[key].string_value = str(value)
@@ -53,7 +48,7 @@ async def load_model(
     records: list[Record],
     limits: RequestLimits | None = None,
 ) -> Model:
-    """As the repository does it."""
+    """Load a model as the repository does."""
 
     def open_record(model: str, protocol: str) -> Record:
         records.append(Record(model, protocol))
@@ -67,7 +62,7 @@ async def load_model(
 
 
 def request(model: Model, fields: Mapping[str, Any], **settings: Any) -> InferRequest:
-    """Tensors of the declared type; a value is one row's, a list of values a row each where the model batches."""
+    """Build tensors of the declared type, from the value of one row or the list of all rows' values."""
     return InferRequest({name: _tensor(model, name, value) for name, value in fields.items()}, **settings)
 
 
@@ -85,7 +80,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def plain(response: InferResponse) -> dict[str, Any]:
-    """By name, the one element of each output; bytes as text."""
+    """Return the one element of each output by name, bytes as text."""
     if response.error is not None:
         raise response.error
     return {each.name: _plain(each.array.ravel().tolist()) for each in response.outputs}
@@ -97,18 +92,18 @@ def _plain(elements: list[Any]) -> Any:
 
 
 async def ask(model: Model, fields: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-    """The outputs of a request that does not stream."""
+    """Return the outputs of a request that does not stream."""
     return plain(await infer_one(model, request(model, fields, **settings)))
 
 
 async def stream(model: Model, fields: Mapping[str, Any], **settings: Any) -> list[dict[str, Any]]:
-    """The outputs of each response of a request that streams."""
-    asked = request(model, fields, streams_by_default=True, **settings)
-    return [plain(response) async for response in infer_stream(model, asked)]
+    """Return the outputs of each response of a request that streams."""
+    streamed = request(model, fields, streams_by_default=True, **settings)
+    return [plain(response) async for response in infer_stream(model, streamed)]
 
 
 async def refusal(model: Model, fields: Mapping[str, Any], **settings: Any) -> SluiceError:
-    """The error of a request that does not stream."""
+    """Return the error of a request that does not stream."""
     try:
         answer = await ask(model, fields, **settings)
     except SluiceError as error:

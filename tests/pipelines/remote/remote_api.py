@@ -1,4 +1,4 @@
-"""An HTTP server that answers as the test says, well or badly, and tells what it was asked."""
+"""An HTTP server that answers as a test says, well or badly, and keeps the requests it got."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.servers import HttpServer
 from gateway.listeners import listen, url_of
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Exchange:
     _send: Send
 
     async def reply(self, payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """The whole answer: bytes as they are, anything else as JSON."""
+        """Send the whole answer: bytes as they are, anything else as JSON."""
         await self.begin(status, "application/json", headers)
         raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         await self._send({"type": "http.response.body", "body": raw})
@@ -46,7 +46,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def stream(self, *events: Any) -> None:
-        """A whole stream, with its end."""
+        """Send a whole stream, with its end."""
         await self.begin()
         for each in events:
             await self.event(each)
@@ -54,7 +54,7 @@ class Exchange:
         await self.end()
 
     async def disconnected(self) -> None:
-        """Until the client has left."""
+        """Wait until the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -63,16 +63,16 @@ Answer = Callable[[Exchange], Awaitable[None]]
 
 
 class RemoteApi:
-    """Set `answer` before it is asked. One that returns without an end drops the connection."""
+    """A server that answers with `answer`. An answer that returns without an end drops the connection."""
 
     def __init__(self) -> None:
         self.url = ""
         self.answer: Answer = _unset
-        self.asked: list[Exchange] = []
+        self.exchanges: list[Exchange] = []
 
     @property
     def bodies(self) -> list[Any]:
-        return [each.body for each in self.asked]
+        return [each.body for each in self.exchanges]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw, more = b"", True
@@ -81,17 +81,17 @@ class RemoteApi:
             raw, more = raw + message.get("body", b""), message.get("more_body", False)
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         exchange = Exchange(scope["path"], headers, json.loads(raw) if raw else None, receive, send)
-        self.asked.append(exchange)
+        self.exchanges.append(exchange)
         await self.answer(exchange)
 
 
 async def _unset(exchange: Exchange) -> None:
-    raise AssertionError(f"nobody said how to answer {exchange.path}")
+    raise AssertionError(f"no answer is set for {exchange.path}")
 
 
 @asynccontextmanager
 async def remote_api() -> AsyncIterator[RemoteApi]:
-    """On a free port, on the test's own loop."""
+    """Serve on a free port, on the test's own loop."""
     api, listener = RemoteApi(), listen("127.0.0.1", 0, "--http-port")
     api.url = f"{url_of(listener)}/v1"
     server = HttpServer(api, listener)
@@ -103,13 +103,13 @@ async def remote_api() -> AsyncIterator[RemoteApi]:
         listener.close()
 
 
-def said(text: str | None, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:
-    """A chunk of a chat's stream."""
+def chunk(text: str | None, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:
+    """Return a chunk of a chat's stream."""
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}], **extra}
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """The last chunk of a stream."""
+    """Return the last chunk of a stream."""
     counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
     if cached is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -117,7 +117,7 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
 
 
 def whole(text: str | None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
-    """The answer to a chat that does not stream."""
+    """Return the answer to a chat that does not stream."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish_reason}
     return {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
 
@@ -136,8 +136,22 @@ def streaming(*events: Any) -> Answer:
     return answer
 
 
-class Held:
-    """Answers nothing until it is released; tells how many wait and that one has left."""
+class UnfinishedAnswer:
+    """Answers with the first chunk of a stream, and waits until the client has disconnected."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        self._first = first
+        self.disconnected = asyncio.Event()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.event(self._first)
+        await exchange.disconnected()
+        self.disconnected.set()
+
+
+class HeldAnswer:
+    """Answers nothing until it is released; counts requests and clients that disconnected."""
 
     def __init__(self, then: Answer) -> None:
         self._then = then
@@ -148,14 +162,14 @@ class Held:
 
     async def __call__(self, exchange: Exchange) -> None:
         await self._note(come=1)
-        leaving, released = (
+        disconnected, released = (
             asyncio.create_task(exchange.disconnected()),
             asyncio.create_task(self._released.wait()),
         )
-        await asyncio.wait((leaving, released), return_when=asyncio.FIRST_COMPLETED)
-        for task in (leaving, released):
+        await asyncio.wait((disconnected, released), return_when=asyncio.FIRST_COMPLETED)
+        for task in (disconnected, released):
             task.cancel()
-        if leaving.done() and not self._released.is_set():
+        if disconnected.done() and not self._released.is_set():
             await self._note(left=1)
             return
         await self._then(exchange)
@@ -170,5 +184,5 @@ class Held:
         self._released.set()
 
     async def wait(self, *, come: int = 0, left: int = 0) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._changed:
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: self.num_come >= come and self.num_left >= left)

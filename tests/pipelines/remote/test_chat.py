@@ -7,9 +7,9 @@ import pytest
 
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, refusal, stream
-from tests.pipelines.remote.remote_api import RemoteApi, replying, said, streaming, usage, whole
+from tests.pipelines.remote.remote_api import RemoteApi, chunk, replying, streaming, usage, whole
 
 
 async def test_a_whole_answer(api: RemoteApi, load: Load) -> None:
@@ -24,9 +24,9 @@ async def test_a_whole_answer(api: RemoteApi, load: Load) -> None:
         "num_input_tokens": 7,
         "num_output_tokens": 3,
     }
-    [asked] = api.asked
-    assert asked.path == "/v1/chat/completions"
-    assert asked.body == {
+    [exchange] = api.exchanges
+    assert exchange.path == "/v1/chat/completions"
+    assert exchange.body == {
         "model": "gpt-x",
         "messages": [{"role": "user", "content": "hello"}],
         "max_completion_tokens": 9,
@@ -37,7 +37,7 @@ async def test_a_whole_answer(api: RemoteApi, load: Load) -> None:
 
 
 async def test_a_stream(api: RemoteApi, load: Load) -> None:
-    api.answer = streaming(said(""), said("good "), said("day"), said(None, "length"), usage(11, 2, cached=8))
+    api.answer = streaming(chunk(""), chunk("good "), chunk("day"), chunk(None, "length"), usage(11, 2, cached=8))
     answers = await stream(await load(), {"messages": USER})
     assert answers == [
         {"text_output": "good "},
@@ -71,7 +71,7 @@ async def test_a_completion(api: RemoteApi, load: Load) -> None:
         "b",
         "",
     ]
-    assert api.asked[0].path == "/v1/completions"
+    assert api.exchanges[0].path == "/v1/completions"
     assert api.bodies[0]["prompt"] == "hello"
     assert api.bodies[0]["max_tokens"] == 2
     assert "messages" not in model.spec.inputs
@@ -88,7 +88,7 @@ async def test_parameters_are_fields_too(api: RemoteApi, load: Load) -> None:
 
 
 async def test_streaming_as_a_parameter(api: RemoteApi, load: Load) -> None:
-    api.answer = streaming(said("a"), said("b", "stop"))
+    api.answer = streaming(chunk("a"), chunk("b", "stop"))
     answers = await stream(await load(include_usage="false"), {"messages": USER}, parameters={"stream": True})
     assert [each["text_output"] for each in answers] == ["a", "b", ""]
     assert "num_input_tokens" not in answers[-1], "the API told no counts"
@@ -102,7 +102,7 @@ async def test_rows_of_a_batch_are_requests_of_their_own(api: RemoteApi, load: L
     api.answer = answer
     model = await load("max_batch_size: 4")
     assert (await ask(model, {"text_input": ["a", "b", "c"]}))["text_output"] == ["A", "B", "C"]
-    assert len(api.asked) == 3
+    assert len(api.exchanges) == 3
 
 
 async def test_vllm_has_more(api: RemoteApi, load: Load) -> None:
@@ -128,7 +128,7 @@ async def test_what_would_change_the_answer_is_refused(api: RemoteApi, load: Loa
     assert error.code is ErrorCode.INVALID
     assert error.param == field
     assert field in error.message and "dialect" in error.message
-    assert not api.asked
+    assert not api.exchanges
 
 
 @pytest.mark.parametrize(("field", "value"), [("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0), ("n", 1)])
@@ -175,8 +175,8 @@ async def test_the_configuration_adds_fields_and_headers(api: RemoteApi, load: L
     await ask(model, {"messages": USER, "temperature": 0.9})
     assert api.bodies[0]["reasoning_effort"] == "low"
     assert api.bodies[0]["temperature"] == 0.9, "what the request says counts"
-    assert api.asked[0].headers["x-team"] == "search"
-    assert api.asked[0].headers["openai-project"] == "p"
+    assert api.exchanges[0].headers["x-team"] == "search"
+    assert api.exchanges[0].headers["openai-project"] == "p"
 
 
 async def test_a_model_that_declines(api: RemoteApi, load: Load) -> None:
@@ -185,7 +185,7 @@ async def test_a_model_that_declines(api: RemoteApi, load: Load) -> None:
 
 
 async def test_it_is_measured(api: RemoteApi, load: Load, records: list[Record]) -> None:
-    api.answer = streaming(said("a"), said("b", "stop"), usage(4, 2))
+    api.answer = streaming(chunk("a"), chunk("b", "stop"), usage(4, 2))
     model = await load()
     await stream(model, {"messages": USER})
     [record] = records

@@ -11,8 +11,9 @@ from serving.call import infer_one
 from serving.model import Model
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.llm.calls import until
 from tests.pipelines.remote.models import Load, request
-from tests.pipelines.remote.remote_api import PATIENCE_S, Exchange, Held, RemoteApi, replying
+from tests.pipelines.remote.remote_api import TIMEOUT_S, Exchange, HeldAnswer, RemoteApi, replying
 
 
 def vector_of(text: str) -> list[float]:
@@ -40,15 +41,13 @@ async def encode(model: Model, *texts: str, **settings: Any) -> Array:
     return output.array
 
 
-async def come_together(model: Model, held: Held, first: str, *others: str) -> list["asyncio.Task[Array]"]:
-    """The first is at the API, and the others wait."""
-    asking = [asyncio.create_task(encode(model, first))]
+async def come_together(model: Model, held: HeldAnswer, first: str, *others: str) -> list["asyncio.Task[Array]"]:
+    """Start requests, of which the first is at the API and the others wait."""
+    tasks = [asyncio.create_task(encode(model, first))]
     await held.wait(come=1)
-    asking += [asyncio.create_task(encode(model, text)) for text in others]
-    async with asyncio.timeout(PATIENCE_S):
-        while model.statistics.count_pending() < len(others):
-            await asyncio.sleep(0)
-    return asking
+    tasks += [asyncio.create_task(encode(model, text)) for text in others]
+    await until(lambda: model.statistics.count_pending() >= len(others))
+    return tasks
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ async def test_rows_are_one_request(api: RemoteApi, encoder: Model) -> None:
     found = await encode(encoder, "a", "bcd", "ef")
     assert found.dtype == np.float32
     assert found.tolist() == [vector_of("a"), vector_of("bcd"), vector_of("ef")]
-    assert api.asked[0].path == "/v1/embeddings"
+    assert api.exchanges[0].path == "/v1/embeddings"
     assert api.bodies == [{"model": "e5", "input": ["a", "bcd", "ef"], "encoding_format": "base64"}]
 
 
@@ -71,17 +70,17 @@ async def test_numbers_instead_of_base64(api: RemoteApi, encoder: Model) -> None
 
 
 async def test_waiting_requests_become_a_batch(api: RemoteApi, encoder: Model) -> None:
-    api.answer = held = Held(embeds)
+    api.answer = held = HeldAnswer(embeds)
     texts = ["first", "x", "yy", "zzz"]
-    asking = await come_together(encoder, held, *texts)
+    tasks = await come_together(encoder, held, *texts)
     held.release()
-    found = await asyncio.gather(*asking)
+    found = await asyncio.gather(*tasks)
     assert [each.tolist() for each in found] == [[vector_of(text)] for text in texts]
     assert [len(body["input"]) for body in api.bodies] == [1, 3]
     assert encoder.statistics.infer.success.count == 4
 
 
-async def test_dimensions_are_asked_for(api: RemoteApi, load: Load) -> None:
+async def test_dimensions_are_requested(api: RemoteApi, load: Load) -> None:
     api.answer = embeds
     model = await load(endpoint="embeddings", dimensions=3)
     assert (await encode(model, "a")).shape == (1, 3)
@@ -101,7 +100,7 @@ async def test_without_a_batch_dimension(api: RemoteApi, load: Load) -> None:
 
 
 async def test_a_text_that_the_api_refuses_fails_alone(api: RemoteApi, encoder: Model) -> None:
-    held = Held(embeds)
+    held = HeldAnswer(embeds)
 
     async def answer(exchange: Exchange) -> None:
         if "bad" in exchange.body["input"]:
@@ -110,9 +109,9 @@ async def test_a_text_that_the_api_refuses_fails_alone(api: RemoteApi, encoder: 
             await held(exchange)
 
     api.answer = answer
-    asking = await come_together(encoder, held, "first", "good", "bad", "fine")
+    tasks = await come_together(encoder, held, "first", "good", "bad", "fine")
     held.release()
-    first, good, bad, fine = await asyncio.gather(*asking, return_exceptions=True)
+    first, good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(bad, SluiceError) and bad.code is ErrorCode.INVALID and "too long" in bad.message
     assert [len(body["input"]) for body in api.bodies] == [1, 3, 1, 1, 1]
     for found, text in ((first, "first"), (good, "good"), (fine, "fine")):
@@ -122,7 +121,7 @@ async def test_a_text_that_the_api_refuses_fails_alone(api: RemoteApi, encoder: 
 async def test_bytes_that_are_no_text(api: RemoteApi, encoder: Model) -> None:
     with pytest.raises(SluiceError, match="UTF-8"):
         await infer_one(encoder, request(encoder, {"text": [b"\xff"]}))
-    assert not api.asked
+    assert not api.exchanges
 
 
 @pytest.mark.parametrize(
@@ -145,20 +144,20 @@ async def test_an_answer_that_is_none(api: RemoteApi, encoder: Model, data: Any)
     assert "e5" in caught.value.message
 
 
-async def test_leaving_closes_the_connection(api: RemoteApi, encoder: Model) -> None:
-    api.answer = held = Held(embeds)
-    asking = asyncio.create_task(encode(encoder, "a"))
+async def test_a_disconnect_closes_the_connection(api: RemoteApi, encoder: Model) -> None:
+    api.answer = held = HeldAnswer(embeds)
+    tasks = asyncio.create_task(encode(encoder, "a"))
     await held.wait(come=1)
-    asking.cancel()
+    tasks.cancel()
     await held.wait(left=1)
     held.release()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert (await encode(encoder, "b")).tolist() == [vector_of("b")]
 
 
 async def test_a_clients_time_limit(api: RemoteApi, encoder: Model) -> None:
-    api.answer = Held(embeds)
-    async with asyncio.timeout(PATIENCE_S):
+    api.answer = HeldAnswer(embeds)
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(SluiceError) as caught:
             await encode(encoder, "a", timeout_us=50_000)
     assert caught.value.code is ErrorCode.DEADLINE

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import DataType
 
 from pipelines.remote.backend import OpenAIBackend
-from pipelines.remote.options import Dialect, Endpoint, options_of
+from pipelines.remote.options import ApiDialect, Endpoint, parse_options
 from serving.config.text import read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -51,7 +51,7 @@ async def test_declared_tensors_stay(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('input { name: "query" data_type: TYPE_STRING dims: [1] }', "query"),
         ('input { name: "messages" data_type: TYPE_FP32 dims: [1] }', "BYTES"),
@@ -60,14 +60,14 @@ async def test_declared_tensors_stay(load: Load) -> None:
         ("sequence_batching { direct {} }", "keeps no state"),
     ],
 )
-async def test_tensors_that_the_api_has_not(load: Load, text: str, said: str) -> None:
-    with pytest.raises(SluiceError, match=said) as caught:
+async def test_tensors_that_the_api_has_not(load: Load, text: str, message: str) -> None:
+    with pytest.raises(SluiceError, match=message) as caught:
         await load(text)
     assert caught.value.code is ErrorCode.INVALID
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("endpoint", "images", "chat, completions, embeddings"),
         ("dialect", "klingon", "openai, vllm"),
@@ -85,9 +85,9 @@ async def test_tensors_that_the_api_has_not(load: Load, text: str, said: str) ->
         ("base_url", "", "missing"),
     ],
 )
-def test_values_that_there_are_not(key: str, value: str, said: str) -> None:
-    with pytest.raises(SluiceError, match=said) as caught:
-        options_of(config_of("", {"base_url": URL} | {key: value}))
+def test_values_that_there_are_not(key: str, value: str, message: str) -> None:
+    with pytest.raises(SluiceError, match=message) as caught:
+        parse_options(config_of("", {"base_url": URL} | {key: value}))
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.param == key
     assert "hosted" in caught.value.message
@@ -105,7 +105,7 @@ def test_values_that_there_are_not(key: str, value: str, said: str) -> None:
 )
 def test_a_key_in_plain_sight_is_refused(parameters: dict[str, str]) -> None:
     with pytest.raises(SluiceError, match="api_key_file") as caught:
-        options_of(config_of("", {"base_url": URL} | parameters))
+        parse_options(config_of("", {"base_url": URL} | parameters))
     assert "sk-plain" not in caught.value.message
 
 
@@ -114,7 +114,7 @@ async def test_a_key_from_a_file_shows_nowhere(api: RemoteApi, load: Load, tmp_p
     api.answer = replying(whole("x"))
     model = await load(api_key_file="secret")
     await ask(model, {"messages": USER})
-    assert api.asked[0].headers["authorization"] == "Bearer sk-file"
+    assert api.exchanges[0].headers["authorization"] == "Bearer sk-file"
     assert "sk-file" not in str(model.config)
 
 
@@ -123,16 +123,16 @@ async def test_without_a_key_none_is_sent(api: RemoteApi, load: Load, monkeypatc
         monkeypatch.setenv(name, "of-the-environment")
     api.answer = replying(whole("x"))
     await ask(await load(), {"messages": USER})
-    headers = api.asked[0].headers
+    headers = api.exchanges[0].headers
     assert "authorization" not in headers
     assert "of-the-environment" not in str(headers)
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("", "one key"), ("a\nb", "one key")])
-async def test_a_key_file_without_a_key(load: Load, tmp_path: Path, content: str | None, said: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("", "one key"), ("a\nb", "one key")])
+async def test_a_key_file_without_a_key(load: Load, tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "secret").write_text(content)
-    with pytest.raises(SluiceError, match=said) as caught:
+    with pytest.raises(SluiceError, match=message) as caught:
         await load(api_key_file="secret")
     assert caught.value.param == "api_key_file"
 
@@ -142,8 +142,8 @@ async def test_headers_from_a_file_show_nowhere(api: RemoteApi, load: Load, tmp_
     api.answer = replying(whole("x"))
     model = await load(headers='{"x-team": "search"}', headers_file="headers.json")
     await ask(model, {"messages": USER})
-    assert api.asked[0].headers["x-proxy-token"] == "hidden"
-    assert api.asked[0].headers["x-team"] == "search"
+    assert api.exchanges[0].headers["x-proxy-token"] == "hidden"
+    assert api.exchanges[0].headers["x-team"] == "search"
     assert "hidden" not in str(model.config)
     (tmp_path / "headers.json").write_text('{"x-proxy-token": 5}')
     with pytest.raises(SluiceError, match="object of strings"):
@@ -168,7 +168,7 @@ async def test_certificates_of_ones_own(load: Load, tmp_path: Path) -> None:
 async def test_the_check_at_load(api: RemoteApi, load: Load) -> None:
     api.answer = replying({"object": "list", "data": [{"id": "gpt-x"}]})
     await load(model="gpt-x", check_on_load="true")
-    assert api.asked[0].path == "/v1/models"
+    assert api.exchanges[0].path == "/v1/models"
     with pytest.raises(SluiceError, match="gpt-x") as caught:
         await load(model="gpt-y", check_on_load="true")
     assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -193,16 +193,18 @@ async def test_without_the_library(load: Load, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "endpoint", "dialect"),
     [
-        ("gpt", Endpoint.CHAT, Dialect.OPENAI),
-        ("llama", Endpoint.CHAT, Dialect.VLLM),
-        ("hosted_encoder", Endpoint.EMBEDDINGS, Dialect.OPENAI),
+        ("gpt", Endpoint.CHAT, ApiDialect.OPENAI),
+        ("llama", Endpoint.CHAT, ApiDialect.VLLM),
+        ("hosted_encoder", Endpoint.EMBEDDINGS, ApiDialect.OPENAI),
     ],
 )
-async def test_the_examples_load(name: str, endpoint: Endpoint, dialect: Dialect, load: Load, tmp_path: Path) -> None:
+async def test_the_examples_load(
+    name: str, endpoint: Endpoint, dialect: ApiDialect, load: Load, tmp_path: Path
+) -> None:
     config, _ = read_config(EXAMPLES / name / "config.pbtxt")
     assert config.name == name
     assert config.backend == OpenAIBackend.name
-    options = options_of(config)
+    options = parse_options(config)
     assert (options.endpoint, options.dialect) == (endpoint, dialect)
     parameters = {key: each.string_value for key, each in config.parameters.items()}
     if options.api_key_file:
@@ -215,10 +217,10 @@ async def test_the_examples_load(name: str, endpoint: Endpoint, dialect: Dialect
 
 
 def test_the_types_of_completed_tensors() -> None:
-    from pipelines.remote.fields import completed
+    from pipelines.remote.fields import complete_config
 
     config = config_of("", {"base_url": URL})
-    inputs = {each.name: each.data_type for each in completed(config, options_of(config)).input}
+    inputs = {each.name: each.data_type for each in complete_config(config, parse_options(config)).input}
     assert inputs["messages"] == DataType.TYPE_STRING
     assert inputs["stream"] == DataType.TYPE_BOOL
     assert inputs["temperature"] == DataType.TYPE_FP32

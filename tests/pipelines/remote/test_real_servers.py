@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.types import FinishReason
-from pipelines.text.tensor_text import text_model_of
+from pipelines.text.model import text_model_of
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
 from serving.call import infer_stream
 from serving.tensors.tensor import Array
@@ -18,7 +18,7 @@ from sluice.errors import ErrorCode
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to
-from tests.pipelines.remote.remote_api import PATIENCE_S, Exchange, RemoteApi, said, usage
+from tests.pipelines.remote.remote_api import TIMEOUT_S, Exchange, RemoteApi, chunk, usage
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, request, simple_config
 from tests.serving.backends.ensemble.parts import load as load_ensemble
 
@@ -75,7 +75,7 @@ async def test_a_completion_of_the_other_gateway(gateway: LiveServer, load: Load
     assert answer["text_output"] == expected["choices"][0]["text"]
 
 
-async def test_leaving_frees_the_other_gateway(gateway: LiveServer, load: Load) -> None:
+async def test_a_disconnect_frees_the_other_gateway(gateway: LiveServer, load: Load) -> None:
     model = await load(base_url=f"{gateway.url}/v1", model=MODEL)
     gateway.runner.hold_after(3)
     try:
@@ -108,17 +108,17 @@ async def test_a_step_of_an_ensemble_streams(api: RemoteApi, load: Load) -> None
 
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
-        await exchange.event(said("one "))
+        await exchange.event(chunk("one "))
         await first_is_out.wait()
-        await exchange.event(said("two", "stop"))
+        await exchange.event(chunk("two", "stop"))
         await exchange.event(usage(3, 2))
         await exchange.end()
 
     api.answer = answer
     prompter = FunctionModel(simple_config("prompter", data_type="TYPE_STRING"), _conversation)
     whole = await load_ensemble(config_of(WHOLE), Models(prompter, await load()))
-    asked = request({"query": np.array([b"why"], object)}, parameters={"stream": True})
-    async with asyncio.timeout(PATIENCE_S), aclosing(infer_stream(whole, asked)) as responses:
+    sent = request({"query": np.array([b"why"], object)}, parameters={"stream": True})
+    async with asyncio.timeout(TIMEOUT_S), aclosing(infer_stream(whole, sent)) as responses:
         pieces = [plain(await anext(responses)).get("response", "")]
         first_is_out.set()  # the remote says no more before the first piece is with the client
         pieces += [plain(each).get("response", "") async for each in responses]
@@ -128,18 +128,18 @@ async def test_a_step_of_an_ensemble_streams(api: RemoteApi, load: Load) -> None
 
 async def test_it_is_a_chat_model(api: RemoteApi, load: Load) -> None:
     async def answer(exchange: Exchange) -> None:
-        await exchange.stream(said("one "), said("two", "length"), usage(3, 2, cached=1))
+        await exchange.stream(chunk("one "), chunk("two", "length"), usage(3, 2, cached=1))
 
     api.answer = answer
     chat = text_model_of(await load())
     assert chat is not None
-    asked = TextRequest(
+    sent = TextRequest(
         request_id="r",
         prompt=(ChatMessage("system", "be brief"), ChatMessage("user", "why")),
         sampling=SamplingOverrides(max_tokens=5, temperature=0.5),
         stop=("x",),
     )
-    async with aclosing(chat.generate(asked)) as events:
+    async with aclosing(chat.generate(sent)) as events:
         found = [event async for event in events]
     assert "".join(event.text for event in found) == "one two"
     assert found[-1].finish_reason is FinishReason.LENGTH

@@ -97,17 +97,17 @@ output { name: "batch_index" data_type: TYPE_INT32 dims: 1 }
 
 
 class Scripted(Model):
-    """A model that answers as the test says, and keeps what it was asked."""
+    """A model that answers as the test says, and keeps the requests it got."""
 
     def __init__(self, answer: Answer, config: str = TOKEN_MODEL) -> None:
         parsed = config_of(config)
         super().__init__(parsed, spec_of(parsed, 1))
         self._answer = answer
-        self.asked: list[InferRequest] = []
+        self.requests: list[InferRequest] = []
         self.jobs: list[Job] = []
 
     def _start(self, job: Job) -> None:
-        self.asked.append(job.request)
+        self.requests.append(job.request)
         self.jobs.append(job)
         self._answer(job)
 

@@ -62,7 +62,7 @@ def ids_of(rill: Tokenizer, text: str) -> list[int]:
     return rill.encode_words(text, "text")
 
 
-def asked(text: str = "Where to?", **fields: Any) -> dict[str, Any]:
+def bls_fields(text: str = "Where to?", **fields: Any) -> dict[str, Any]:
     return {"text_input": [[text]], "max_tokens": [[9]], **fields}
 
 
@@ -70,7 +70,7 @@ async def test_a_stream_is_the_text_in_pieces(serve: Serve, rill: Tokenizer) -> 
     # Characters of several tokens come whole.
     text = "A river 流 runs 🌊"
     model = await serve(Scripted(streaming(ids_of(rill, text))))
-    pieces = await texts(model, **asked(stream=[[True]]))
+    pieces = await texts(model, **bls_fields(stream=[[True]]))
     assert "".join(pieces) == text
     assert len(pieces) > 3 and not any("\ufffd" in piece for piece in pieces)
 
@@ -79,15 +79,15 @@ async def test_accumulated_tokens(serve: Serve, rill: Tokenizer) -> None:
     ids = ids_of(rill, "A river runs")
     model = await serve(Scripted(streaming(ids)), accumulate_tokens="True")
     expected = [rill.decode(ids[:end], skip_special_tokens=True) for end in range(1, len(ids) + 1)]
-    assert await texts(model, streams=True, **asked()) == expected
+    assert await texts(model, streams=True, **bls_fields()) == expected
 
 
-async def test_what_the_token_model_is_asked(serve: Serve, rill: Tokenizer) -> None:
+async def test_the_request_to_the_token_model(serve: Serve, rill: Tokenizer) -> None:
     token_model = Scripted(at_once(ids_of(rill, "north")))
     model = await serve(token_model)
-    fields = asked("Where?", top_k=[[3]], stop_words=[["sea"]], bad_words=[["land"]], return_log_probs=[[True]])
+    fields = bls_fields("Where?", top_k=[[3]], stop_words=[["sea"]], bad_words=[["land"]], return_log_probs=[[True]])
     await texts(model, **fields)
-    [found] = token_model.asked
+    [found] = token_model.requests
     plain = {name: tensor.array.tolist() for name, tensor in found.inputs.items()}
     prompt = rill.encode("Where?", "text", add_special_tokens=True)
     assert plain["input_ids"] == [prompt]
@@ -101,7 +101,7 @@ async def test_what_the_token_model_is_asked(serve: Serve, rill: Tokenizer) -> N
 
 @pytest.mark.parametrize("words", [["runs"], ["never", "ver ru"], ["A river runs", "x"]])
 async def test_a_stop_word_that_no_token_is(serve: Serve, rill: Tokenizer, words: list[str]) -> None:
-    """It is found in the text, ends it, and the token model is told."""
+    """It is found in the text, ends it, and the token model stops."""
     text = "A river runs to the sea"
     ids = ids_of(rill, text)
 
@@ -113,10 +113,10 @@ async def test_a_stop_word_that_no_token_is(serve: Serve, rill: Tokenizer, words
     token_model = Scripted(answer_but_the_end)
     model = await serve(token_model)
     async with asyncio.timeout(WAIT_S):
-        assert "".join(await texts(model, **asked(stream=[[True]], stop_words=[words]))) == expected
+        assert "".join(await texts(model, **bls_fields(stream=[[True]], stop_words=[words]))) == expected
     assert token_model.jobs[0].is_cancelled
     whole = await serve(Scripted(at_once(ids)))
-    assert await texts(whole, **asked(stop_words=[words], exclude_input_in_output=[[True]])) == [expected]
+    assert await texts(whole, **bls_fields(stop_words=[words], exclude_input_in_output=[[True]])) == [expected]
 
 
 async def test_rows_side_by_side(serve: Serve, rill: Tokenizer) -> None:
@@ -146,10 +146,10 @@ async def test_rows_one_response_each(serve: Serve, rill: Tokenizer) -> None:
 async def test_the_models_own_default_shows_the_prompt(serve: Serve, rill: Tokenizer) -> None:
     shown, hidden = Scripted(at_once(ids_of(rill, " north"))), Scripted(at_once(ids_of(rill, " north")))
     hidden.config.parameters["exclude_input_in_output"].string_value = "true"
-    assert await texts(await serve(shown), **asked("Go")) == ["Go north"]
+    assert await texts(await serve(shown), **bls_fields("Go")) == ["Go north"]
     model = await serve(hidden)
-    assert await texts(model, **asked("Go")) == [" north"]
-    given = request(model, **asked("Go"))
+    assert await texts(model, **bls_fields("Go")) == [" north"]
+    given = request(model, **bls_fields("Go"))
     given.parameters["exclude_input_in_output"] = False
     [output] = (await infer_one(model, given)).outputs
     assert output.array.tolist() == [[b"Go north"]]
@@ -175,16 +175,16 @@ def lossy(rill: Tokenizer) -> Scripted:
     )
 
 
-async def test_another_postprocessing_is_asked(serve: Serve, rill: Tokenizer) -> None:
+async def test_another_postprocessing_is_called(serve: Serve, rill: Tokenizer) -> None:
     text = "a river 流 runs"
     token_model = Scripted(streaming(ids_of(rill, text)))
     model = await serve(token_model, lossy(rill), postprocessing_model_name="loud")
-    pieces = await texts(model, **asked(stream=[[True]]))
+    pieces = await texts(model, **bls_fields(stream=[[True]]))
     assert "".join(pieces) == text.upper()
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-async def test_a_client_that_leaves_cancels_the_token_model(serve: Serve, rill: Tokenizer) -> None:
+async def test_a_disconnect_cancels_the_token_model(serve: Serve, rill: Tokenizer) -> None:
     begun = asyncio.Event()
 
     def answer(job: Job) -> None:
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_cancels_the_token_model(serve: Serve, rill: 
 
     token_model = Scripted(answer)
     model = await serve(token_model)
-    stream = ResponseStream(model, request(model, **asked(stream=[[True]])))
+    stream = ResponseStream(model, request(model, **bls_fields(stream=[[True]])))
     async with asyncio.timeout(WAIT_S):
         await begun.wait()
         await stream.wait()
@@ -210,14 +210,14 @@ def failing(job: Job) -> None:
 async def test_errors_of_the_token_model_are_passed_on(serve: Serve, streams: bool) -> None:
     model = await serve(Scripted(failing))
     with pytest.raises(SluiceError, match="the queue is full") as raised:
-        await texts(model, streams=streams, **asked())
+        await texts(model, streams=streams, **bls_fields())
     assert raised.value.code is ErrorCode.OVERLOADED
 
 
 async def test_a_model_that_is_not_there(serve: Serve) -> None:
     model = await serve(Scripted(failing), tensorrt_llm_model_name="elsewhere")
     with pytest.raises(SluiceError, match="'tensorrt_llm_bls' calls 'elsewhere', which does not serve") as raised:
-        await texts(model, **asked())
+        await texts(model, **bls_fields())
     assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -232,11 +232,11 @@ output { name: "text_output" data_type: TYPE_STRING dims: -1 }
 
 async def test_drafts_and_pictures_are_refused_by_name(serve: Serve, rill: Tokenizer) -> None:
     model = await serve(Scripted(at_once(ids_of(rill, "A"))), config=CONFIG + DECLARED)
-    assert await texts(model, **asked("", num_draft_tokens=[[0]], image_url_input=[[""]])) == ["A"]
+    assert await texts(model, **bls_fields("", num_draft_tokens=[[0]], image_url_input=[[""]])) == ["A"]
     with pytest.raises(SluiceError, match="'num_draft_tokens' is not supported"):
-        await texts(model, **asked(num_draft_tokens=[[2]]))
+        await texts(model, **bls_fields(num_draft_tokens=[[2]]))
     with pytest.raises(SluiceError, match="'image_url_input' is not supported"):
-        await texts(model, **asked(image_url_input=[["http://a/b.png"]]))
+        await texts(model, **bls_fields(image_url_input=[["http://a/b.png"]]))
 
 
 @pytest.mark.parametrize("parameter", ["tensorrt_llm_draft_model_name", "multimodal_encoders_name"])
@@ -248,16 +248,16 @@ async def test_what_only_nvidias_can_is_a_load_error(serve: Serve, parameter: st
 async def test_streams_only_where_it_may(serve: Serve, rill: Tokenizer) -> None:
     coupled = await serve(Scripted(failing), config=CONFIG + DECLARED)
     with pytest.raises(SluiceError, match="does not stream: its transaction policy is not decoupled"):
-        await texts(coupled, **asked(stream=[[True]]))
+        await texts(coupled, **bls_fields(stream=[[True]]))
     model = await serve(Scripted(failing))
     with pytest.raises(SluiceError, match="only a request of one row can stream, this one has 2"):
         await texts(model, text_input=[["a"], ["b"]], max_tokens=[[1], [1]], stream=[[True], [True]])
 
 
-async def test_several_answers_where_one_was_asked_for(serve: Serve, rill: Tokenizer) -> None:
+async def test_several_answers_to_a_request_for_one(serve: Serve, rill: Tokenizer) -> None:
     model = await serve(Scripted(streaming(ids_of(rill, "A river"))), config=CONFIG + DECLARED)
     with pytest.raises(SluiceError, match=r"gave \d responses to a request that does not stream"):
-        await texts(model, **asked())
+        await texts(model, **bls_fields())
 
 
 async def test_between_models_that_batch_and_that_do_not(serve: Serve, rill: Tokenizer) -> None:
@@ -270,7 +270,7 @@ async def test_between_models_that_batch_and_that_do_not(serve: Serve, rill: Tok
 
     token_model = Scripted(answer, TOKEN_MODEL.replace("max_batch_size: 4", "max_batch_size: 0"))
     model = await serve(token_model)
-    assert await texts(model, **asked(exclude_input_in_output=[[True]])) == ["north"]
+    assert await texts(model, **bls_fields(exclude_input_in_output=[[True]])) == ["north"]
     unbatched = await serve(Scripted(at_once(ids)), config=CONFIG.replace("4", "0"))
     assert await texts(unbatched, text_input=["Go"], max_tokens=[3], stop_words=["or"]) == ["Gonor"]
 
@@ -278,11 +278,11 @@ async def test_between_models_that_batch_and_that_do_not(serve: Serve, rill: Tok
 async def test_closing_ends_what_is_under_way(serve: Serve) -> None:
     model = await serve(Scripted(lambda job: None))
     found: list[InferResponse] = []
-    model.submit(request(model, **asked()), found.append)
+    model.submit(request(model, **bls_fields()), found.append)
     await model.close()
     assert found[0].error is not None
     with pytest.raises(SluiceError, match="is being unloaded"):
-        model.submit(InferRequest(request(model, **asked()).inputs), found.append)
+        model.submit(InferRequest(request(model, **bls_fields()).inputs), found.append)
 
 
 ANSWERS: list[tuple[Answer, str]] = [
@@ -294,8 +294,8 @@ ANSWERS: list[tuple[Answer, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "said"), ANSWERS)
-async def test_a_token_model_that_gives_no_tokens(serve: Serve, answer: Answer, said: str) -> None:
+@pytest.mark.parametrize(("answer", "message"), ANSWERS)
+async def test_a_token_model_that_gives_no_tokens(serve: Serve, answer: Answer, message: str) -> None:
     model = await serve(Scripted(answer))
-    with pytest.raises(SluiceError, match=said):
-        await texts(model, **asked())
+    with pytest.raises(SluiceError, match=message):
+        await texts(model, **bls_fields())

@@ -70,7 +70,7 @@ async def test_many_tokens_and_no_batch_dimension(rill_path: Path, ids: list[int
 
 
 @pytest.mark.parametrize(
-    ("tokens", "lengths", "said"),
+    ("tokens", "lengths", "message"),
     [
         ([[[1, 2]]], [[3]], "must be between 0 and the 2 tokens of TOKENS_BATCH"),
         ([[[1, 2]]], [[-1]], "must be between 0 and the 2 tokens of TOKENS_BATCH"),
@@ -78,7 +78,7 @@ async def test_many_tokens_and_no_batch_dimension(rill_path: Path, ids: list[int
         ([[[1, -2]]], [[2]], "'TOKENS_BATCH' must hold token ids, got -2"),
     ],
 )
-async def test_wrong_sequences(rill_path: Path, tokens: object, lengths: object, said: str) -> None:
+async def test_wrong_sequences(rill_path: Path, tokens: object, lengths: object, message: str) -> None:
     model = await stage(rill_path)
-    with pytest.raises(SluiceError, match=said):
+    with pytest.raises(SluiceError, match=message):
         await arrays(model, TOKENS_BATCH=tokens, SEQUENCE_LENGTH=lengths)

@@ -64,14 +64,14 @@ async def test_words_end_to_end_and_where_each_ends(rill_path: Path, rill: Token
 
 async def test_biases_of_words(rill_path: Path, rill: Tokenizer) -> None:
     model = await stage(rill_path)
-    asked = {"QUERY": [["A"]], "REQUEST_OUTPUT_LEN": [[1]], "EMBEDDING_BIAS_WORDS": [["river", "a"]]}
-    found = await arrays(model, **asked, EMBEDDING_BIAS_WEIGHTS=[[1.5, -2.0]])
+    fields = {"QUERY": [["A"]], "REQUEST_OUTPUT_LEN": [[1]], "EMBEDDING_BIAS_WORDS": [["river", "a"]]}
+    found = await arrays(model, **fields, EMBEDDING_BIAS_WEIGHTS=[[1.5, -2.0]])
     expected = np.zeros(rill.num_tokens, np.float32)
     for word, weight in (("river", 1.5), ("a", -2.0)):
         np.add.at(expected, rill.encode_words(word, "word"), weight)
     assert (found["EMBEDDING_BIAS"] == expected).all()
     with pytest.raises(SluiceError, match="'EMBEDDING_BIAS_WEIGHTS' has 1 elements for the 2 of EMBEDDING_BIAS_WORDS"):
-        await arrays(model, **asked, EMBEDDING_BIAS_WEIGHTS=[[1.5]])
+        await arrays(model, **fields, EMBEDDING_BIAS_WEIGHTS=[[1.5]])
 
 
 async def test_long_prompts_and_decoder_prompts(rill_path: Path, rill: Tokenizer) -> None:
@@ -105,14 +105,14 @@ output { name: "PIXEL_VALUES" data_type: TYPE_FP16 dims: [-1, -1, -1, -1] }
 
 async def test_pictures_may_be_declared_and_not_sent(rill_path: Path) -> None:
     model = await stage(rill_path, PICTURES)
-    asked = {"QUERY": [["A"]], "REQUEST_OUTPUT_LEN": [[1]]}
-    assert [*await arrays(model, **asked, PROMPT_TABLE_EXTRA_ID=[[0]])] == ["INPUT_ID"]
+    fields = {"QUERY": [["A"]], "REQUEST_OUTPUT_LEN": [[1]]}
+    assert [*await arrays(model, **fields, PROMPT_TABLE_EXTRA_ID=[[0]])] == ["INPUT_ID"]
     with pytest.raises(SluiceError, match="input 'IMAGE_BYTES' is not supported; leave it out"):
-        await arrays(model, **asked, IMAGE_BYTES=np.zeros((1, 1, 2, 2, 3)))
+        await arrays(model, **fields, IMAGE_BYTES=np.zeros((1, 1, 2, 2, 3)))
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"tokenizer_dir": "${tokenizer_dir}"}, "needs the parameter 'tokenizer_dir'"),
         ({"tokenizer_dir": "nowhere"}, "nowhere: it is not a directory"),
@@ -120,19 +120,19 @@ async def test_pictures_may_be_declared_and_not_sent(rill_path: Path) -> None:
         ({"multimodal_model_path": "/eyes"}, "parameter 'multimodal_model_path' .* is not supported"),
     ],
 )
-async def test_wrong_parameters(rill_path: Path, parameters: dict[str, str], said: str) -> None:
-    with pytest.raises(SluiceError, match=said):
+async def test_wrong_parameters(rill_path: Path, parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(SluiceError, match=message):
         await stage(rill_path, **parameters)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"),
+    ("tensors", "message"),
     [
         ('input { name: "QUESTION" data_type: TYPE_STRING dims: 1 }', "declares the input 'QUESTION'"),
         ('input { name: "QUERY" data_type: TYPE_INT32 dims: 1 }', "input 'QUERY' .* must be of type BYTES"),
         ('input { name: "QUERY" data_type: TYPE_STRING dims: 1 }', "must declare the input 'REQUEST_OUTPUT_LEN'"),
     ],
 )
-async def test_other_tensors(rill_path: Path, tensors: str, said: str) -> None:
-    with pytest.raises(SluiceError, match=said):
+async def test_other_tensors(rill_path: Path, tensors: str, message: str) -> None:
+    with pytest.raises(SluiceError, match=message):
         await stage(rill_path, CONFIG + tensors)

@@ -5,7 +5,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
-from pipelines.stages.replacement import with_native_stage
+from pipelines.stages.backend import replace_python_stage
 from serving.config.text import parse_config
 from tests import paths
 from tests.pipelines.stages.parts import config_of
@@ -31,7 +31,7 @@ def written(name: str, **parameters: str) -> ModelConfig:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_nvidias_stages_are_known(name: str) -> None:
-    native = with_native_stage(written(name))
+    native = replace_python_stage(written(name))
     assert (native.backend, native.default_model_filename) == (name, "")
     native.backend, native.default_model_filename = "python", "model.py"
     assert native == written(name)
@@ -47,7 +47,7 @@ def test_nvidias_stages_are_known(name: str) -> None:
 )
 def test_what_only_nvidias_can_stays_in_python(name: str, parameter: str, caplog: pytest.LogCaptureFixture) -> None:
     config = written(name, **{parameter: "given"})
-    assert with_native_stage(config) is config
+    assert replace_python_stage(config) is config
     assert f"model '{name}' stays in Python: its parameter {parameter}" in caplog.text
 
 
@@ -63,14 +63,14 @@ def test_others_are_left_alone() -> None:
     onnx.backend = "onnxruntime"
     wide.input[0].data_type = DataType.TYPE_INT64
     for config in (other, own, onnx, wide, ModelConfig()):
-        assert with_native_stage(config) is config
+        assert replace_python_stage(config) is config
 
 
 def test_log_probabilities_are_optional_then() -> None:
     older = written("postprocessing")
     older.input.add(name="CUM_LOG_PROBS", data_type=DataType.TYPE_FP32, dims=[-1])
     older.output.add(name="OUT_CUM_LOG_PROBS", data_type=DataType.TYPE_FP32, dims=[-1])
-    native = with_native_stage(older)
+    native = replace_python_stage(older)
     assert [each.name for each in native.input if each.optional] == ["CUM_LOG_PROBS"]
     assert native.backend == "postprocessing"
 

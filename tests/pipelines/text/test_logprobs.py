@@ -2,10 +2,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
-from pipelines.text.detokenizer import detokenizer_factory
-from pipelines.text.logprobs import LogprobTrack
-from pipelines.text.spelling import TokenTexts
-from pipelines.text.stream import TextStream
+from pipelines.text.detokenizer import TokenTexts, detokenizer_factory
+from pipelines.text.stream import LogprobTracker, TextStream
 from pipelines.text.types import TextEvent, TextLogprob
 from tests.pipelines.text.vocabularies import byte_level, id_of
 
@@ -32,7 +30,7 @@ def generate(
     reason: FinishReason = FinishReason.LENGTH,
 ) -> list[TextEvent]:
     """The events from `token_ids`, `size` at a time."""
-    track = LogprobTrack(TEXTS, [5], has_output=True)
+    track = LogprobTracker(TEXTS, [5], has_output=True)
     stream = TextStream(MAKE_DETOKENIZER(), stop, SamplingParams(), 1, track)
     events = []
     for start in range(0, len(token_ids), size):
@@ -47,7 +45,7 @@ def generate(
     return events
 
 
-def told(events: list[TextEvent]) -> list[TextLogprob]:
+def entries_of(events: list[TextEvent]) -> list[TextLogprob]:
     return [one for event in events if event.detail for one in event.detail.logprobs or ()]
 
 
@@ -57,9 +55,9 @@ def total(events: list[TextEvent]) -> float:
     return detail.total_logprob
 
 
-def test_each_token_is_told_with_its_place_and_the_likeliest() -> None:
+def test_each_token_has_its_start_and_the_likeliest() -> None:
     ids = encode("the fox")
-    entries = told(generate(ids, 1))
+    entries = entries_of(generate(ids, 1))
     assert [one.token.token_id for one in entries] == ids
     assert "".join(one.token.text for one in entries) == "the fox"
     assert [one.start for one in entries] == [len(TOKENIZER.decode(ids[:i])) for i in range(len(ids))]
@@ -71,25 +69,25 @@ def test_tokens_of_half_a_character_come_with_the_character() -> None:
     ids = encode("a😀b")
     events = generate(ids, 1)
     assert [len(event.detail.logprobs or ()) for event in events if event.detail] == [1, len(ids) - 2, 1]
-    assert [one.start for one in told(events)] == [0, *[1] * (len(ids) - 2), 2]
+    assert [one.start for one in entries_of(events)] == [0, *[1] * (len(ids) - 2), 2]
 
 
-def test_the_token_that_ends_the_text_counts_and_is_not_told() -> None:
+def test_the_token_that_ends_the_text_counts_and_has_no_entry() -> None:
     ids = [*encode("ab"), END]
     events = generate(ids, 2, reason=FinishReason.STOP)
-    assert [one.token.token_id for one in told(events)] == ids[:-1]
+    assert [one.token.token_id for one in entries_of(events)] == ids[:-1]
     assert total(events) == -sum(ids) / 64
 
 
-def test_what_a_stop_string_cuts_off_is_not_told() -> None:
+def test_text_cut_off_by_a_stop_string_has_no_entries() -> None:
     ids = encode("q###zzz")
     for size in (1, 2, len(ids)):
         events = generate(ids, size, ("###",))
         assert "".join(event.text for event in events) == "q"
-        assert [one.token.text for one in told(events)] == ["q"]
+        assert [one.token.text for one in entries_of(events)] == ["q"]
 
 
-def test_what_was_kept_back_in_vain_is_told_with_its_text() -> None:
+def test_text_that_was_kept_back_has_its_entries() -> None:
     ids = encode("q##z")
     events = generate(ids, 1, ("###",))
     for event in events:
@@ -98,7 +96,7 @@ def test_what_was_kept_back_in_vain_is_told_with_its_text() -> None:
 
 
 def test_a_request_for_the_prompt_s_alone() -> None:
-    track = LogprobTrack(TEXTS, [70, 71], has_output=False)
+    track = LogprobTracker(TEXTS, [70, 71], has_output=False)
     stream = TextStream(MAKE_DETOKENIZER(), (), SamplingParams(), 2, track)
     detail = EventDetail(num_cached_tokens=0, prompt_logprobs=[None, entry(71)])
     event = stream.feed(TokenEvent(1, [72], FinishReason.LENGTH, detail))
@@ -117,11 +115,11 @@ def test_a_request_for_the_prompt_s_alone() -> None:
     size=st.integers(2, 31),
     stop=st.lists(st.sampled_from([*"abcdeé漢 ", "th", " q", "\ufffd"]), max_size=3).map(tuple),
 )
-def test_a_stream_tells_the_same_however_its_tokens_are_merged(
+def test_a_stream_has_the_same_entries_however_its_tokens_are_merged(
     ids: list[int], size: int, stop: tuple[str, ...]
 ) -> None:
     alone, merged = generate(ids, 1, stop), generate(ids, size, stop)
-    assert told(alone) == told(merged)
+    assert entries_of(alone) == entries_of(merged)
     assert total(alone) == total(merged)
     text = "".join(event.text for event in alone)
-    assert all(one.start <= len(text) for one in told(alone))
+    assert all(one.start <= len(text) for one in entries_of(alone))

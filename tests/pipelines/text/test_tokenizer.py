@@ -95,7 +95,7 @@ async def test_a_model_without_a_template_says_what_to_do() -> None:
         ("{{ 1 + messages }}", "unsupported operand"),
     ],
 )
-async def test_what_the_template_refuses_is_told(template: str, reason: str) -> None:
+async def test_the_error_has_the_templates_reason(template: str, reason: str) -> None:
     assert reason in await refusal(made(chat_template=template), ChatMessage("user", "hi"))
 
 

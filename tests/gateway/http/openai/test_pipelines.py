@@ -13,9 +13,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.llm.model import LlmModel
 from pipelines.rag import keys
-from pipelines.text.citations import cite
-from pipelines.text.messages import encode_messages
-from pipelines.text.sources import Source, as_objects, encoded
+from pipelines.text.citations import Source, cite, encode_source, to_json_objects
+from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import ChatMessage
 from serving.backends.ensemble.model import EnsembleModel
 from serving.tensors.tensor import Array
@@ -83,7 +82,7 @@ def _look(query: Array) -> dict[str, Array]:
         raise SluiceError(ErrorCode.UNAVAILABLE, "the store of documents cannot be reached")
     messages = encode_messages(conversation(asked))
     return {
-        "sources": np.array([[encoded(SOURCE), b""]], object),
+        "sources": np.array([[encode_source(SOURCE), b""]], object),
         "messages": np.array([[messages]], object),
     }
 
@@ -147,8 +146,8 @@ def test_a_whole_answer_has_sources_and_citations(it: Pipelines) -> None:
     body = answer.model_dump()
     assert answer.choices[0].message.content == text
     assert answer.choices[0].finish_reason == "length"
-    assert body["sources"] == as_objects([SOURCE])
-    assert body["choices"][0]["citations"] == as_objects(cite(text, [SOURCE]))
+    assert body["sources"] == to_json_objects([SOURCE])
+    assert body["choices"][0]["citations"] == to_json_objects(cite(text, [SOURCE]))
     prompt = it.live.run(it.live.model.prepare(conversation(QUESTION)))
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 8)
@@ -172,10 +171,10 @@ def test_a_stream_tells_its_sources_before_the_first_text(it: Pipelines) -> None
     first_text = next(index for index, chunk in enumerate(pieces) if chunk.choices[0].delta.content)
     assert len(with_sources) == 1
     assert with_sources[0] < first_text
-    assert pieces[with_sources[0]].model_dump()["sources"] == as_objects([SOURCE])
+    assert pieces[with_sources[0]].model_dump()["sources"] == to_json_objects([SOURCE])
     last = pieces[-1].choices[0]
     assert last.finish_reason == "length"
-    assert last.model_dump()["citations"] == as_objects(cite(text, [SOURCE]))
+    assert last.model_dump()["citations"] == to_json_objects(cite(text, [SOURCE]))
     assert usage.usage is not None
     assert usage.usage.completion_tokens == 8
 
@@ -191,7 +190,7 @@ def test_the_first_chunks_go_out_before_the_first_token(it: Pipelines) -> None:
         ) as stream:
             opening, sources = next(stream), next(stream)
             assert opening.choices[0].delta.role == "assistant"
-            assert sources.model_dump()["sources"] == as_objects([SOURCE])
+            assert sources.model_dump()["sources"] == to_json_objects([SOURCE])
             it.live.runner.release()
             assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == it.expected(4)
     finally:
@@ -236,7 +235,7 @@ def test_a_stream_that_the_shutdown_ends_says_so() -> None:
 def test_several_answers_to_one_question(it: Pipelines) -> None:
     answer = it.client.chat.completions.create(model="pipeline", messages=CHAT, max_tokens=4, n=2)
     assert [choice.message.content for choice in answer.choices] == [it.expected(4)] * 2
-    assert answer.model_dump()["sources"] == as_objects([SOURCE])
+    assert answer.model_dump()["sources"] == to_json_objects([SOURCE])
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
 
@@ -258,9 +257,9 @@ def test_stop_strings_and_sampling_reach_the_language_model(it: Pipelines) -> No
 def test_completions_ask_with_their_prompt(it: Pipelines) -> None:
     answer = it.client.completions.create(model="pipeline", prompt=["one?", "two?"], max_tokens=4)
     assert [choice.text for choice in answer.choices] == [it.expected(4, "one?"), it.expected(4, "two?")]
-    assert [choice["sources"] for choice in answer.model_dump()["choices"]] == [as_objects([SOURCE])] * 2
+    assert [choice["sources"] for choice in answer.model_dump()["choices"]] == [to_json_objects([SOURCE])] * 2
     single = it.client.completions.create(model="pipeline", prompt="one?", max_tokens=4)
-    assert single.model_dump()["sources"] == as_objects([SOURCE])
+    assert single.model_dump()["sources"] == to_json_objects([SOURCE])
     pieces = it.client.completions.create(model="pipeline", prompt="one?", max_tokens=4, stream=True)
     assert "".join(chunk.choices[0].text for chunk in pieces) == it.expected(4, "one?")
 
@@ -402,7 +401,7 @@ def test_v2_answers_in_one_response_unless_it_is_asked_to_stream(it: Pipelines) 
     answer = it.live.post("/v2/models/pipeline/infer", body).json()
     outputs = {each["name"]: each["data"] for each in answer["outputs"]}
     assert outputs["response"] == [it.expected(4, "one?")]
-    assert json.loads(outputs["sources"][0]) == as_objects([SOURCE])[0]
+    assert json.loads(outputs["sources"][0]) == to_json_objects([SOURCE])[0]
     body["parameters"] = {"max_tokens": 4, "stream": True}
     assert "decoupled" in it.live.post("/v2/models/pipeline/infer", body).json()["error"]
 
@@ -421,7 +420,7 @@ def test_generate_and_generate_stream(it: Pipelines) -> None:
 
 def test_rows_of_a_batch_are_answered_side_by_side(it: Pipelines) -> None:
     it.look.function = lambda query: {
-        "sources": np.array([[encoded(SOURCE)]] * len(query), object),
+        "sources": np.array([[encode_source(SOURCE)]] * len(query), object),
         "messages": np.array([[encode_messages(conversation(each.decode()))] for each in query.ravel()], object),
     }
     try:

@@ -24,8 +24,7 @@ from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import Library, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
-from pipelines.text.model import TextModel
-from pipelines.text.tensor_text import text_model_of
+from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
 from serving.job import Job
 from serving.model import Model

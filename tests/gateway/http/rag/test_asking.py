@@ -11,7 +11,7 @@ import pytest
 from engine.types import FinishReason
 from gateway.options.config import HttpOptions, ServeConfig
 from pipelines.rag.keys import HEADER
-from pipelines.text.sources import Citation, Source
+from pipelines.text.citations import Citation, Source
 from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines.rag.prompts.assembly import Budget, Prompt, PromptStyle, Retrieved, assemble
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError

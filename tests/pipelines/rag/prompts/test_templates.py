@@ -3,7 +3,7 @@ import re
 import pytest
 
 from pipelines.rag.prompts.templates import TEMPLATES, Passage, TemplateName
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 
 QUOTE, CITED = TEMPLATES[TemplateName.QUOTE], TEMPLATES[TemplateName.CITED]
 

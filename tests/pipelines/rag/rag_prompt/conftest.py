@@ -5,13 +5,13 @@ import pytest
 
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.rag_prompt.parts import Lookup
 
 
@@ -22,7 +22,7 @@ async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
     await engine.start()
     model = LlmModel(
-        bundled_config("rill"), LlmText("rill", rill, engine, SamplingDefaults(), created=1), engine, Record
+        default_llm_config("rill"), LlmText("rill", rill, engine, SamplingDefaults(), created=1), engine, Record
     )
     yield model
     await model.close()

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.rag_prompt.backend import RagPromptBackend
 from pipelines.rag.rag_prompt.model import RagPromptModel
-from pipelines.text.sources import Source, encoded
+from pipelines.text.citations import Source, encode_source
 from serving.backend import BackendContext
 from serving.call import infer_one
 from serving.model import Model
@@ -76,7 +76,7 @@ def request(
         "context": texts_tensor(
             "context", [[*(each.text for each in row), *[""] * (width - len(row))] for row in rows]
         ),
-        "sources": texts_tensor("sources", [[*map(encoded, row), *[""] * (width - len(row))] for row in rows]),
+        "sources": texts_tensor("sources", [[*map(encode_source, row), *[""] * (width - len(row))] for row in rows]),
     }
     return InferRequest(inputs, parameters=dict(parameters), tenant=tenant)
 

@@ -8,7 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.prompts.salt import derived_salt
 from pipelines.rag.rag_prompt.model import RagPromptModel
-from pipelines.text.messages import decode_messages
+from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import Tokenizer
 from serving.call import infer_one
 from serving.model import Model

@@ -10,15 +10,15 @@ import pytest_asyncio
 
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.rag.rag_prompt.model import RagPromptModel
-from pipelines.text.sources import Source
+from pipelines.text.citations import Source
 from serving.call import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
-from tests.pipelines.llm.asking import Record
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.rag_prompt.parts import Lookup, load, request, source
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,7 +38,7 @@ async def llm() -> AsyncIterator[LlmModel]:
     checkpoint = MODELS / "rill" / "1"
     engine = ProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
     await engine.start()
-    model = LlmModel(bundled_config("rill"), LlmText.load("rill", checkpoint, engine), engine, Record)
+    model = LlmModel(default_llm_config("rill"), LlmText.load("rill", checkpoint, engine), engine, Record)
     yield model
     await model.close()
 

@@ -11,18 +11,18 @@ import pytest
 
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from pipelines.llm.configuration import bundled_config
+from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.text.defaults import SamplingDefaults
+from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from serving.backends.ensemble.model import EnsembleModel
 from serving.call import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.asking import Record
-from tests.pipelines.llm.stepped import SteppedRunner
+from tests.pipelines.llm.calls import Record
+from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
 
 PATIENCE_S = 30.0
@@ -71,7 +71,7 @@ async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
     await engine.start()
     text = LlmText("llm", rill, engine, SamplingDefaults(), created=1)
-    model = LlmModel(bundled_config("llm"), text, engine, Record)
+    model = LlmModel(default_llm_config("llm"), text, engine, Record)
     yield model
     await model.close()
     await engine.stop()

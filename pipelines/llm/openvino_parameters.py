@@ -1,0 +1,176 @@
+"""Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
+
+from typing import Any
+
+import msgspec
+
+from engine.config import Speculation
+from pipelines.llm.parameter_effects import (
+    MAX_DRAFT_TOKENS,
+    MAX_THREADS,
+    NOTHING,
+    SHARED_RULES,
+    UNSET_CACHE_SIZE,
+    Effect,
+    Rule,
+    choice_field,
+    ignored,
+    ignored_unless,
+    integer_field,
+    parse_bool,
+    parse_integer,
+)
+
+TOKENS_PER_BLOCK = 32
+"""Tokens of a block of the KV cache on the CPU."""
+
+
+_NO_BEAMS = "must be for one beam: beam search is not offered, as it cannot stream; set max_beam_width to 1"
+_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "float": "f32",
+    "float32": "f32",
+    "half": "auto",
+    "float16": "auto",
+}
+_ON_CPU = ignored("there is no GPU to set up")
+_ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
+_NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
+_NO_LORA = ignored("there are no LoRA adapters here; requests that name one are refused")
+_NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
+_NO_WINDOW = ignored("attention reaches over the whole context, but for the model's own windows")
+_NO_HOST_CACHE = ignored("the KV cache has no second home in host memory")
+
+
+def _decoding(text: str) -> Effect:
+    match text:
+        case "auto" | "top_k" | "top_p" | "top_k_top_p":
+            return NOTHING
+        case "lookahead":
+            note = "tokens are drafted from what was said before (speculation ngram); answers are the same"
+            return Effect({"speculation": Speculation.NGRAM}, note)
+        case "medusa" | "eagle" | "redrafter" | "explicit_draft_tokens" | "external_draft_tokens":
+            return Effect(note=f"no tokens are drafted by {text}; answers are the same, and come slower")
+        case "beam_search":
+            raise ValueError(_NO_BEAMS)
+    raise ValueError("must be auto, top_k, top_p, top_k_top_p, lookahead, medusa, eagle or redrafter")
+
+
+def _beams(text: str) -> Effect:
+    if parse_integer(text, 0) > 1:
+        raise ValueError(_NO_BEAMS)
+    return NOTHING
+
+
+def _cache_tokens(text: str) -> Effect:
+    return Effect({**UNSET_CACHE_SIZE, "num_blocks": -(-parse_integer(text, 1) // TOKENS_PER_BLOCK)})
+
+
+def _chunked(text: str) -> Effect:
+    return (
+        NOTHING
+        if parse_bool(text)
+        else Effect(note="prompts are read in chunks all the same, of max_num_tokens a step")
+    )
+
+
+def _dtype(text: str) -> Effect:
+    found = _DTYPES.get(text.lower())
+    if found is None:
+        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
+    is_half = text.lower() in ("float16", "half")
+    return Effect({"dtype": found}, "it is bf16 where the CPU has that, else f32" if is_half else "")
+
+
+def _cache_dtype(text: str) -> Effect:
+    if text.startswith("fp8"):
+        return Effect({"kv_cache_dtype": "u8"}, "u8 holds as many tokens as fp8")
+    return choice_field("kv_cache_dtype", "auto", "bf16", "f32", "u8")(text)
+
+
+def _quantization(text: str) -> Effect:
+    if text in ("none", "int8", "int4"):
+        return Effect({"quantization": text})
+    return Effect(note="weights are taken as the checkpoint has them")
+
+
+def _speculation(text: str) -> Effect:
+    """Read vLLM's `speculative_config`, a JSON object."""
+    try:
+        settings = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ValueError("must be a JSON object") from None
+    if settings.get("method") not in ("ngram", "[ngram]"):
+        return Effect(note="only the method ngram is known; no tokens are drafted, answers are the same")
+    count = settings.get("num_speculative_tokens", 4)
+    if type(count) is not int or not 1 <= count <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"must have from 1 to {MAX_DRAFT_TOKENS} num_speculative_tokens")
+    return Effect({"speculation": Speculation.NGRAM, "num_speculative_tokens": count})
+
+
+OPENVINO_RULES: dict[str, Rule] = {
+    **SHARED_RULES,
+    # TensorRT-LLM: batching
+    "enable_chunked_context": _chunked,
+    "enable_trt_overlap": _ON_CPU,
+    # TensorRT-LLM: KV cache
+    "max_tokens_in_paged_kv_cache": _cache_tokens,
+    "kv_cache_host_memory_bytes": ignored_unless(("0",), "the KV cache has no second home in host memory"),
+    "kv_cache_onboard_blocks": _NO_HOST_CACHE,
+    "cross_kv_cache_fraction": ignored("the model has no encoder"),
+    "max_attention_window_size": _NO_WINDOW,
+    "sink_token_length": _NO_WINDOW,
+    # TensorRT-LLM: decoding
+    "decoding_mode": _decoding,
+    "max_beam_width": _beams,
+    "normalize_log_probs": ignored("it is about beams, and there is one"),
+    "medusa_choices": _NO_DRAFTS,
+    "eagle_choices": _NO_DRAFTS,
+    "lookahead_window_size": _NO_DRAFTS,
+    "lookahead_ngram_size": _NO_DRAFTS,
+    "lookahead_verification_set_size": _NO_DRAFTS,
+    "speculative_decoding_fast_logits": _NO_DRAFTS,
+    "guided_decoding_backend": ignored_unless(("llguidance",), "grammars are llguidance's work"),
+    # TensorRT-LLM: processes and devices
+    "gpu_device_ids": _ON_CPU,
+    "participant_ids": ignored("the model runs in one process"),
+    "num_nodes": _ONE_DEVICE,
+    "gpu_weights_percent": _ON_CPU,
+    "multi_block_mode": _ON_CPU,
+    "enable_context_fmha_fp32_acc": _ON_CPU,
+    "cuda_graph_mode": _ON_CPU,
+    "cuda_graph_cache_size": _ON_CPU,
+    "FORCE_CPU_ONLY_INPUT_TENSORS": _ON_CPU,
+    "iter_stats_max_iterations": _NO_PERIOD,
+    "request_stats_max_iterations": _NO_PERIOD,
+    "lora_cache_optimal_adapter_size": _NO_LORA,
+    "lora_cache_max_adapter_size": _NO_LORA,
+    "lora_cache_gpu_memory_fraction": _NO_LORA,
+    "lora_cache_host_memory_bytes": _NO_LORA,
+    "lora_prefetch_dir": _NO_LORA,
+    "lora_dir": _NO_LORA,
+    "lora_modules": _NO_LORA,
+    # vLLM's engine arguments
+    "enable_chunked_prefill": _chunked,
+    "tensor_parallel_size": _ONE_DEVICE,
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": _ONE_DEVICE,
+    "distributed_executor_backend": _ON_CPU,
+    "enforce_eager": _ON_CPU,
+    "swap_space": _NO_HOST_CACHE,
+    "cpu_offload_gb": _ON_CPU,
+    "block_size": ignored_unless((str(TOKENS_PER_BLOCK),), f"blocks have {TOKENS_PER_BLOCK} tokens"),
+    "trust_remote_code": ignored_unless(("false",), "no code of a checkpoint is ever run"),
+    "enable_lora": ignored_unless(("false",), "there are no LoRA adapters here"),
+    "speculative_config": _speculation,
+    # this engine's own parameters
+    "dtype": _dtype,
+    "quantization": _quantization,
+    "kv_cache_dtype": _cache_dtype,
+    "num_threads": integer_field("num_threads", 1, MAX_THREADS),
+    "engine_launcher": ignored("the engine is one process"),
+}
+"""Rules by parameter."""

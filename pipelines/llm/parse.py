@@ -1,0 +1,311 @@
+"""Parses the plain values of a row, with Triton's defaults and limits, into a request to an LLM."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import Grammar, GrammarKind
+from pipelines.llm.configuration import QueueDefaults
+from pipelines.llm.fields import PROMPTS
+from pipelines.llm.services import RequestLimits
+from pipelines.llm.tokens import TokenSequences
+from pipelines.llm.values import Values
+from pipelines.text.sampling import MAX_BIAS, RUNTIME_FIELDS
+from pipelines.text.text_tensors import decode_messages
+from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
+from serving.request import InferRequest
+from sluice.errors import SluiceError, invalid
+
+_MAX_TOKENS = 16
+"""TensorRT-LLM's and vLLM's default. A conversation has no limit but the context, as in chat completions."""
+_DEFAULTS: dict[str, Any] = {
+    "min_tokens": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": None,
+}
+"""TensorRT-LLM's defaults. The checkpoint's generation_config.json is not used here."""
+_SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
+"""Decoding is greedy unless one of these is given; the default temperature is 1 then."""
+_GUIDE_TYPES = {
+    "json": GrammarKind.JSON_OBJECT,
+    "json_schema": GrammarKind.JSON_SCHEMA,
+    "regex": GrammarKind.REGEX,
+    "ebnf_grammar": GrammarKind.EBNF,
+}
+_BIAS, _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias", "embedding_bias_words", "embedding_bias_weights"
+GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
+NO_TOKEN = -1
+"""TensorRT-LLM's end_id for no token, and the padding of its lists of words."""
+MAX_SEQUENCES = 256
+"""Most token sequences in a list of stop or bad words. It bounds the cost of checking each token."""
+MAX_SALT_CHARS = 256
+_US_PER_S = 1_000_000
+MAX_TIMEOUT_S = 1e7
+"""About four months. A longer timeout is taken for an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """The request of one row. `pad_id` pads its output to the length of its batch's longest.
+
+    `prompt` is the prompt where the output is to begin with it, else empty. `stop` and `bad` are token sequences.
+    """
+
+    request: TextRequest
+    prompt: str | list[int]
+    is_tokens: bool
+    stop: TokenSequences
+    bad: TokenSequences
+    pad_id: int | None
+    returns_input_count: bool
+    returns_output_count: bool
+
+    @property
+    def returns_log_probs(self) -> bool:
+        return self.request.sampling.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """One model's defaults for requests, and the LoRA adapters that requests may name.
+
+    `excludes_input` applies to prompts of token ids. Answers to text leave the prompt out by default.
+    """
+
+    eos_token_ids: Sequence[int]
+    excludes_input: bool
+    queue: QueueDefaults
+    limits: RequestLimits
+    vocab_size: int
+    adapters: Sequence[str] = ()
+
+
+def parse_row_request(values: Values, request: InferRequest, model: ModelDefaults) -> RowRequest:
+    """Parse a row of `request` with the given values. Raises SluiceError INVALID for values that make no sense."""
+    is_tokens = "input_ids" in values
+    end_id = values.get("end_id")
+    prompt = _prompt(values)
+    return RowRequest(
+        request=_text_request(values, request, prompt, model),
+        prompt=_shown_prompt(values, prompt, excludes_input=model.excludes_input or not is_tokens),
+        is_tokens=is_tokens,
+        stop=_sequences(values, "stop_words_list"),
+        bad=_sequences(values, "bad_words_list"),
+        pad_id=values.get("pad_id", None if end_id == NO_TOKEN else end_id),
+        returns_input_count=values.get("return_num_input_tokens", False),
+        returns_output_count=values.get("return_num_output_tokens", False),
+    )
+
+
+def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, model: ModelDefaults) -> TextRequest:
+    return TextRequest(
+        request_id=request.id or "-",
+        prompt=prompt,
+        sampling=_sampling(values, model),
+        stop=_stop_words(values),
+        bad_words=_words(values, "bad_words"),
+        biased_words=_biased_words(values),
+        priority=model.queue.priority(request.priority),
+        tenant=request.tenant,
+        cache_salt=check_cache_salt(values.get("cache_salt", "")),
+        timeout_s=parse_timeout("timeout", request.timeout_us) or model.limits.timeout_s,
+        queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
+        adapter=_adapter(values, model.adapters),
+    )
+
+
+def _prompt(values: Values) -> PlainPrompt:
+    given = [name for name in PROMPTS if name in values]
+    if len(given) > 1:
+        raise invalid(given[1], f"give {given[0]} or {given[1]}, not both")
+    if given[0] == "messages":
+        return decode_messages(values["messages"])
+    if given[0] == "text_input":
+        text: str = values["text_input"]
+        return text
+    token_ids: list[int] = values["input_ids"]
+    length = values.get("input_lengths", len(token_ids))
+    if not 0 <= length <= len(token_ids):
+        message = f"input_lengths must be between 0 and the {len(token_ids)} tokens of input_ids, got {length}"
+        raise invalid("input_lengths", message)
+    return token_ids[:length]
+
+
+def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) -> str | list[int]:
+    """Return what the output begins with."""
+    if isinstance(prompt, tuple):
+        if not values.get("exclude_input_in_output", True):
+            raise invalid("exclude_input_in_output", "exclude_input_in_output must be true with messages")
+        return ""
+    return prompt[:0] if values.get("exclude_input_in_output", excludes_input) else prompt
+
+
+def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
+    temperature = 1.0 if _SAMPLING_FIELDS & values.keys() else 0.0
+    top_k, top_p = _top(values)
+    stop_token_ids, ignore_eos = _ends(values, model.eos_token_ids)
+    return SamplingOverrides(
+        max_tokens=values.get("max_tokens", None if "messages" in values else _MAX_TOKENS),
+        temperature=values.get("temperature", temperature),
+        top_k=top_k,
+        top_p=top_p,
+        logit_bias=_token_biases(values, model.vocab_size),
+        grammar=_grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
+        logprobs=0 if values.get("return_log_probs") else None,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        **{name: values.get(name, default) for name, default in _DEFAULTS.items()},
+        **_runtime_fields(values),
+    )
+
+
+def _runtime_fields(values: Values) -> dict[str, Any]:
+    fields = {name: values.get(name) for name in RUNTIME_FIELDS}
+    if fields["early_stopping"] is not None:
+        fields["early_stopping"] = int(fields["early_stopping"])
+    return fields
+
+
+def _top(values: Values) -> tuple[int, float]:
+    """Return top_k and top_p. TensorRT-LLM's clients send a top_p of 0: it is off beside a top_k, and greedy alone."""
+    top_k, top_p = values.get("top_k", 0), values.get("top_p", 1.0)
+    return (top_k or 1, 1.0) if top_p == 0.0 else (top_k, top_p)
+
+
+def _ends(values: Values, eos_token_ids: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Return the tokens that end the output, and whether to ignore the model's own."""
+    ends = tuple(values.get("stop_token_ids", ()))
+    ignore_eos = values.get("ignore_eos", False)
+    end_id = values.get("end_id")
+    if end_id is None or end_id in eos_token_ids:
+        return ends, ignore_eos
+    if end_id < NO_TOKEN:
+        raise invalid("end_id", f"end_id must be a token id or {NO_TOKEN} for none, got {end_id}")
+    return (ends if end_id == NO_TOKEN else (*ends, end_id)), True
+
+
+def _words(values: Values, name: str) -> tuple[str, ...]:
+    """Return the words but "", which TensorRT-LLM's examples send for none because some versions required the input."""
+    return tuple(word for word in values.get(name, ()) if word)
+
+
+def _stop_words(values: Values) -> tuple[str, ...]:
+    words = _words(values, "stop_words")
+    if words and "input_ids" in values:
+        raise invalid("stop_words", "stop_words go with text_input; with input_ids give stop_words_list")
+    return words
+
+
+def _sequences(values: Values, name: str) -> TokenSequences:
+    """Unpack TensorRT-LLM's [2, n]: all words' tokens end to end, and the end of each word, padded with -1."""
+    flat: list[int] = values.get(name, [])
+    half = len(flat) // 2
+    token_ids, ends = flat[:half], [end for end in flat[half:] if end != NO_TOKEN]
+    if name == "stop_words_list" and ends and "input_ids" not in values:
+        raise invalid(name, f"{name} goes with input_ids; with text_input give stop_words")
+    starts = [0, *ends[:-1]]
+    if len(flat) % 2 or any(not start < end <= half for start, end in zip(starts, ends, strict=False)):
+        raise invalid(
+            name,
+            f"{name} must hold two rows of one length: all token ids, and the index after the last one of each word "
+            f"in rising order, filled up with {NO_TOKEN}",
+        )
+    if len(ends) > MAX_SEQUENCES:
+        raise invalid(name, f"{name} has {len(ends)} words; at most {MAX_SEQUENCES} are allowed")
+    return tuple(tuple(token_ids[start:end]) for start, end in zip(starts, ends, strict=False))
+
+
+def _token_biases(values: Values, vocab_size: int) -> dict[int, float] | None:
+    """Return the biases by token id. Entries past the vocabulary, its padding, must be 0."""
+    biases: dict[int, float] | None = values.get(_BIAS)
+    for token_id, bias in (biases or {}).items():
+        if token_id >= vocab_size:
+            message = (
+                f"must be 0 for what is no token of this model, which has {vocab_size}, got {bias:g} at {token_id}"
+            )
+            raise invalid(_BIAS, f"input '{_BIAS}' {message}")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            message = (
+                f"must be between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, got {bias:g} for token {token_id}"
+            )
+            raise invalid(_BIAS, f"input '{_BIAS}' {message}")
+    return biases
+
+
+def _biased_words(values: Values) -> tuple[tuple[str, float], ...]:
+    """Return the words with their weights, from two lists of one length. Clients send "" and 0 for none."""
+    words, weights = values.get(_BIAS_WORDS, []), values.get(_BIAS_WEIGHTS, [])
+    if len(words) != len(weights) and (any(words) or any(weights)):
+        message = f"input '{_BIAS_WEIGHTS}' has {len(weights)} elements for the {len(words)} of {_BIAS_WORDS}"
+        raise invalid(_BIAS_WEIGHTS, message)
+    return tuple((word, weight) for word, weight in zip(words, weights, strict=False) if word and weight)
+
+
+def _grammar(kind: str, guide: str) -> Grammar | None:
+    """Return the grammar of TensorRT-LLM's two inputs; "" stands for none."""
+    if not kind:
+        if guide:
+            raise invalid(
+                GUIDE_TYPE, f"input '{GUIDE_TYPE}' is needed with '{GUIDE}': one of {', '.join(_GUIDE_TYPES)}"
+            )
+        return None
+    if kind not in _GUIDE_TYPES:
+        raise invalid(GUIDE_TYPE, f"input '{GUIDE_TYPE}' must be one of {', '.join(_GUIDE_TYPES)}, got '{kind[:40]}'")
+    if not guide and kind != "json":
+        raise invalid(GUIDE, f"input '{GUIDE}' is needed where '{GUIDE_TYPE}' is {kind}")
+    return Grammar(_GUIDE_TYPES[kind], "" if kind == "json" else guide)
+
+
+def _adapter(values: Values, adapters: Sequence[str]) -> str:
+    """Return the LoRA adapter, given by its name or by its place from 1; "" for none."""
+    name: str = values.get("lora_name", "")
+    place: int = values.get("lora_task_id", 0)
+    if not name and not place:
+        return ""
+    _check_adapter(name, place, adapters)
+    return name or adapters[place - 1]
+
+
+def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
+    listed = ", ".join(f"{number} {each}" for number, each in enumerate(adapters, 1))
+    if name and name not in adapters:
+        raise invalid("lora_name", f"input 'lora_name' must be an adapter of this model ({listed}), got '{name[:40]}'")
+    if not 0 <= place <= len(adapters):
+        allowed = f"at most {len(adapters)}, the place of an adapter of this model ({listed})"
+        raise invalid("lora_task_id", f"input 'lora_task_id' must be {allowed}, got {place}")
+    if name and place and adapters[place - 1] != name:
+        other = adapters[place - 1]
+        message = f"inputs 'lora_name' ('{name}') and 'lora_task_id' ({place}, '{other}') name two adapters"
+        raise invalid("lora_task_id", message)
+
+
+def check_cache_salt(value: str) -> str:
+    """Return the salt. Raises SluiceError INVALID for one that is too long."""
+    if len(value) > MAX_SALT_CHARS:
+        raise invalid("cache_salt", f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters")
+    return value
+
+
+def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
+    """Return the queue timeout. The protocol's own wins over the request parameter."""
+    timeout_us = request.queue_timeout_us or request.parameters.get("queue_timeout", default_us)
+    return parse_timeout("queue_timeout", timeout_us)
+
+
+def parse_timeout(name: str, microseconds: Any) -> float | None:
+    """Convert the timeout parameter `name` to seconds. 0 stands for the default, as in Triton: None is returned.
+
+    Raises SluiceError INVALID for a value that is not a duration.
+    """
+    if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * _US_PER_S:
+        raise _invalid_timeout(name)
+    return microseconds / _US_PER_S or None
+
+
+def _invalid_timeout(name: str) -> SluiceError:
+    most = round(MAX_TIMEOUT_S * _US_PER_S)
+    return invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")

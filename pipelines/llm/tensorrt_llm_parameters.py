@@ -1,0 +1,218 @@
+"""Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime.
+
+A parameter that is in neither table is a setting of TensorRT-LLM, if
+`engine.delegated.tensorrt_llm.configuration.settings` has one of that name.
+"""
+
+from typing import Any
+
+import msgspec
+
+from engine.config import SchedulerPolicy, Speculation
+from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
+from pipelines.llm.model_folder import parse_lora_modules
+from pipelines.llm.parameter_effects import (
+    MAX_DRAFT_TOKENS,
+    NOTHING,
+    SHARED_RULES,
+    UNSET_CACHE_SIZE,
+    Effect,
+    Rule,
+    choice_field,
+    ignored,
+    ignored_unless,
+    integer_field,
+    parse_bool,
+    parse_integer,
+)
+
+_DEFAULT_NUM_DRAFTS = 4
+"""Tokens to draft where `speculative_config` does not say."""
+_DECODING_TYPES = {"eagle": "Eagle", "eagle3": "Eagle", "medusa": "Medusa"}
+"""TensorRT-LLM's decoding types by vLLM's method. Its Eagle includes Eagle3 in every version."""
+_GIBIBYTE = 1 << 30
+_CHECKPOINT_METHODS = frozenset({"awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt", "mxfp4"})
+"""vLLM's names of quantization methods that a checkpoint's config.json names itself."""
+_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "float": "f32",
+    "float32": "f32",
+    "half": "float16",
+    "float16": "float16",
+}
+
+
+def find_tensorrt_llm_rule(key: str, *, is_compiled: bool) -> Rule | None:
+    """Return the rule of parameter `key`, None for an unknown one. `is_compiled`: the model is a compiled engine."""
+    rule = TENSORRT_LLM_RULES.get(key)
+    if rule is not None:
+        return rule
+    setting = SETTINGS.get(key)
+    if setting is None:
+        return None
+    if setting.no_effect:
+        return ignored(setting.no_effect)
+    if setting.engines_only and not is_compiled:
+        return ignored("only compiled engines have it, and this model is none")
+    return _setting(key)
+
+
+def _setting(key: str) -> Rule:
+    """Return a rule that sets TensorRT-LLM's setting with the name or alias `key`."""
+
+    def rule(text: str) -> Effect:
+        setting = SETTINGS[key]
+        try:
+            setting.parse(text)
+        except ValueError as error:
+            raise ValueError(f"must be {error}") from None
+        return Effect(settings={setting.name: text})
+
+    return rule
+
+
+def _batching(text: str) -> Effect:
+    """Map static batching to the scheduler's policy, which both backends of TensorRT-LLM have."""
+    match text.lower():
+        case "inflight_fused_batching" | "inflight_batching" | "inflight":
+            return NOTHING
+        case "v1" | "static":
+            return Effect({"scheduler_policy": SchedulerPolicy.STATIC_BATCH})
+    raise ValueError("must be inflight_fused_batching, inflight_batching or V1")
+
+
+def _cache_tokens(text: str) -> Effect:
+    """Set the size in tokens, and keep the share of memory: the smaller of the two applies."""
+    no_size = {name: value for name, value in UNSET_CACHE_SIZE.items() if name != "kv_cache_memory_fraction"}
+    return Effect(no_size, settings=_setting("max_tokens_in_paged_kv_cache")(text).settings)
+
+
+def _swap_space(text: str) -> Effect:
+    """Convert vLLM's host memory, in GiB for each GPU."""
+    try:
+        size_bytes = int(float(text) * _GIBIBYTE)
+    except (ValueError, OverflowError):
+        size_bytes = -1
+    if size_bytes < 0:
+        raise ValueError("must be a number of GiB of at least 0")
+    return _setting("kv_cache_host_memory_bytes")(str(size_bytes))
+
+
+def _dtype(text: str) -> Effect:
+    found = _DTYPES.get(text.lower())
+    if found is None:
+        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
+    return Effect({"dtype": found})
+
+
+def _cache_dtype(text: str) -> Effect:
+    """Map the two kinds of fp8 that vLLM has to the one of TensorRT-LLM."""
+    lowered = text.lower()
+    if lowered.startswith("fp8"):
+        return Effect({"kv_cache_dtype": "fp8"}, "fp8 is e4m3" if lowered == "fp8_e5m2" else "")
+    return choice_field("kv_cache_dtype", "auto", "fp8", "nvfp4")(lowered)
+
+
+def _quantization(text: str) -> Effect:
+    lowered = text.lower()
+    if lowered in _CHECKPOINT_METHODS:
+        return Effect(note="weights are taken as the checkpoint has them")
+    return Effect({"quantization": lowered})
+
+
+def _draft_source(text: str) -> Effect:
+    try:
+        return Effect({"speculation": Speculation(text)})
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(Speculation)}") from None
+
+
+def _decoding(text: str) -> Effect:
+    """Set the mode where it is a way to draft tokens. Sampling modes are left to the requests."""
+    is_sampling = text.lower() in ("auto", "top_k", "top_p", "top_k_top_p", "beam_search")
+    return NOTHING if is_sampling else _drafts(**_setting("decoding_mode")(text).settings)
+
+
+def _draft_kind(text: str) -> Effect:
+    return _drafts(**_setting("speculative_decoding_type")(text).settings)
+
+
+def _speculative_config(text: str) -> Effect:
+    """Read vLLM's `speculative_config`, a JSON object."""
+    try:
+        given = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ValueError("must be a JSON object") from None
+    method = str(given.get("method", "draft_model")).strip("[]")
+    count = parse_integer(str(given.get("num_speculative_tokens", _DEFAULT_NUM_DRAFTS)), 1, MAX_DRAFT_TOKENS)
+    if method == "ngram":
+        return Effect({"speculation": Speculation.NGRAM, "num_speculative_tokens": count})
+    if method == "mtp" or method.endswith("_mtp"):
+        return _drafts(speculative_decoding_type="MTP", num_nextn_predict_layers=str(count))
+    return _drafts_of_model(method, given.get("model"), count)
+
+
+def _drafts_of_model(method: str, model: object, count: int) -> Effect:
+    if method != "draft_model" and method not in _DECODING_TYPES:
+        raise ValueError(f"must have one of the methods ngram, draft_model, {', '.join(_DECODING_TYPES)} or mtp")
+    if not isinstance(model, str):
+        raise ValueError(f"must name the model of method {method}, in model")
+    if method in _DECODING_TYPES:
+        kind = _DECODING_TYPES[method]
+        return _drafts(speculative_decoding_type=kind, speculative_model=model, speculative_max_draft_len=str(count))
+    fields = {"speculation": Speculation.DRAFT_MODEL, "draft_model_path": model, "num_speculative_tokens": count}
+    return Effect(fields)
+
+
+def _drafts(**settings: str) -> Effect:
+    """Use the model's own way to draft tokens in place of the command line's."""
+    return Effect({"speculation": Speculation.OFF}, settings=settings)
+
+
+def _executor_backend(text: str) -> Effect:
+    """Read vLLM's way to start workers, of which only ray has an equivalent."""
+    return _setting("orchestrator_type")("ray") if text == "ray" else NOTHING
+
+
+def _has_lora(text: str) -> Effect:
+    """Check the text only: adapters are enabled where `lora_modules` names some."""
+    parse_bool(text)
+    return NOTHING
+
+
+TENSORRT_LLM_RULES: dict[str, Rule] = {
+    **SHARED_RULES,
+    # tensorrtllm_backend
+    "gpt_model_type": _batching,
+    "batching_type": _batching,
+    "batching_strategy": _batching,
+    "max_tokens_in_paged_kv_cache": _cache_tokens,
+    "decoding_mode": _decoding,
+    "speculative_decoding_type": _draft_kind,
+    "num_nodes": ignored_unless(("1",), "processes are placed by what starts them (--engine-launcher)"),
+    # vLLM
+    "tensor_parallel_size": integer_field("tensor_parallel_size"),
+    "tp_size": integer_field("tensor_parallel_size"),
+    "pipeline_parallel_size": integer_field("pipeline_parallel_size"),
+    "pp_size": integer_field("pipeline_parallel_size"),
+    "data_parallel_size": ignored_unless(("1",), "one engine serves all requests; see enable_attention_dp"),
+    "distributed_executor_backend": _executor_backend,
+    "swap_space": _swap_space,
+    "cpu_offload_gb": ignored("weights stay on the GPU"),
+    "enable_lora": _has_lora,
+    "speculative_config": _speculative_config,
+    # this engine's own parameters
+    "dtype": _dtype,
+    "quantization": _quantization,
+    "kv_cache_dtype": _cache_dtype,
+    "speculation": _draft_source,
+    "draft_model_path": lambda text: Effect({"draft_model_path": text}),
+    "lora_modules": lambda text: Effect({"lora_modules": parse_lora_modules(text)}),
+    # Models may be uploaded by a request, which must not choose a command for the server to run.
+    "engine_launcher": ignored("a command is taken from the server's own command line alone, --engine-launcher"),
+    "num_threads": ignored("TensorRT-LLM chooses its threads itself"),
+}
+"""Rules by parameter."""

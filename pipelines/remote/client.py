@@ -1,0 +1,201 @@
+"""The client of the API behind a model: its connections, its requests and their deadlines."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipelines.llm.parse import parse_timeout
+from pipelines.llm.services import RequestLimits
+from pipelines.remote.errors import ApiErrors, parse_retry_after
+from pipelines.remote.options import DEFAULT_TIMEOUT_S, RemoteOptions, read_headers, read_key
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+if TYPE_CHECKING:
+    from httpx2 import Response
+    from openai import AsyncOpenAI, Omit
+
+
+_NO_KEY = "none"
+"""The openai library requires a key. Where none is configured, its header is left out."""
+
+_MAX_RETRY_PAUSE_S = 5.0
+"""Longest wait before a request is tried again."""
+
+Json = dict[str, Any]
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[_Listed]
+
+
+class ApiClient:
+    """The connections to one API. Deadlines are times of the event loop; every method raises SluiceError."""
+
+    def __init__(self, client: "AsyncOpenAI", options: RemoteOptions, key: str) -> None:
+        from openai import omit
+
+        self.options = options
+        self.errors = ApiErrors(options.model, options.host, key)
+        self._client = client
+        self._path = options.endpoint.path
+        # The library honours an omitted key only among a request's own headers, not among those of all requests.
+        self._headers: dict[str, str | Omit] = {} if key else {"Authorization": omit}
+
+    async def ask(self, body: Json, deadline: float) -> object:
+        """Send a request and return the whole answer, as decoded JSON."""
+        with self.errors.translated():
+            async with asyncio.timeout_at(deadline):
+                return await self._client.post(
+                    self._path, cast_to=object, body=self._whole(body), options={"headers": self._headers}
+                )
+
+    async def stream(self, body: Json, deadline: float) -> AsyncGenerator[object, None]:
+        """Send a request and yield the answer's chunks, in one task. Closing the generator ends the request."""
+        from openai import AsyncStream
+
+        with self.errors.translated():
+            # One timer for the stream: it may span the reader's work between chunks, where nothing is awaited.
+            async with (
+                asyncio.timeout_at(deadline),
+                await self._client.post(
+                    self._path,
+                    cast_to=object,
+                    body=self._whole(body) | {"stream": True},
+                    options={"headers": self._headers},
+                    stream=True,
+                    stream_cls=AsyncStream[object],
+                ) as chunks,
+            ):
+                async for chunk in chunks:
+                    yield chunk
+
+    async def check(self) -> None:
+        """Raise UNAVAILABLE where the API does not list the model."""
+        with self.errors.translated():
+            async with asyncio.timeout(self.options.timeout_s or DEFAULT_TIMEOUT_S):
+                answer = await self._client.get("/models", cast_to=object, options={"headers": self._headers})
+            listed = [each.id for each in msgspec.convert(answer, _ModelList).data]
+        if self.options.model not in listed:
+            raise self.errors.unavailable(f"is not listed there; there are {', '.join(listed[:10]) or 'none'}")
+
+    async def close(self) -> None:
+        """Close the connections. May be called several times."""
+        await self._client.close()
+
+    def _whole(self, body: Json) -> Json:
+        """Return the body with the model's name and the configuration's `extra_body`, over which the request wins."""
+        return self.options.extra_body | {"model": self.options.model} | body
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDeadlines:
+    """Deadlines of one request: for the start of the call to the API, and for the end of the answer.
+
+    Both are times of the event loop.
+    """
+
+    start: float
+    end: float
+
+
+def request_deadlines(
+    request: InferRequest, options: RemoteOptions, limits: RequestLimits, waited_s: float = 0.0
+) -> RequestDeadlines:
+    """Return the deadlines by the request's timeouts, else the model's configuration, else the server's limits.
+
+    `waited_s` is the request's age in seconds. Raises SluiceError INVALID for a timeout that is not a duration.
+    """
+    arrival = asyncio.get_running_loop().time() - waited_s
+    timeout_s = parse_timeout("timeout", request.timeout_us)
+    end = arrival + (timeout_s or options.timeout_s or limits.timeout_s or DEFAULT_TIMEOUT_S)
+    queue_timeout_us = request.queue_timeout_us or request.parameters.get("queue_timeout", 0)
+    queue_timeout_s = parse_timeout("queue_timeout", queue_timeout_us) or limits.queue_timeout_s
+    return RequestDeadlines(end if queue_timeout_s is None else min(end, arrival + queue_timeout_s), end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Content of the files that the configuration names. `trust` True stands for the usual certificates."""
+
+    key: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    trust: ssl.SSLContext | bool
+
+
+async def open_client(name: str, options: RemoteOptions, folder: Path) -> ApiClient:
+    """Open the client of the model `name`, in whose `folder` relative paths start.
+
+    Raises SluiceError UNAVAILABLE without the openai library, INVALID for files that cannot be used.
+    """
+    files = await asyncio.to_thread(_read_files, name, options, folder)
+    client = ApiClient(_make_openai_client(options, files), options, files.key)
+    if options.check_on_load:
+        try:
+            await client.check()
+        except BaseException:
+            await client.close()
+            raise
+    return client
+
+
+def import_openai(name: str) -> None:
+    """Import the openai library, on a thread, as it takes most of a second. Raises SluiceError UNAVAILABLE."""
+    try:
+        import openai  # noqa: F401
+    except ImportError as error:
+        how = "install it with: pip install 'sluice[openai]'"
+        reason = f"backend 'openai' needs the package openai, which cannot be imported ({error}); {how}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to load model '{name}', {reason}") from None
+
+
+def _read_files(name: str, options: RemoteOptions, folder: Path) -> _Files:
+    import_openai(name)
+    return _Files(read_key(options, folder), read_headers(options, folder), _trust(options, folder))
+
+
+def _trust(options: RemoteOptions, folder: Path) -> ssl.SSLContext | bool:
+    if not options.ca_file:
+        return True
+    path = folder / options.ca_file
+    try:
+        return ssl.create_default_context(cafile=str(path))
+    except OSError as error:  # an SSLError, for what is no certificate, is one too
+        raise invalid("ca_file", f"ca_file {path} cannot be used: {error.strerror or error}") from None
+
+
+def _make_openai_client(options: RemoteOptions, files: _Files) -> "AsyncOpenAI":
+    from openai import AsyncOpenAI, DefaultAsyncHttpx2Client, Omit, Timeout
+
+    # Each request has its deadline; this limit only detects a host that does not answer at all.
+    timeout = Timeout(None, connect=options.connect_timeout_s)
+    headers: dict[str, Any] = dict(files.headers)
+    # Omitted where not configured: the library would fill them in from the environment.
+    headers["OpenAI-Organization"] = options.organization or Omit()
+    headers["OpenAI-Project"] = options.project or Omit()
+    return AsyncOpenAI(
+        api_key=files.key or _NO_KEY,
+        base_url=options.base_url,
+        timeout=timeout,
+        max_retries=options.max_retries,
+        default_headers=headers,
+        http_client=DefaultAsyncHttpx2Client(
+            timeout=timeout, verify=files.trust, event_hooks={"response": [_forbid_long_pause]}
+        ),
+    )
+
+
+async def _forbid_long_pause(response: "Response") -> None:
+    """Forbid a retry after a long pause. The gateway's client learns the pause at once, and no place is held for it."""
+    retry_after_s = parse_retry_after(response.headers)
+    if retry_after_s is not None and retry_after_s > _MAX_RETRY_PAUSE_S:
+        response.headers["x-should-retry"] = "false"  # the library obeys it as if the API had sent it

@@ -1,1 +1,0 @@
-"""Text to token ids, as a model: what stands before an encoder."""

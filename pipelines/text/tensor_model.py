@@ -1,0 +1,301 @@
+"""Any served model as a text model, called through its tensors: an ensemble that answers questions, a hosted LLM."""
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from engine.types import FinishReason
+from engine.validation import check_sampling
+from pipelines.text.citations import Source, cite, decode_source
+from pipelines.text.model import TextModel, refuse_parameters, text_model_of
+from pipelines.text.sampling import SamplingDefaults, build_request_parameters
+from pipelines.text.text_tensors import encode_messages
+from pipelines.text.types import (
+    ChatMessage,
+    EncodedPrompt,
+    PlainPrompt,
+    Prompt,
+    Retrieval,
+    SamplingOverrides,
+    TextDetail,
+    TextEvent,
+    TextRequest,
+)
+from serving.call import infer_stream
+from serving.model import Model
+from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.datatypes import BYTES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+MESSAGES = "messages"
+"""An input of this name takes a whole conversation, as JSON (`pipelines/text/text_tensors.py`)."""
+INPUTS = (MESSAGES, "query", "question", "text_input")
+"""Names of inputs that take the user's text, in order of preference."""
+OUTPUTS = ("response", "answer", "text_output")
+"""Names of outputs that give the answer, in order of preference."""
+INPUT_KEY, OUTPUT_KEY = "chat_input", "chat_output"
+"""Parameters of config.pbtxt that name the input and the output where they have other names."""
+
+HISTORY = "history"
+"""The request parameter with the turns before the question, as JSON."""
+_ENSEMBLE = "ensemble"
+_US_PER_S = 1_000_000
+_ANY_LENGTH = 2**31 - 1
+"""Stands for `max_tokens` where a request leaves it out, when other fields are checked."""
+
+SOURCES, DROPPED = "sources", "dropped"
+"""Outputs with what was retrieved: a source as JSON in each element, "" in surplus elements."""
+FINISH_REASON = "finish_reason"
+NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
+_COUNTS = (NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS)
+SIDE_OUTPUTS = frozenset({SOURCES, DROPPED, FINISH_REASON, *_COUNTS})
+"""Outputs that are read besides the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSignature:
+    """The input and the output of a model that carry a conversation."""
+
+    input: TensorSpec
+    output: TensorSpec
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the input is a whole conversation rather than one question."""
+        return self.input.name == MESSAGES
+
+
+def find_text_signature(config: ModelConfig, spec: ModelSpec) -> TextSignature | None:
+    """Return the text signature of a model that needs no other input than one text; None for any other model.
+
+    Raises SluiceError INVALID where a parameter of the configuration names a tensor that cannot carry text.
+    """
+    input = _find_tensor(config, INPUT_KEY, INPUTS, spec.inputs)
+    output = _find_tensor(config, OUTPUT_KEY, OUTPUTS, spec.outputs)
+    if input is None or output is None:
+        return None
+    needed = {name for name, each in spec.inputs.items() if not each.is_optional}
+    return TextSignature(input, output) if needed <= {input.name} else None
+
+
+def _find_tensor(
+    config: ModelConfig, key: str, usual: Iterable[str], tensors: Mapping[str, TensorSpec]
+) -> TensorSpec | None:
+    """Return the tensor that parameter `key` names, else the first of the `usual` ones that carries text."""
+    named = config.parameters[key].string_value if key in config.parameters else ""
+    if named and not _is_text(tensors.get(named)):
+        what = f"names '{named}', which is no BYTES tensor of one element that the model declares"
+        raise invalid(key, f"parameter '{key}' of model '{config.name}' {what}")
+    names = (named,) if named else usual
+    return next((tensors[name] for name in names if _is_text(tensors.get(name))), None)
+
+
+def _is_text(tensor: TensorSpec | None) -> bool:
+    return tensor is not None and tensor.data_type is BYTES and tensor.dims in ((1,), (-1,))
+
+
+_signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary()
+"""Signatures by model. Reading a configuration is slow, and every request to an OpenAI route looks at every model."""
+
+
+@text_model_of.register
+def _(model: Model) -> TextModel | None:
+    """Return a text model over the tensors of a model that is not an LLM; None where it has no text signature.
+
+    Raises as `find_text_signature`.
+    """
+    if model not in _signatures:
+        _signatures[model] = find_text_signature(model.config, model.spec)
+    signature = _signatures[model]
+    return None if signature is None else TensorText(model, signature)
+
+
+class TensorText:
+    """Calls a model with the tensors of its text signature and the sampling fields as request parameters."""
+
+    is_measured = True
+    max_model_len = None
+    max_beam_width = 1
+    parent = None
+    failure = None
+
+    def __init__(self, model: Model, signature: TextSignature) -> None:
+        self._model = model
+        self._signature = signature
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def version(self) -> str:
+        return str(self._model.version)
+
+    @property
+    def created(self) -> int:
+        """When the model was loaded, in seconds since 1970."""
+        return self._model.created
+
+    @property
+    def takes_parameters(self) -> bool:
+        """Whether the model may retrieve, and so read `parameters`: it is an ensemble, or it gives sources."""
+        spec = self._model.spec
+        return spec.platform == _ENSEMBLE or SOURCES in spec.outputs
+
+    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+        """Return the prompt unchanged: the model tokenizes it."""
+        return prompt
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Generate text as `TextModel.generate` does. Raises INVALID, by name, for fields that tensors cannot carry."""
+        if not self.takes_parameters:
+            refuse_parameters(self.name, request)
+        _check_ranges(request.sampling)
+        stream = TensorTextStream(self.name, self._signature.output.name)
+        async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
+            async for response in responses:
+                for event in stream.feed(response):
+                    yield event
+
+    def _infer_request(self, request: TextRequest) -> InferRequest:
+        text, history = self._split_prompt(request.prompt)
+        parameters = {**build_request_parameters(request, self.name), **request.parameters}
+        if history:
+            parameters[HISTORY] = encode_messages(history).decode()
+        if self._model.spec.is_decoupled:
+            parameters["stream"] = True
+        shape = (1, 1) if self._model.spec.max_batch_size > 0 else (1,)
+        name = self._signature.input.name
+        element = np.array([text], np.object_).reshape(shape)
+        return InferRequest(
+            {name: Tensor(name, BYTES.name, shape, array=element)},
+            id=request.request_id,
+            requested_outputs=self._outputs(),
+            parameters=parameters,
+            protocol=request.protocol,
+            priority=request.priority,
+            timeout_us=_microseconds(request.timeout_s),
+            queue_timeout_us=_microseconds(request.queue_timeout_s),
+            tenant=request.tenant,
+        )
+
+    def _outputs(self) -> tuple[str, ...]:
+        """Return the outputs that make the answer, so that steps for other outputs do not run."""
+        return tuple(
+            name for name in self._model.spec.outputs if name == self._signature.output.name or name in SIDE_OUTPUTS
+        )
+
+    def _split_prompt(self, prompt: Prompt) -> tuple[bytes, Sequence[ChatMessage]]:
+        """Return the element of the input, and the earlier turns that it does not contain."""
+        if isinstance(prompt, EncodedPrompt):
+            prompt = prompt.source
+        if isinstance(prompt, list):
+            raise invalid("prompt", f"model '{self.name}' takes text, not token ids")
+        if isinstance(prompt, str):
+            prompt = (ChatMessage("user", prompt),)
+        if self._signature.takes_messages:
+            return encode_messages(prompt), ()
+        *history, question = prompt
+        if question.role != "user":
+            message = f"model '{self.name}' answers a question, so the last message must be the user's"
+            raise invalid("messages", f"{message}, got the role {question.role!r}")
+        return question.content.encode(), history
+
+
+def _check_ranges(sent: SamplingOverrides) -> None:
+    """Raise INVALID for fields out of range. The language model would only do so with the sources already sent."""
+    check_sampling(SamplingDefaults().resolve(sent, sent.max_tokens or _ANY_LENGTH))
+
+
+def _microseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, round(seconds * _US_PER_S))
+
+
+class TensorTextStream:
+    """Makes the text events of one request out of its responses, in order."""
+
+    def __init__(self, model: str, output: str) -> None:
+        """Take the name of the model, and of the output with the text."""
+        self._model = model
+        self._output = output
+        self._texts: list[str] = []
+        self._retrieval: Retrieval | None = None
+        self._finish_reason = FinishReason.STOP
+        self._counts = dict.fromkeys(_COUNTS, 0)
+
+    def feed(self, response: InferResponse) -> Iterator[TextEvent]:
+        """Yield the events of one response. Raises its error, and INTERNAL for an element that is not a source."""
+        if response.error is not None:
+            raise response.error
+        tensors = {tensor.name: tensor for tensor in response.outputs}
+        if self._note_retrieval(tensors):
+            yield _event("", TextDetail(retrieval=self._retrieval))
+        self._note_end(tensors)
+        text = "".join(_texts(tensors.get(self._output)))
+        if text:
+            self._texts.append(text)
+        if response.is_final:
+            yield self._last(text)
+        elif text:
+            yield _event(text)
+
+    def _note_retrieval(self, tensors: dict[str, Tensor]) -> bool:
+        """Keep what the response says of the retrieval; return whether it says anything."""
+        if tensors.keys().isdisjoint((SOURCES, DROPPED)):
+            return False
+        before = self._retrieval or Retrieval()
+        self._retrieval = Retrieval(
+            sources=self._sources(tensors[SOURCES]) if SOURCES in tensors else before.sources,
+            dropped=self._sources(tensors[DROPPED]) if DROPPED in tensors else before.dropped,
+        )
+        return True
+
+    def _sources(self, tensor: Tensor) -> tuple[Source, ...]:
+        try:
+            return tuple(decode_source(element) for element in tensor.array.ravel() if element)
+        except msgspec.DecodeError as error:
+            message = f"model '{self._model}' gave an element of '{tensor.name}' that is no source: {error}"
+            raise SluiceError(ErrorCode.INTERNAL, message) from None
+
+    def _note_end(self, tensors: dict[str, Tensor]) -> None:
+        for name in _COUNTS:
+            if name in tensors:
+                self._counts[name] = int(tensors[name].array.flat[0])
+        reason = "".join(_texts(tensors.get(FINISH_REASON)))
+        if reason:
+            self._finish_reason = FinishReason.LENGTH if reason == FinishReason.LENGTH else FinishReason.STOP
+
+    def _last(self, text: str) -> TextEvent:
+        counts, detail = self._counts, None
+        if self._retrieval is not None:
+            detail = TextDetail(retrieval=self._with_citations(self._retrieval))
+        return TextEvent(
+            text=text,
+            num_tokens=counts[NUM_OUTPUT_TOKENS],
+            prompt_tokens=counts[NUM_INPUT_TOKENS],
+            completion_tokens=counts[NUM_OUTPUT_TOKENS],
+            finish_reason=self._finish_reason,
+            cached_tokens=counts[NUM_CACHED_TOKENS],
+            detail=detail,
+        )
+
+    def _with_citations(self, retrieval: Retrieval) -> Retrieval:
+        citations = cite("".join(self._texts), retrieval.sources)
+        return msgspec.structs.replace(retrieval, citations=tuple(citations))
+
+
+def _event(text: str, detail: TextDetail | None = None) -> TextEvent:
+    return TextEvent(text=text, num_tokens=0, prompt_tokens=0, completion_tokens=0, detail=detail)
+
+
+def _texts(tensor: Tensor | None) -> Iterator[str]:
+    if tensor is not None:
+        for element in tensor.array.ravel():
+            yield element.decode(errors="replace")

@@ -1,0 +1,70 @@
+"""Texts and conversations as elements of BYTES tensors: rows of texts, and OpenAI's `messages` as JSON."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from pipelines.text.types import ChatMessage
+from serving.request import InferRequest
+from serving.tensors.tensor import Tensor
+from sluice.errors import invalid
+
+
+def read_text_rows(request: InferRequest, name: str, *, is_batched: bool) -> list[list[str]]:
+    """Return the texts of each row of the input `name`; without a batch dimension there is one row.
+
+    Raises SluiceError INVALID for elements that are not UTF-8.
+    """
+    array = request.inputs[name].array
+    rows = array.reshape(array.shape[0], -1) if is_batched else array.reshape(1, -1)
+    try:
+        return [[element.decode() for element in row] for row in rows.tolist()]
+    except UnicodeDecodeError:
+        raise invalid(name, f"input '{name}' must be text in UTF-8") from None
+
+
+def build_text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched: bool) -> Tensor:
+    """Build a tensor [rows, longest row], or [elements] without a batch dimension.
+
+    Shorter rows are padded with empty elements.
+    """
+    width = max(map(len, rows))
+    array = np.full((len(rows), width), b"", np.object_)
+    for padded, row in zip(array, rows, strict=True):
+        padded[: len(row)] = row
+    return Tensor.of(name, array if is_batched else array.reshape(width))
+
+
+class _TextPart(msgspec.Struct, frozen=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[_TextPart]
+
+    def message(self) -> ChatMessage:
+        if isinstance(self.content, str):
+            return ChatMessage(self.role, self.content)
+        return ChatMessage(self.role, "".join(part.text for part in self.content))
+
+
+_DECODER = msgspec.json.Decoder(list[_Turn])
+_ENCODER = msgspec.json.Encoder()
+
+
+def decode_messages(text: str, param: str = "messages") -> tuple[ChatMessage, ...]:
+    """Decode a JSON array of messages. Roles are not checked. Raises SluiceError INVALID, naming `param`."""
+    try:
+        return tuple(turn.message() for turn in _DECODER.decode(text))
+    except msgspec.DecodeError as error:
+        form = '[{"role": "user", "content": "..."}, ...]'
+        raise invalid(param, f"{param} must be a JSON array of messages, {form}: {error}") from None
+
+
+def encode_messages(messages: Sequence[ChatMessage]) -> bytes:
+    """Encode messages as a JSON array, for an element of a tensor or a request parameter."""
+    return _ENCODER.encode(messages)

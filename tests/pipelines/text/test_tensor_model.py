@@ -1,0 +1,398 @@
+"""Models over tensors as text models."""
+
+import json
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.types import FinishReason, Grammar, GrammarKind
+from pipelines.text.citations import Source, cite, encode_source
+from pipelines.text.model import text_model_of
+from pipelines.text.tensor_model import TensorText
+from pipelines.text.types import (
+    ChatMessage,
+    EncodedPrompt,
+    Prompt,
+    Retrieval,
+    SamplingOverrides,
+    TextDetail,
+    TextEvent,
+    TextRequest,
+)
+from serving.request import InferRequest, InferResponse
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.ensemble.parts import HeldModel, config_of
+
+SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
+OTHER = Source(document="notes", start=3, end=9, score=0.25, text="and more")
+TURNS = (
+    ChatMessage("system", "Be brief."),
+    ChatMessage("user", "Hello"),
+    ChatMessage("assistant", "Hi."),
+    ChatMessage("user", "What is a tensor?"),
+)
+
+
+def config(inputs: str = "query", outputs: str = "response", *, batch: int = 0, more: str = "") -> HeldModel:
+    lines = [f'name: "pipeline" backend: "test" max_batch_size: {batch} {more}']
+    lines += [f'input {{ name: "{name}" data_type: TYPE_STRING dims: 1 }}' for name in inputs.split()]
+    lines += [f'output {{ name: "{name}" data_type: TYPE_STRING dims: -1 }}' for name in outputs.split()]
+    lines += [
+        f'output {{ name: "{name}" data_type: TYPE_INT32 dims: 1 }}'
+        for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
+    ]
+    return HeldModel(config_of("\n".join(lines)))
+
+
+class Told(HeldModel):
+    """Answers with given responses, the last one final."""
+
+    def __init__(self, model: HeldModel, *responses: dict[str, Array], ends: bool = True) -> None:
+        super().__init__(model.config)
+        self.responses, self.ends = responses, ends
+
+    def _start(self, job: Any) -> None:
+        super()._start(job)
+        for number, outputs in enumerate(self.responses):
+            tensors = [Tensor.of(name, array) for name, array in outputs.items()]
+            is_final = self.ends and number == len(self.responses) - 1
+            job.respond(InferResponse(tensors, is_final=is_final))
+
+    @property
+    def last_request(self) -> InferRequest:
+        return self.jobs[-1].request
+
+
+def texts(*elements: bytes | str) -> Array:
+    return np.array([each.encode() if isinstance(each, str) else each for each in elements], object)
+
+
+def count(number: int) -> Array:
+    return np.array([number], np.int32)
+
+
+DONE = {"response": texts("")}
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def chat_of(model: HeldModel) -> TensorText:
+    found = text_model_of(model)
+    assert isinstance(found, TensorText)
+    return found
+
+
+def text_request(prompt: Prompt = "What is a tensor?", **fields: Any) -> TextRequest:
+    return TextRequest(request_id="r1", prompt=prompt, **fields)
+
+
+async def events_of(model: HeldModel, request: TextRequest | None = None) -> list[TextEvent]:
+    return [event async for event in chat_of(model).generate(request or text_request())]
+
+
+# -- which models
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "more", "found"),
+    [
+        ("query", "response", "", ("query", "response")),
+        ("question", "answer", "", ("question", "answer")),
+        ("text_input", "text_output", "", ("text_input", "text_output")),
+        ("messages", "text_output finish_reason", "", ("messages", "text_output")),
+        ("words", "said", 'parameters { key: "chat_input" value { string_value: "words" } }', None),
+        (
+            "words",
+            "said",
+            'parameters { key: "chat_input" value { string_value: "words" } } '
+            'parameters { key: "chat_output" value { string_value: "said" } }',
+            ("words", "said"),
+        ),
+        ("query context", "response", "", None),
+        ("query", "said", "", None),
+        ("text", "embeddings", "", None),
+    ],
+)
+def test_which_models_have_one(inputs: str, outputs: str, more: str, found: tuple[str, str] | None) -> None:
+    chat = text_model_of(config(inputs, outputs, more=more))
+    if found is None:
+        assert chat is None
+    else:
+        assert isinstance(chat, TensorText)
+        assert (chat._signature.input.name, chat._signature.output.name) == found
+
+
+def test_optional_inputs_are_left_out_and_messages_come_first() -> None:
+    lines = [
+        f'input {{ name: "{name}" data_type: TYPE_STRING dims: 1 optional: true }}'
+        for name in ("text_input", "messages")
+    ]
+    model = HeldModel(
+        config_of('name: "m" output { name: "text_output" data_type: TYPE_STRING dims: 1 }' + "\n".join(lines))
+    )
+    assert chat_of(model)._signature.takes_messages
+
+
+def test_tensors_of_other_types_and_shapes_are_none() -> None:
+    for declared in ("data_type: TYPE_FP32 dims: 1", "data_type: TYPE_STRING dims: [2, -1]"):
+        text = (
+            f'name: "m" input {{ name: "query" {declared} }} output {{ name: "answer" data_type: TYPE_STRING dims: 1 }}'
+        )
+        assert text_model_of(HeldModel(config_of(text))) is None
+
+
+def test_a_parameter_that_names_no_such_tensor_fails_the_load() -> None:
+    with pytest.raises(SluiceError, match="parameter 'chat_input' of model 'pipeline' names 'nope', which is no BYTES"):
+        text_model_of(config(more='parameters { key: "chat_input" value { string_value: "nope" } }'))
+
+
+async def test_what_it_says_of_itself() -> None:
+    model = config()
+    chat = chat_of(model)
+    assert (chat.name, chat.version, chat.created, chat.max_model_len) == ("pipeline", "1", model.created, None)
+    assert chat.is_measured
+    assert await chat.prepare_shared("a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "more", "takes"),
+    [("response", "", False), ("response sources", "", True), ("response", 'platform: "ensemble"', True)],
+)
+async def test_only_what_may_retrieve_takes_parameters(outputs: str, more: str, takes: bool) -> None:
+    model = Told(config(outputs=outputs, more=more), DONE)
+    assert chat_of(model).takes_parameters is takes
+    sent = text_request(parameters={"collection": "docs"})
+    if takes:
+        await events_of(model, sent)
+        assert model.last_request.parameters["collection"] == "docs"
+    else:
+        with pytest.raises(SluiceError, match=r"is a language model alone, .* takes none of collection") as caught:
+            await events_of(model, sent)
+        assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "parameters")
+
+
+# -- what it asks
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(0, (1,)), (4, (1, 1))])
+async def test_the_question_and_what_came_before_it(batch: int, shape: tuple[int, ...]) -> None:
+    model = Told(config(batch=batch), DONE)
+    await events_of(model, text_request(TURNS))
+    question = model.last_request.inputs["query"]
+    assert (question.shape, question.array.ravel().tolist()) == (shape, [b"What is a tensor?"])
+    history = json.loads(str(model.last_request.parameters["history"]))
+    assert history == [{"role": turn.role, "content": turn.content} for turn in TURNS[:-1]]
+
+
+@pytest.mark.parametrize("prompt", ["Hi", (ChatMessage("user", "Hi"),), EncodedPrompt("Hi", [1, 2])])
+async def test_a_question_without_history(prompt: Prompt) -> None:
+    model = Told(config(), DONE)
+    await events_of(model, text_request(prompt))
+    assert model.last_request.inputs["query"].array.tolist() == [b"Hi"]
+    assert "history" not in model.last_request.parameters
+
+
+@pytest.mark.parametrize("prompt", ["Hi", TURNS])
+async def test_an_input_called_messages_gets_the_whole_conversation(prompt: Prompt) -> None:
+    model = Told(config("messages"), DONE)
+    await events_of(model, text_request(prompt))
+    expected = [ChatMessage("user", prompt)] if isinstance(prompt, str) else TURNS
+    given = json.loads(model.last_request.inputs["messages"].array[0])
+    assert given == [{"role": turn.role, "content": turn.content} for turn in expected]
+    assert "history" not in model.last_request.parameters
+
+
+async def test_everything_else_goes_along_as_parameters() -> None:
+    sampling = SamplingOverrides(
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        seed=7,
+        stop_token_ids=(4,),
+        ignore_eos=False,
+        grammar=Grammar(GrammarKind.REGEX, "a+"),
+    )
+    model = Told(config(outputs="response sources"), DONE)
+    await events_of(
+        model,
+        text_request(
+            sampling=sampling,
+            stop=("END",),
+            bad_words=("no",),
+            cache_salt="salt",
+            tenant="ada",
+            priority=3,
+            timeout_s=1.5,
+            queue_timeout_s=0.25,
+            parameters={"collection": "docs", "top_k": 9},
+            protocol="openai_chat",
+        ),
+    )
+    sent = model.last_request
+    config_text = str(sent.parameters.pop("sampling_config"))
+    assert json.loads(config_text) == {"top_k": 3, "stop_words": ["END"], "bad_words": ["no"], "stop_token_ids": [4]}
+    assert sent.parameters == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "ignore_eos": False,
+        "guided_decoding_guide_type": "regex",
+        "guided_decoding_guide": "a+",
+        "cache_salt": "salt",
+        "collection": "docs",
+        "top_k": 9,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    assert (sent.id, sent.tenant, sent.priority, sent.protocol) == ("r1", "ada", 3, "openai_chat")
+    assert (sent.timeout_us, sent.queue_timeout_us) == (1_500_000, 250_000)
+
+
+async def test_only_outputs_that_make_the_answer_are_requested() -> None:
+    model = Told(config(outputs="response sources context embeddings"), DONE)
+    await events_of(model)
+    counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens"}
+    assert set(model.last_request.requested_outputs) == {"response", "sources"} | counts
+
+
+async def test_fields_that_were_not_sent_are_left_out() -> None:
+    model = Told(config(more=DECOUPLED), DONE)
+    await events_of(model)
+    assert model.last_request.parameters == {
+        "stream": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"sampling": SamplingOverrides(logprobs=0)}, "logprobs"),
+        ({"sampling": SamplingOverrides(prompt_logprobs=1)}, "prompt_logprobs"),
+        ({"sampling": SamplingOverrides(logit_bias={1: 2.0})}, "logit_bias"),
+        ({"sampling": SamplingOverrides(length_penalty=2.0)}, "length_penalty"),
+        ({"sampling": SamplingOverrides(no_repeat_ngram_size=3)}, "no_repeat_ngram_size"),
+        ({"sampling": SamplingOverrides(grammar=Grammar(GrammarKind.CHOICE, '["a"]'))}, "grammar"),
+        ({"echo": True}, "echo"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": TURNS[:-1]}, "messages"),
+    ],
+)
+async def test_what_would_be_lost_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+    model = config()
+    with pytest.raises(SluiceError, match="model 'pipeline'") as caught:
+        await events_of(model, TextRequest(**({"request_id": "r1", "prompt": "a"} | fields)))
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, param)
+    assert not model.jobs
+
+
+# -- what it answers
+
+
+async def test_text_comes_in_pieces_and_its_end_with_the_counts() -> None:
+    end = {
+        "finish_reason": texts("length"),
+        "response": texts("!"),
+        "num_input_tokens": count(12),
+        "num_output_tokens": count(3),
+        "num_cached_tokens": count(8),
+    }
+    outputs = "response finish_reason"
+    events = await events_of(Told(config(outputs=outputs), {"response": texts("Hé")}, {"response": texts("")}, end))
+    assert events == [
+        TextEvent(text="Hé", num_tokens=0, prompt_tokens=0, completion_tokens=0),
+        TextEvent(
+            text="!",
+            num_tokens=3,
+            prompt_tokens=12,
+            completion_tokens=3,
+            finish_reason=FinishReason.LENGTH,
+            cached_tokens=8,
+        ),
+    ]
+
+
+async def test_a_model_that_tells_nothing_of_its_end_has_stopped() -> None:
+    [only] = await events_of(Told(config(), {"response": texts("all of it")}))
+    assert (only.text, only.finish_reason, only.completion_tokens, only.detail) == ("all of it", "stop", 0, None)
+
+
+async def test_an_end_without_outputs_keeps_earlier_values() -> None:
+    model = config(outputs="response finish_reason")
+    model = Told(model, {"response": texts("a"), "finish_reason": texts("length"), "num_output_tokens": count(2)}, {})
+    events = await events_of(model)
+    assert [event.text for event in events] == ["a", ""]
+    assert (events[-1].finish_reason, events[-1].completion_tokens) == ("length", 2)
+
+
+async def test_sources_come_before_the_text_and_citations_at_the_end() -> None:
+    answer = ("Tensors have ", "a shape each [1].")
+    found = {"sources": texts(encode_source(SOURCE), b""), "dropped": texts(encode_source(OTHER))}
+    events = await events_of(
+        Told(
+            config(outputs="response sources dropped", more=DECOUPLED),
+            found,
+            {"response": texts(answer[0])},
+            {"response": texts(answer[1])},
+        )
+    )
+    assert [event.text for event in events] == ["", *answer]
+    retrieval = Retrieval(sources=(SOURCE,), dropped=(OTHER,))
+    assert events[0].detail == TextDetail(retrieval=retrieval)
+    citations = tuple(cite("".join(answer), (SOURCE,)))
+    assert citations
+    assert events[-1].detail == TextDetail(retrieval=Retrieval((SOURCE,), (OTHER,), citations))
+
+
+async def test_one_response_with_all_makes_events_in_the_same_order() -> None:
+    outputs = {"response": texts("a"), "sources": texts(encode_source(SOURCE))}
+    events = await events_of(Told(config(outputs="response sources"), outputs))
+    assert [(event.text, event.finish_reason) for event in events] == [("", None), ("a", "stop")]
+    assert events[0].detail is not None
+
+
+async def test_an_empty_retrieval_makes_an_event_too() -> None:
+    model = Told(config(outputs="response sources"), {"response": texts("a"), "sources": texts(b"")})
+    first, last = await events_of(model)
+    assert first.detail == last.detail == TextDetail(retrieval=Retrieval())
+
+
+async def test_an_element_that_is_no_source_is_the_model_s_fault() -> None:
+    model = Told(config(outputs="response sources"), {"response": texts("a"), "sources": texts("{}")})
+    with pytest.raises(SluiceError, match="model 'pipeline' gave an element of 'sources' that is no source") as caught:
+        await events_of(model)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+async def test_an_error_is_raised_after_the_text_before_it() -> None:
+    model = Told(config(), {"response": texts("a")}, ends=False)
+    async with aclosing(chat_of(model).generate(text_request())) as events:
+        assert (await anext(events)).text == "a"
+        model.jobs[0].respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "gone")))
+        with pytest.raises(SluiceError, match="gone"):
+            await anext(events)
+
+
+async def test_closing_cancels() -> None:
+    model = Told(config(), {"response": texts("a")}, ends=False)
+    async with aclosing(chat_of(model).generate(text_request())) as events:
+        await anext(events)
+        assert model.num_in_flight == 1
+    assert (model.num_cancelled, model.num_in_flight) == (1, 0)
+
+
+async def test_text_that_is_no_utf8_is_shown_as_well_as_can_be() -> None:
+    model = config()
+    raw = Tensor("response", "BYTES", (1,), array=np.array([b"\xffa"], object))
+
+    class Raw(HeldModel):
+        def _start(self, job: Any) -> None:
+            job.respond(InferResponse([raw]))
+
+    [only] = await events_of(Raw(model.config))
+    assert only.text == "�a"
