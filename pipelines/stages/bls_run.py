@@ -12,7 +12,7 @@ from pipelines.stages.handing_on import Handing
 from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.written_text import DecodedText, DetokenizedText, GrowingText, StoppedText
 from pipelines.text.text_rows import text_rows, text_tensor
-from serving.backends.ensemble.shapes import fitted
+from serving.backends.ensemble.rows import fit_shape
 from serving.call import infer_one, infer_stream
 from serving.job import Job
 from serving.model import Model
@@ -177,7 +177,7 @@ class BlsRun:
             spec = self._spec.outputs.get(tensor.name)
             if spec is not None and tensor.name in wanted:
                 batched = self._is_batched
-                outputs.append(fitted(tensor, spec.dims, is_batching=batched, batch_size=self._token_rows))
+                outputs.append(fit_shape(tensor, spec.dims, is_batching=batched, batch_size=self._token_rows))
         return InferResponse(outputs, is_final=is_final)
 
     def _wrong_answer(self, what: str) -> SluiceError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines.stages.fields import BLS
-from serving.backends.ensemble.shapes import fitted
+from serving.backends.ensemble.rows import fit_shape
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
@@ -125,7 +125,7 @@ class Handing:
         spec = model.spec.inputs.get(name)
         if spec is None:  # the model says itself that it has no such input
             return name, tensor
-        return name, fitted(tensor, spec.dims, is_batching=model.spec.max_batch_size > 0, batch_size=rows)
+        return name, fit_shape(tensor, spec.dims, is_batching=model.spec.max_batch_size > 0, batch_size=rows)
 
     def _request(self, model: Model, tensors: Iterable[_Named]) -> InferRequest:
         inputs = {name: tensor.renamed(name) for name, tensor in tensors}

@@ -8,20 +8,53 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.frames import Command, Dropped, Freed, Message, Segments, Stored
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python.frames import (
+    INLINE_BYTES,
+    Command,
+    DroppedSegments,
+    FrameReader,
+    FreedSegments,
+    Message,
+    NewSegments,
+    SegmentRef,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+    encode_frame,
+    fd_ancillary,
+)
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
+from serving.request import InferRequest, InferResponse, SequenceFlag
+from serving.tensors.datatypes import BYTES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
-
 MAX_PIECES = 64
 """Frames of one write; the kernel takes up to 1024."""
 _decoder = msgspec.msgpack.Decoder(Message)
+ERROR_CODES = {
+    0: ErrorCode.UNKNOWN,
+    1: ErrorCode.INTERNAL,
+    2: ErrorCode.NOT_FOUND,
+    3: ErrorCode.INVALID,
+    4: ErrorCode.UNAVAILABLE,
+    5: ErrorCode.UNIMPLEMENTED,
+    6: ErrorCode.ALREADY_EXISTS,
+    7: ErrorCode.CANCELLED,
+}
+"""By Triton's number."""
+_NUMBERS = {code: number for number, code in ERROR_CODES.items()} | {
+    ErrorCode.OVERLOADED: 4,
+    ErrorCode.DEADLINE: 4,
+}
+_INTERNAL = 1
 
 
 class Connection:
@@ -65,21 +98,21 @@ class Connection:
         """
         news, dropped = self._pool.news()
         for segments, fds in news:
-            self._queue(encode(segments), fds)
+            self._queue(encode_frame(segments), fds)
         if dropped is not None:
-            self._queue(encode(dropped))
-        self._queue(encode(command))
+            self._queue(encode_frame(dropped))
+        self._queue(encode_frame(command))
         if is_urgent:
             self._flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def store(self, data: NDArray[Any]) -> Stored:
+    def store(self, data: NDArray[Any]) -> SegmentRef:
         """Put a large tensor's bytes where the worker can read them; what is returned goes with the next `send`."""
         return self._pool.store(data)
 
-    def open(self, raw: bytes | Stored) -> bytes | memoryview:
+    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
         """A tensor of a report, wherever it lies. To be called once for each."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
@@ -116,7 +149,7 @@ class Connection:
     def _write_some(self) -> None:
         data, fds = self._unsent[0]
         if fds:
-            sent = self._socket.sendmsg([data], ancillary(fds))
+            sent = self._socket.sendmsg([data], fd_ancillary(fds))
             _close_all(fds)
         else:
             sent = self._socket.sendmsg(self._next_pieces())
@@ -157,11 +190,11 @@ class Connection:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Segments():
+            case NewSegments():
                 self._mapped.add(message, self._reader.fds)
-            case Dropped():
+            case DroppedSegments():
                 self._mapped.drop(message)
-            case Freed(numbers):
+            case FreedSegments(numbers):
                 self._pool.free(numbers)
             case _:
                 self._on_message(message)
@@ -175,7 +208,7 @@ class Connection:
 
     def _send_freed(self) -> None:
         self._is_freeing = False
-        self.send(Freed(self._mapped.take_freed()))
+        self.send(FreedSegments(self._mapped.take_freed()))
 
     def close(self) -> None:
         """Idempotent."""
@@ -194,3 +227,63 @@ def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
     fds.clear()
+
+
+def to_wire_request(number: int, request: InferRequest, connection: Connection) -> WireRequest:
+    """The request for that worker; its large tensors lie where it reads them."""
+    return WireRequest(
+        number,
+        [_wire_tensor(name, tensor, connection) for name, tensor in request.inputs.items()],
+        request.id,
+        request.correlation_id,
+        int(request.sequence),
+        request.timeout_us,
+        request.requested_outputs,
+        request.parameters or None,
+    )
+
+
+def to_wire_response(number: int, response: InferResponse, connection: Connection) -> WireResponse:
+    """Another model's response for the worker that asked."""
+    if response.error is not None:
+        return WireResponse(number, response.is_final, error=to_wire_error(response.error))
+    outputs = [_wire_tensor(each.name, each, connection) for each in response.outputs]
+    return WireResponse(number, response.is_final, outputs, None, response.parameters or None)
+
+
+def to_wire_error(error: SluiceError) -> tuple[int, str]:
+    """Triton's number of its code, and its message."""
+    return _NUMBERS.get(error.code, _INTERNAL), error.message
+
+
+def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> WireTensor:
+    data_type = tensor.data_type
+    if data_type is not BYTES and tensor.num_elements * data_type.itemsize > INLINE_BYTES:
+        flat = np.ascontiguousarray(tensor.array, data_type.dtype).reshape(-1)
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(flat.view(np.uint8)))
+    raw = tensor.raw
+    if len(raw) > INLINE_BYTES:
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(np.frombuffer(raw, np.uint8)))
+    return WireTensor(name, tensor.datatype, tensor.shape, cast(bytes, raw))  # any buffer is encoded alike
+
+
+def from_wire_response(reply: WireResponse, connection: Connection) -> InferResponse:
+    """The response that a worker's reply is; large tensors are views of the worker's memory, and stay valid."""
+    if reply.error is not None:
+        code, message = reply.error
+        return InferResponse(error=SluiceError(ERROR_CODES[code], message), is_final=reply.is_final)
+    outputs = [Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in reply.outputs]
+    return InferResponse(outputs, reply.parameters or {}, is_final=reply.is_final)
+
+
+def from_wire_request(wire: WireRequest, connection: Connection) -> InferRequest:
+    """The request that a worker's model makes to another one."""
+    return InferRequest(
+        {each.name: Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.inputs},
+        wire.id,
+        wire.outputs,
+        wire.parameters or {},
+        timeout_us=wire.timeout_us,
+        correlation_id=wire.correlation_id,
+        sequence=SequenceFlag(wire.flags),
+    )

@@ -1,29 +1,83 @@
-"""`EXECUTION_ENV_PATH`: environments that models bring along, packed or not."""
+"""What a worker process is started with."""
 
 import asyncio
+import importlib.util
+import json
 import shutil
+import sys
+import sysconfig
 import tarfile
 import tempfile
 import weakref
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.python.interpreters import interpreter_in
-from serving.backends.python.launch import Interpreter
+from serving.backends.python.worker.start import OURS
 from sluice.errors import ErrorCode, SluiceError
 
 PARAMETER = "EXECUTION_ENV_PATH"
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 IDLE_KEEP_S = 30.0
 """How long one that nobody uses stays unpacked: a model is completed, then loaded, and soon perhaps loaded again."""
+WORKER_PACKAGES = ("msgspec", "numpy", "ml_dtypes")
+"""What a worker imports beside the standard library. All of it is compiled for one version of Python."""
+OLDEST_PYTHON = (3, 11)
+"""What Sluice itself is written for."""
+_ROOT = Path(__file__).parents[3]
+_PROBE_TIMEOUT_S = 60.0
+_PROBE = """
+import importlib.util, json, sys, sysconfig
+found = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is not None]
+print(json.dumps([sys.version_info[:2], sysconfig.get_config_var("SOABI"), found]))
+"""
 
-_Key = tuple[Path, int, int]
-"""An archive as it is now: where it lies, when it was changed, and its size."""
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python that can run a worker.
+
+    `lent`: packages that the server's installation lends it, each with the folder that it lies in. `variables`: of its
+    environment, where it is one; `bin_folder` then comes first on the PATH, and variables meant for the server's own
+    interpreter are ignored.
+    """
+
+    executable: str
+    lent: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    bin_folder: str = ""
+
+
+SERVER_INTERPRETER = Interpreter(sys.executable)
+"""The one that the server runs in."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """`cores` that it keeps to, empty for any. `start_timeout_s` is to be there, before the model is loaded."""
+
+    interpreter: Interpreter = SERVER_INTERPRETER
+    cores: frozenset[int] = frozenset()
+    start_timeout_s: float = 30.0
+
+    def arguments(self, script: Path, socket_fd: int, progress_fd: int) -> list[str]:
+        """Of the process; `script` is `worker/start.py`."""
+        python = self.interpreter
+        launch: dict[str, Any] = {
+            "socket": socket_fd,
+            "progress": progress_fd,
+            "cores": sorted(self.cores),
+            "lent": {OURS: str(_ROOT), **python.lent},
+            "variables": python.variables,
+            "bin": python.bin_folder,
+        }
+        isolation = ("-E", "-s") if python.bin_folder else ()
+        return [python.executable, *isolation, str(script), json.dumps(launch)]
 
 
 def environment_path(config: ModelConfig, folder: Path) -> Path | None:
@@ -32,7 +86,7 @@ def environment_path(config: ModelConfig, folder: Path) -> Path | None:
     return Path(text.replace(MODEL_FOLDER, str(folder))) if text else None
 
 
-class Lease:
+class InterpreterLease:
     """An interpreter whose environment stays where it is until `release`."""
 
     def __init__(self, interpreter: Interpreter, on_release: Callable[[], None] | None = None) -> None:
@@ -46,6 +100,10 @@ class Lease:
             on_release()
 
 
+_Key = tuple[Path, int, int]
+"""An archive as it is now: where it lies, when it was changed, and its size."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Unpacked:
     ready: asyncio.Task[Interpreter]
@@ -55,17 +113,17 @@ class _Unpacked:
     removal: asyncio.TimerHandle | None = None
 
 
-class Environments:
+class EnvironmentCache:
     """Environments in use. Each archive is unpacked once, for all that use it. Event loop's thread only."""
 
     def __init__(self, idle_keep_s: float = IDLE_KEEP_S) -> None:
         self._idle_keep_s = idle_keep_s
         self._unpacked: dict[_Key, _Unpacked] = {}
 
-    async def lease(self, path: Path) -> Lease:
+    async def lease(self, path: Path) -> InterpreterLease:
         """The interpreter of a folder or of an archive. Raises SluiceError INVALID for what is neither."""
         if await asyncio.to_thread(path.is_dir):
-            return Lease(await interpreter_in(path, str(path)))
+            return InterpreterLease(await find_environment_interpreter(path, str(path)))
         key = await asyncio.to_thread(_key_of, path)
         entry = self._unpacked.get(key) or self._unpack(key)
         self._hold(entry)
@@ -75,7 +133,7 @@ class Environments:
         except BaseException:
             self._release(key, entry)
             raise
-        return Lease(interpreter, lambda: self._release(key, entry))
+        return InterpreterLease(interpreter, lambda: self._release(key, entry))
 
     def _unpack(self, key: _Key) -> _Unpacked:
         folder = tempfile.mkdtemp(prefix="sluice-environment-")
@@ -114,13 +172,13 @@ def _key_of(path: Path) -> _Key:
         found = path.resolve(strict=True)
         state = found.stat()
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from None
+        raise _unusable_archive(path, error.strerror or str(error)) from None
     return found, state.st_mtime_ns, state.st_size
 
 
 async def _prepare(archive: Path, folder: Path) -> Interpreter:
     await asyncio.to_thread(_extract, archive, folder)
-    interpreter = await interpreter_in(folder, str(archive))
+    interpreter = await find_environment_interpreter(folder, str(archive))
     fix = folder / "bin" / "conda-unpack"
     if await asyncio.to_thread(fix.is_file):
         await _fix_paths(interpreter, fix, archive)
@@ -133,7 +191,7 @@ def _extract(archive: Path, folder: Path) -> None:
             # Links may lead to where the interpreter is installed, but nothing is written outside of the folder.
             tar.extractall(folder, filter="tar")
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise _unusable(archive, f"it cannot be unpacked: {error}") from None
+        raise _unusable_archive(archive, f"it cannot be unpacked: {error}") from None
 
 
 async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> None:
@@ -146,8 +204,88 @@ async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> N
     )
     _, complaint = await process.communicate()
     if process.returncode:
-        raise _unusable(archive, f"its conda-unpack fails: {complaint.decode(errors='replace').strip()}")
+        raise _unusable_archive(archive, f"its conda-unpack fails: {complaint.decode(errors='replace').strip()}")
 
 
-def _unusable(path: Path, reason: str) -> SluiceError:
+async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter:
+    """That of an environment: its packages are the model's. `origin` names it in errors.
+
+    Raises SluiceError INVALID where it is none, or no worker can run in it.
+    """
+    executable = folder / "bin" / "python"
+    if not executable.is_file():
+        reason = "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one"
+        raise _unusable(origin, reason)
+    lent = await _lent_to(executable, origin)
+    variable = "CONDA_PREFIX" if (folder / "conda-meta").is_dir() else "VIRTUAL_ENV"
+    return Interpreter(str(executable), lent, {variable: str(folder)}, str(executable.parent))
+
+
+async def find_interpreter(executable: Path) -> Interpreter:
+    """One by its own path. Raises SluiceError INVALID where no worker can run in it."""
+    return Interpreter(str(executable), await _lent_to(executable, str(executable)))
+
+
+async def _lent_to(executable: Path, origin: str) -> dict[str, str]:
+    """What the server lends to that interpreter: it must be able to load it, or have its own."""
+    probed = await _probe(executable, origin)
+    own = "Python {}.{}".format(*sys.version_info)
+    if probed.version < OLDEST_PYTHON:
+        raise _unusable(
+            origin, f"it has {probed.name}, and models run in Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or later"
+        )
+    missing = [name for name in WORKER_PACKAGES if name not in probed.found]
+    if missing and probed.abi != sysconfig.get_config_var("SOABI"):
+        raise _unusable(
+            origin,
+            f"it has {probed.name} and the server {own}, which cannot lend it {', '.join(missing)}: install these in "
+            f"the environment, or make it with {own}",
+        )
+    return {name: _folder_of(name) for name in missing}
+
+
+class _Probed(msgspec.Struct, array_like=True):
+    version: tuple[int, int]
+    abi: str | None
+    found: list[str]
+
+    @property
+    def name(self) -> str:
+        return "Python {}.{}".format(*self.version)
+
+
+async def _probe(executable: Path, origin: str) -> _Probed:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(str(executable), "-I", "-c", _PROBE, *WORKER_PACKAGES),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise _unusable(origin, f"'{executable}' cannot be run: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            said, complaint = await process.communicate()
+        return msgspec.json.decode(said, type=_Probed)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise _unusable(origin, f"'{executable}' does not answer") from None
+    except msgspec.DecodeError:
+        lines = complaint.decode(errors="replace").strip().splitlines()
+        raise _unusable(origin, f"'{executable}' does not work: {lines[-1] if lines else 'it says nothing'}") from None
+
+
+def _folder_of(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    return str(Path(spec.origin).parents[1])
+
+
+def _unusable(origin: str, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, f"the execution environment '{origin}' cannot be used: {reason}")
+
+
+def _unusable_archive(path: Path, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, f"the execution environment '{path}' cannot be used: {reason}")

@@ -34,7 +34,7 @@ class PythonOptions:
     runtime: Path | None = None
 
 
-def options_of(given: Mapping[str, str]) -> PythonOptions:
+def parse_options(given: Mapping[str, str]) -> PythonOptions:
     """Raises SluiceError INVALID for a value that is none. Options without an effect are said in the log."""
     for key in given:
         if key in _ELSEWISE:

@@ -9,23 +9,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from serving.backends.python.connection import Connection
+from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.frames import (
-    Ask,
-    Call,
+    CallModel,
+    CallServer,
+    CancelCall,
     Command,
-    Completed,
-    EndCall,
-    Failed,
-    LetGo,
-    Loaded,
-    Logged,
+    CommandFailed,
+    ConfigCompleted,
+    Finalize,
+    Initialized,
+    LogLine,
     Message,
+    ReleaseMetrics,
     Report,
-    Shutdown,
-    Started,
+    ServiceRequest,
+    WorkerStarted,
 )
-from serving.backends.python.launch import Launch
-from serving.backends.python.progress import Progress, progress_file
+from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -33,24 +34,24 @@ log = logging.getLogger(__name__)
 START = Path(__file__).parent / "worker" / "start.py"
 _STDERR = 2
 
-WorkerMessage = Report | Call | EndCall | Ask | LetGo
+WorkerMessage = Report | ServiceRequest
 """What a worker says once it is there."""
 
 
 class WorkerProcess:
     """Started once, closed once; event loop's thread only. What the model prints goes to the server's stderr."""
 
-    def __init__(self, name: str, launch: Launch, on_message: Callable[[WorkerMessage], None]) -> None:
+    def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
         self._name = name
         self._launch = launch
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._process: asyncio.subprocess.Process | None = None
         self.connection = Connection(name, self._take, self._hung_up)
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         self._is_ending = False
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._first: asyncio.Future[Loaded | Completed | Failed] = self._loop.create_future()
+        self._first: asyncio.Future[Initialized | ConfigCompleted | CommandFailed] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()
         """The exit code, when it has ended and all that it said was heard; negative for the signal that ended it."""
 
@@ -63,7 +64,7 @@ class WorkerProcess:
         """Batches that its model was given, also once it has ended."""
         return self._progress.num_begun if self._progress is not None else 0
 
-    async def ask(self, command: Command) -> Loaded | Completed:
+    async def ask(self, command: Command) -> Initialized | ConfigCompleted:
         """Start the process with its first command, and wait for the answer.
 
         Raises SluiceError INTERNAL with the model's reason, or where the process ends instead of answering.
@@ -73,16 +74,16 @@ class WorkerProcess:
         await self._wait_started()
         await asyncio.wait((self._first, self.exited), return_when=asyncio.FIRST_COMPLETED)
         if not self._first.done():
-            raise SluiceError(ErrorCode.INTERNAL, not_healthy(self._name))
+            raise SluiceError(ErrorCode.INTERNAL, unhealthy_message(self._name))
         answer = self._first.result()
-        if isinstance(answer, Failed):
+        if isinstance(answer, CommandFailed):
             raise SluiceError(ErrorCode.INTERNAL, answer.message)
         return answer
 
     async def _start(self) -> None:
-        progress_fd = progress_file()
+        progress_fd = create_progress_file()
         try:
-            self._progress = Progress(progress_fd)
+            self._progress = BatchProgress(progress_fd)
             fds = (self.connection.far_fd, progress_fd)
             self._process = await asyncio.create_subprocess_exec(
                 *self._launch.arguments(START, *fds),
@@ -118,14 +119,14 @@ class WorkerProcess:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Report() | Call() | EndCall() | Ask() | LetGo():
+            case Report() | CallModel() | CancelCall() | CallServer() | ReleaseMetrics():
                 self._on_message(message)
-            case Logged(level, place, text):
+            case LogLine(level, place, text):
                 log.log(level, "[%s %s] %s", self._name, place, text)
-            case Started():
+            case WorkerStarted():
                 if not self._started.done():
                     self._started.set_result(None)
-            case Loaded() | Completed() | Failed():
+            case Initialized() | ConfigCompleted() | CommandFailed():
                 if not self._first.done():
                     self._first.set_result(message)
 
@@ -152,7 +153,7 @@ class WorkerProcess:
             return
         if not self._is_ending:
             self._is_ending = True
-            self.connection.send(Shutdown())
+            self.connection.send(Finalize())
             await asyncio.wait((self.exited,), timeout=timeout_s)
             if not self.exited.done():
                 log.warning("%s did not end within %g s; killing it", self._name, timeout_s)
@@ -160,7 +161,7 @@ class WorkerProcess:
         await asyncio.wait((self.exited,))
 
 
-def not_healthy(name: str) -> str:
+def unhealthy_message(name: str) -> str:
     """What the real server says of a process that has ended."""
     return f"Stub process '{name}' is not healthy."
 

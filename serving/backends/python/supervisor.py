@@ -9,12 +9,20 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 
 from serving.backend import BackendContext
-from serving.backends.python.frames import Batch, Cancel, Execution, Load, Reply, Report, WireRequest
-from serving.backends.python.held import HeldBatches, WorkerBatch
-from serving.backends.python.launch import Launch
-from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, not_healthy
+from serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
+from serving.backends.python.connection import from_wire_response, to_wire_request
+from serving.backends.python.environments import WorkerLaunch
+from serving.backends.python.frames import (
+    CancelRequests,
+    ExecuteBatch,
+    Execution,
+    Initialize,
+    Report,
+    WireRequest,
+    WireResponse,
+)
+from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, unhealthy_message
 from serving.backends.python.services import WorkerServices
-from serving.backends.python.wire import response_of, wire_request
 from serving.job import Job
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
@@ -41,10 +49,10 @@ class SupervisedWorker:
 
     def __init__(
         self,
-        load: Load,
-        launch: Launch,
+        load: Initialize,
+        launch: WorkerLaunch,
         context: BackendContext,
-        held: HeldBatches,
+        held: WorkerBatchQueue,
         finalize_limit_s: float = FINALIZE_LIMIT_S,
     ) -> None:
         """`held` may be shared with other workers of the model."""
@@ -128,7 +136,7 @@ class SupervisedWorker:
         batch.numbers = [each.number for each in requests]
         assert self._process is not None
         # While it is busy there is no hurry: what comes in the same turn of the event loop is written together.
-        self._process.connection.send(Batch(requests), is_urgent=not self._running)
+        self._process.connection.send(ExecuteBatch(requests), is_urgent=not self._running)
         self._running.append(batch)
 
     def _take_held(self) -> None:
@@ -144,7 +152,7 @@ class SupervisedWorker:
             return None
         number = next(self._numbers)
         try:
-            request = wire_request(number, job.request, self._process.connection)
+            request = to_wire_request(number, job.request, self._process.connection)
         except Exception as error:
             log.exception("a request to %s cannot be sent", self.name)
             job.fail(SluiceError(ErrorCode.INTERNAL, f"the request cannot be passed to the model: {error}"))
@@ -156,7 +164,7 @@ class SupervisedWorker:
 
     def _cancel(self, number: int) -> None:
         if self._process is not None:
-            self._process.connection.send(Cancel([number]))
+            self._process.connection.send(CancelRequests([number]))
 
     def _take(self, message: WorkerMessage) -> None:
         if isinstance(message, Report):
@@ -179,7 +187,7 @@ class SupervisedWorker:
         if self._held:
             self._take_held()
 
-    def _respond(self, job: Job, reply: Reply) -> None:
+    def _respond(self, job: Job, reply: WireResponse) -> None:
         assert self._process is not None
         if reply.is_final and not job.infer_ended_ns:  # a decoupled model's, which ends before its execution does
             job.infer_ended_ns = perf_counter_ns()
@@ -188,7 +196,7 @@ class SupervisedWorker:
                 job.on_cancel, job.infer_ended_ns = None, 0
                 job.reschedule()
             else:
-                job.respond(response_of(reply, self._process.connection))
+                job.respond(from_wire_response(reply, self._process.connection))
         except Exception:  # one request's receiver must not keep the others from their answers
             log.exception("a response of %s could not be passed on", self.name)
 
@@ -225,7 +233,7 @@ class SupervisedWorker:
         for number in (number for batch in batches[num_begun:] for number in batch.numbers):
             self._jobs.pop(number, None)
         was_running = bool(self._jobs)
-        self._fail_all(SluiceError(ErrorCode.INTERNAL, not_healthy(self.name)))
+        self._fail_all(SluiceError(ErrorCode.INTERNAL, unhealthy_message(self.name)))
         self._services.close()
         self._held.give_back(batches[num_begun:])
         return was_running
@@ -240,7 +248,7 @@ class SupervisedWorker:
 
     async def _restart(self) -> bool:
         """False where it is given up."""
-        reason = not_healthy(self.name)
+        reason = unhealthy_message(self.name)
         while not self._budget.is_exhausted:
             await asyncio.sleep(self._budget.delay_s())
             try:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-from serving.backends.python.frames import Call, Reply, WireRequest
+from serving.backends.python.frames import CallModel, WireRequest, WireResponse
 from serving.backends.python.worker.channel import Channel, PendingCall
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode
 from serving.backends.python.worker.response import InferenceResponse
@@ -16,7 +16,7 @@ MAX_WAITING = 1024
 """Threads that wait for the answers of coroutines; they are started as they are needed."""
 
 
-class Calls:
+class BlsCalls:
     """Asks through the gateway. Any thread; each waits for its own answer."""
 
     def __init__(self, channel: Channel) -> None:
@@ -77,18 +77,18 @@ class Calls:
             request.outputs,
             request.parameters,
         )
-        return self._channel.begin_call(Call(model_name, version, is_decoupled, wire))
+        return self._channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
 
     def _answer(self, call: PendingCall) -> InferenceResponse:
         return self.response_of(self.next_reply(call))
 
-    def next_reply(self, call: PendingCall) -> Reply:
+    def next_reply(self, call: PendingCall) -> WireResponse:
         return self._channel.next_reply(call)
 
     def wait(self, call: PendingCall) -> None:
         self._channel.wait_reply(call)
 
-    def response_of(self, reply: Reply) -> InferenceResponse:
+    def response_of(self, reply: WireResponse) -> InferenceResponse:
         if reply.error is not None:
             code, message = reply.error
             return InferenceResponse(error=TritonError(message, TritonErrorCode(code)))
@@ -107,7 +107,7 @@ class ResponseIterator:
     with `async for`, which leaves the event loop to others.
     """
 
-    def __init__(self, calls: Calls, call: PendingCall) -> None:
+    def __init__(self, calls: BlsCalls, call: PendingCall) -> None:
         self._calls = calls
         self._call = call
         self._is_over = False

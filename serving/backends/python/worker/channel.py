@@ -19,28 +19,30 @@ import numpy as np
 
 from serving.backends.python.frames import (
     INLINE_BYTES,
-    Answered,
-    Ask,
-    Batch,
-    Call,
-    Called,
-    Cancel,
+    CallModel,
+    CallResponse,
+    CallServer,
+    CancelCall,
+    CancelRequests,
     Command,
-    Dropped,
-    EndCall,
+    DroppedSegments,
+    ExecuteBatch,
     Execution,
-    Freed,
-    Lent,
+    ForwardedSegment,
+    FrameReader,
+    FreedSegments,
     Message,
-    Question,
-    Reply,
+    NewSegments,
     Report,
-    Segments,
-    Stored,
+    SegmentRef,
+    ServerRequest,
+    ServerResponse,
+    WireResponse,
     WireTensor,
+    encode_frame,
+    fd_ancillary,
 )
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.backends.python.worker.errors import TritonModelException
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class PendingCall:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.replies: deque[Reply] = deque()
+        self.replies: deque[WireResponse] = deque()
         self.is_ended = False
         """The model wants no more of it; its final reply only wakes who waits for one."""
 
@@ -74,10 +76,10 @@ class Channel:
         self._turn = threading.Condition()
         self._is_reading = False
         self._calls: dict[int, PendingCall] = {}
-        self._questions: dict[int, Answered | None] = {}
+        self._questions: dict[int, ServerResponse | None] = {}
         self._numbers = itertools.count()
         self._write_lock = threading.Lock()
-        self._posted: deque[Message | Reply | Execution] = deque()
+        self._posted: deque[Message | WireResponse | Execution] = deque()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
         self._pool = SegmentPool()
@@ -139,27 +141,27 @@ class Channel:
         except ConnectionError:
             is_open = False
         if not is_open:
-            end_with_gateway()
+            exit_with_gateway()
         for frame in self._reader.frames():
             self._take(self._decoder.decode(frame))
 
     def _take(self, command: Command) -> None:
         match command:
-            case Segments():
+            case NewSegments():
                 self._mapped.add(command, self._reader.fds)
-            case Lent():
+            case ForwardedSegment():
                 self._mapped.add_lent(command, self._reader.fds)
-            case Dropped():
+            case DroppedSegments():
                 self._mapped.drop(command)
-            case Freed(numbers):
+            case FreedSegments(numbers):
                 self._pool.free(numbers)
-            case Cancel(numbers):
+            case CancelRequests(numbers):
                 self._cancelled.update(self._live.intersection(numbers))
-            case Called(reply):
+            case CallResponse(reply):
                 self._take_reply(reply)
-            case Answered(number):
+            case ServerResponse(number):
                 self._questions[number] = command
-            case Batch(requests):
+            case ExecuteBatch(requests):
                 self._live.update([each.number for each in requests])
                 self._inbox.append(command)
             case _:
@@ -169,7 +171,7 @@ class Channel:
         self._poll()
         return number in self._cancelled
 
-    def _take_reply(self, reply: Reply) -> None:
+    def _take_reply(self, reply: WireResponse) -> None:
         call = self._calls[reply.number]
         if reply.is_final:
             del self._calls[reply.number]
@@ -178,9 +180,9 @@ class Channel:
             return
         self._discard(reply)
         if reply.is_final:
-            call.replies.append(Reply(reply.number, True, error=_CANCELLED))
+            call.replies.append(WireResponse(reply.number, True, error=_CANCELLED))
 
-    def _discard(self, reply: Reply) -> None:
+    def _discard(self, reply: WireResponse) -> None:
         """Nobody reads it; what it has in shared memory is given back."""
         for tensor in reply.outputs:
             self.open(tensor.raw)
@@ -189,7 +191,7 @@ class Channel:
         if not self._is_ours:
             raise TritonModelException("a process that the model has forked cannot ask the server")
 
-    def begin_call(self, call: Call) -> PendingCall:
+    def begin_call(self, call: CallModel) -> PendingCall:
         """Ask another model. Raises TritonModelException in a process that the model has forked."""
         self._check_ours()
         pending = PendingCall(next(self._numbers))
@@ -203,7 +205,7 @@ class Channel:
         """Until `next_reply` has one. Not to be called after the final one."""
         self._wait_until(lambda: bool(call.replies))
 
-    def next_reply(self, call: PendingCall) -> Reply:
+    def next_reply(self, call: PendingCall) -> WireResponse:
         """Waits for it. Not to be called after the final one."""
         while True:
             self.wait_reply(call)
@@ -219,15 +221,15 @@ class Channel:
             while True:
                 self._discard(call.replies.popleft())
         if call.number in self._calls:
-            self.post(EndCall(call.number))
+            self.post(CancelCall(call.number))
             self.flush()
 
-    def ask(self, question: Question) -> Answered:
+    def ask(self, question: ServerRequest) -> ServerResponse:
         """The server's answer, waiting for it. Raises as `begin_call`."""
         self._check_ours()
         number = next(self._numbers)
         self._questions[number] = None
-        self.post(Ask(number, question))
+        self.post(CallServer(number, question))
         self.flush()
         self._wait_until(lambda: self._questions[number] is not None)
         answer = self._questions.pop(number)
@@ -237,24 +239,24 @@ class Channel:
     def wire_tensor(self, tensor: "Tensor") -> WireTensor:
         """The tensor as it is now, for a frame."""
         raw = tensor.wire_form()
-        stored: bytes | Stored
+        stored: bytes | SegmentRef
         if len(raw) > INLINE_BYTES:
             stored = self.store(memoryview(raw))
         else:
             stored = raw if isinstance(raw, bytes) else bytes(raw)
         return WireTensor(tensor.name(), tensor.datatype, tensor._shape, stored)
 
-    def open(self, raw: bytes | Stored) -> bytes | memoryview:
+    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
         """A tensor's bytes, wherever they lie."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
-    def store(self, data: memoryview) -> Stored:
+    def store(self, data: memoryview) -> SegmentRef:
         """Copy a large tensor to where the gateway can read it."""
         if not self._pool.has_free(data.nbytes):
             self._poll()
         return self._pool.store(np.frombuffer(data, np.uint8))
 
-    def post_reply(self, reply: Reply) -> None:
+    def post_reply(self, reply: WireResponse) -> None:
         if reply.is_final:
             self._live.discard(reply.number)
             self._cancelled.discard(reply.number)
@@ -279,12 +281,12 @@ class Channel:
                 self._write_lock.release()
 
     def _write(self) -> None:
-        replies: list[Reply] = []
+        replies: list[WireResponse] = []
         executions: list[Execution] = []
         others: list[Message] = []
         while self._posted:
             each = self._posted.popleft()
-            if isinstance(each, Reply):
+            if isinstance(each, WireResponse):
                 replies.append(each)
             elif isinstance(each, Execution):
                 executions.append(each)
@@ -292,16 +294,16 @@ class Channel:
                 others.append(each)
         self._write_segments(others)
         if self._mapped.freed:
-            others.append(Freed(self._mapped.take_freed()))
+            others.append(FreedSegments(self._mapped.take_freed()))
         if replies or executions:
             others.append(Report(replies, executions))
-        self._send(b"".join(map(encode, others)))
+        self._send(b"".join(map(encode_frame, others)))
 
     def _write_segments(self, others: list[Message]) -> None:
         """New segments go ahead of the replies that name them."""
         news, dropped = self._pool.news()
         for segments, fds in news:
-            self._send(encode(segments), fds)
+            self._send(encode_frame(segments), fds)
             for fd in fds:
                 os.close(fd)
         if dropped is not None:
@@ -310,14 +312,14 @@ class Channel:
     def _send(self, data: bytes, fds: list[int] | None = None) -> None:
         try:
             if fds:
-                sent = self._socket.sendmsg([data], ancillary(fds))
+                sent = self._socket.sendmsg([data], fd_ancillary(fds))
                 data = data[sent:]
             self._socket.sendall(data)
         except ConnectionError:
-            end_with_gateway()
+            exit_with_gateway()
 
 
-def end_with_gateway() -> None:
+def exit_with_gateway() -> None:
     """End this process and what it has started: nobody is left who would."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -332,6 +334,6 @@ def watch_gateway(sock: socket.socket) -> None:
         poller.register(sock, 0)  # a hang-up is reported always
         while not any(event & POLLHUP for _, event in poller.poll()):
             pass
-        end_with_gateway()
+        exit_with_gateway()
 
     threading.Thread(target=watch, name="gateway-watch", daemon=True).start()

@@ -1,6 +1,14 @@
 """What models raise, and the errors they answer with."""
 
+from collections.abc import Mapping
 from enum import IntEnum
+from operator import index
+from typing import Any
+
+Parameters = dict[str, bool | int | float | str]
+UINT32 = 2**32 - 1
+UINT64 = 2**64 - 1
+INT64 = 2**63 - 1
 
 
 class TritonModelException(Exception):
@@ -50,3 +58,40 @@ class TritonError:
 
     def __str__(self) -> str:
         return self._message
+
+
+def check_str(value: Any, what: str) -> str:
+    """`bytes` are taken too, as the real server does: elements of a BYTES tensor are. Raises TypeError."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, not {type(value).__name__}")
+    return str(value)
+
+
+def check_int(value: Any, what: str, highest: int = UINT64, lowest: int = 0) -> int:
+    """Raises TypeError for what is no integer, ValueError for one that is out of range."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{what} is an int, not {type(value).__name__}") from None
+    if not lowest <= number <= highest:
+        raise ValueError(f"{what} is from {lowest} to {highest}, not {number}")
+    return number
+
+
+def check_parameters(given: Any) -> Parameters:
+    """Those of a request or a response. Raises TritonModelException in the real server's words.
+
+    Beyond what that takes, values may be floats, as in the protocol.
+    """
+    if not isinstance(given, Mapping):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(given)}")
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if isinstance(value, int):
+            check_int(value, key, UINT64, -INT64)
+    return dict(given)

@@ -1,29 +1,36 @@
 """The module that models import as `triton_python_backend_utils`; its names are NVIDIA's."""
 
+import sys
+from collections.abc import Callable
 from enum import IntEnum
 
 from serving.backends.python.worker.calls import ResponseIterator
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
-from serving.backends.python.worker.logger import Logger
-from serving.backends.python.worker.metrics import Metric, MetricFamily, MetricKind
+from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_str
 from serving.backends.python.worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from serving.backends.python.worker.numpy_types import (
+from serving.backends.python.worker.request import InferenceRequest, InferenceTrace
+from serving.backends.python.worker.response import InferenceResponse, InferenceResponseSender
+from serving.backends.python.worker.server import (
+    Metric,
+    MetricFamily,
+    MetricKind,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
+from serving.backends.python.worker.tensor import (
     TRITON_STRING_TO_NUMPY,
+    Tensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from serving.backends.python.worker.repository import is_model_ready, load_model, unload_model
-from serving.backends.python.worker.request import InferenceRequest, InferenceTrace
-from serving.backends.python.worker.response import InferenceResponse, InferenceResponseSender
-from serving.backends.python.worker.tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -43,8 +50,59 @@ class MemoryType(IntEnum):
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_CPU_PINNED = MemoryType.TRITONSERVER_MEMORY_CPU_PINNED
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
-
 _folder = ""
+
+
+class _LogLevel(IntEnum):
+    """Values are those of `logging`, which is not imported here: it is slow to."""
+
+    VERBOSE = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Logger:
+    """Has only class methods, as models call them."""
+
+    LogLevel = _LogLevel
+    VERBOSE = _LogLevel.VERBOSE
+    INFO = _LogLevel.INFO
+    WARNING = _LogLevel.WARNING
+    ERROR = _LogLevel.ERROR
+
+    _write: Callable[[int, str, str], None] | None = None
+
+    @classmethod
+    def log(cls, message: str, level: _LogLevel = _LogLevel.INFO) -> None:
+        """Raises TypeError for what is no message or no level."""
+        if not isinstance(level, _LogLevel):
+            raise TypeError(f"level is one of Logger.LogLevel, not {level!r}")
+        cls._log(level, message)
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        cls._log(_LogLevel.INFO, message)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        cls._log(_LogLevel.WARNING, message)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        cls._log(_LogLevel.ERROR, message)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        cls._log(_LogLevel.VERBOSE, message)
+
+    @classmethod
+    def _log(cls, level: int, message: str) -> None:
+        if cls._write is None:
+            raise RuntimeError("the logger works in a worker process only")
+        caller = sys._getframe(2)
+        file = caller.f_code.co_filename.rpartition("/")[2]
+        cls._write(int(level), f"{file}:{caller.f_lineno}", check_str(message, "message"))
 
 
 def get_model_dir() -> str:

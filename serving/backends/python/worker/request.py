@@ -7,12 +7,17 @@ from typing import Any, ClassVar
 import msgspec
 
 from serving.backends.python.frames import WireRequest
-from serving.backends.python.worker.arguments import INT64, UINT32, text, whole
-from serving.backends.python.worker.arguments import parameters as checked_parameters
-from serving.backends.python.worker.calls import Calls
-from serving.backends.python.worker.errors import TritonModelException
-from serving.backends.python.worker.response import Answer, InferenceResponseSender
-from serving.backends.python.worker.tensor import Tensor, tensors
+from serving.backends.python.worker.calls import BlsCalls
+from serving.backends.python.worker.errors import (
+    INT64,
+    UINT32,
+    TritonModelException,
+    check_int,
+    check_parameters,
+    check_str,
+)
+from serving.backends.python.worker.response import InferenceResponseSender, Responder
+from serving.backends.python.worker.tensor import Tensor, check_tensors
 
 _REQUIRED: Any = object()
 RELEASE_ALL = 1
@@ -31,13 +36,13 @@ class InferenceRequest:
 
     __slots__ = ("_answer", "_inputs", "_model_name", "_model_version", "_preferred_memory", "_trace", "_wire")
 
-    _answer: Answer
+    _answer: Responder
     _inputs: list[Tensor]
     _model_name: str
     _model_version: int
     _wire: WireRequest
 
-    _calls: ClassVar[Calls | None] = None
+    _calls: ClassVar[BlsCalls | None] = None
     """Set once, by the worker."""
 
     def __init__(
@@ -64,18 +69,18 @@ class InferenceRequest:
         self._wire = WireRequest(
             0,
             [],
-            text(request_id, "request_id"),
+            check_str(request_id, "request_id"),
             _correlation_id(correlation_id),
-            whole(flags, "flags", UINT32),
-            whole(timeout, "timeout"),
-            tuple(text(name, "a name of requested_output_names") for name in requested_output_names),
-            (checked_parameters(parameters) if parameters is not None else None) or None,
+            check_int(flags, "flags", UINT32),
+            check_int(timeout, "timeout"),
+            tuple(check_str(name, "a name of requested_output_names") for name in requested_output_names),
+            (check_parameters(parameters) if parameters is not None else None) or None,
         )
-        self._inputs = tensors(inputs, "inputs")
-        self._model_name = text(model_name, "model_name")
+        self._inputs = check_tensors(inputs, "inputs")
+        self._model_name = check_str(model_name, "model_name")
         if not self._model_name:
             raise TritonModelException("InferenceRequest takes a model_name that is not empty")
-        self._model_version = whole(model_version, "model_version", INT64, -1)
+        self._model_version = check_int(model_version, "model_version", INT64, -1)
         self._preferred_memory = preferred_memory
         self._trace = trace
 
@@ -94,14 +99,14 @@ class InferenceRequest:
         ask = calls.open_stream_later if decoupled else calls.ask_later
         return ask(self._model_name, self._model_version, self._wire, self._inputs)
 
-    def _required_calls(self) -> Calls:
+    def _required_calls(self) -> BlsCalls:
         if self._calls is None:
             raise RuntimeError("models can be asked in a worker process only")
         return self._calls
 
     @classmethod
     def received(
-        cls, wire: WireRequest, inputs: list[Tensor], answer: Answer, model_name: str, model_version: int
+        cls, wire: WireRequest, inputs: list[Tensor], answer: Responder, model_name: str, model_version: int
     ) -> "InferenceRequest":
         self = cls.__new__(cls)
         self._wire = wire
@@ -134,7 +139,7 @@ class InferenceRequest:
         return self._wire.flags
 
     def set_flags(self, flags: int) -> None:
-        self._wire.flags = whole(flags, "flags", UINT32)
+        self._wire.flags = check_int(flags, "flags", UINT32)
 
     def timeout(self) -> int:
         """In microseconds; 0 is none."""
@@ -182,4 +187,4 @@ def _correlation_id(value: Any) -> int | str:
         return value
     if isinstance(value, float):
         raise TritonModelException("Correlation ID must be integer or string")
-    return whole(value, "correlation_id")
+    return check_int(value, "correlation_id")

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.backends.python.frames import Reply
-from serving.backends.python.worker.arguments import parameters as checked_parameters
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
-from serving.backends.python.worker.tensor import Tensor, tensors
+from serving.backends.python.frames import WireResponse
+from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_parameters
+from serving.backends.python.worker.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:
     from serving.backends.python.worker.channel import Channel
@@ -17,7 +16,7 @@ RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """Outputs, or an error in place of them. `parameters` is a dict of str, bool, int and float values."""
+    """Outputs, or an error in place of them. `check_parameters` is a dict of str, bool, int and float values."""
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
@@ -27,11 +26,11 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        self._output_tensors = tensors(output_tensors, "output_tensors")
+        self._output_tensors = check_tensors(output_tensors, "output_tensors")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse takes a TritonError as error, not {type(error).__name__}")
         self._error = error
-        self._parameters = checked_parameters(parameters) if parameters is not None else None
+        self._parameters = check_parameters(parameters) if parameters is not None else None
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -47,7 +46,7 @@ class InferenceResponse:
         return msgspec.json.encode(self._parameters).decode() if self._parameters else ""
 
 
-class Answer:
+class Responder:
     """The answering of one request, whichever thread does it; shared by the request and all its senders.
 
     Where all of them are gone before the final response, nobody could send it any more: then the request fails.
@@ -117,29 +116,29 @@ class Answer:
         self._is_answered = is_final
         self._channel.post_reply(reply)
 
-    def _reply(self, response: InferenceResponse | None, is_final: bool) -> Reply:
+    def _reply(self, response: InferenceResponse | None, is_final: bool) -> WireResponse:
         if response is None:
-            return Reply(self.number, is_final)
+            return WireResponse(self.number, is_final)
         error = response.error()
         if error is not None:
-            return Reply(self.number, is_final, error=(error.code(), error.message()))
+            return WireResponse(self.number, is_final, error=(error.code(), error.message()))
         wanted = self._outputs
         outputs = [self._channel.wire_tensor(each) for each in response.output_tensors() if each.name() in wanted]
-        return Reply(self.number, is_final, outputs, None, response._parameters)
+        return WireResponse(self.number, is_final, outputs, None, response._parameters)
 
     def reschedule(self) -> None:
         """Give the request back, unless it has ended. Does not flush."""
         if self._is_answered:
             return
         self._is_answered = self._is_closed = True
-        self._channel.post_reply(Reply(self.number, True, is_rescheduled=True))
+        self._channel.post_reply(WireResponse(self.number, True, is_rescheduled=True))
 
     def fail(self, message: str) -> None:
         """End the request with an internal error, unless it has ended. Does not flush."""
         if self._is_answered:
             return
         self._is_answered = self._is_closed = True
-        self._channel.post_reply(Reply(self.number, True, error=(TritonErrorCode.INTERNAL, message)))
+        self._channel.post_reply(WireResponse(self.number, True, error=(TritonErrorCode.INTERNAL, message)))
 
     def flush(self) -> None:
         self._channel.flush()
@@ -156,7 +155,7 @@ class InferenceResponseSender:
 
     __slots__ = ("_answer",)
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Responder) -> None:
         self._answer = answer
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:

@@ -5,15 +5,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.worker.arguments import text
-from serving.backends.python.worker.errors import TritonModelException
-from serving.backends.python.worker.numpy_types import NUMBER_OF
+from serving.backends.python.worker.errors import TritonModelException, check_str
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
 
 Array = NDArray[Any]
-
 _TYPES: dict[np.dtype, DataType] = {each.dtype: each for each in DATA_TYPES.values()}
+_NAMES = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+)
+NUMBER_OF = {name: number for number, name in enumerate(_NAMES, start=1)}
+"""The server's number of each type of the protocol."""
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    each.config_name: bool if each.name == "BOOL" else each.dtype.type for each in DATA_TYPES.values()
+}
+"""TYPE_FP32 and so on as numpy's scalar types."""
 
 
 class Tensor:
@@ -25,7 +32,7 @@ class Tensor:
         """Raises TypeError for what is no array, TritonModelException for a dtype that the protocol lacks."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor '{name!s}' takes a numpy.ndarray, not {type(array).__name__}")
-        self._name = name if type(name) is str else text(name, "the name of a Tensor")
+        self._name = name if type(name) is str else check_str(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         data_type = _TYPES.get(array.dtype) or of_numpy(array.dtype)
@@ -107,7 +114,7 @@ class Tensor:
         return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
 
 
-def tensors(given: Any, what: str) -> list[Tensor]:
+def check_tensors(given: Any, what: str) -> list[Tensor]:
     """Those of a request or a response. Raises TypeError, and as the real server TritonModelException for None."""
     found = list(given)
     for each in found:
@@ -139,3 +146,38 @@ def _array_of(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ..
         return array.reshape(shape)
     own = bytearray(raw) if isinstance(raw, bytes) else raw
     return np.frombuffer(own, data_type.dtype).reshape(shape)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """TYPE_FP32 and so on as numpy's scalar type. Raises KeyError for what is none."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """The server's number of a type as numpy's scalar type; None for what is none."""
+    if not 1 <= int(data_type) <= len(_NAMES):
+        return None
+    return DATA_TYPES[_NAMES[int(data_type) - 1]].dtype.type
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """numpy's type or dtype as the server's number; None for what has none."""
+    found = of_numpy(np.dtype(data_type))
+    return NUMBER_OF[found.name] if found is not None else None
+
+
+def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | None:
+    """An array of strings in the protocol's wire form; () where it is empty, None where it holds no strings."""
+    if input_tensor.size == 0:
+        return ()
+    if of_numpy(input_tensor.dtype) is not BYTES:
+        return None
+    return byte_strings.pack_array(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
+    """The elements of a wire form, in one dimension. Raises ValueError where it ends within an element."""
+    elements = byte_strings.unpack(encoded_tensor)
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array

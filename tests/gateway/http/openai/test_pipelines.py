@@ -17,7 +17,7 @@ from pipelines.text.citations import cite
 from pipelines.text.messages import encode_messages
 from pipelines.text.sources import Source, as_objects, encoded
 from pipelines.text.types import ChatMessage
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server

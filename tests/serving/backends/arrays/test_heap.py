@@ -11,7 +11,7 @@ import onnx
 import psutil
 from onnx import helper, numpy_helper
 
-from serving.backends.arrays import heap
+from serving.backends.arrays import session
 from tests.serving.backends.onnxruntime import parts
 
 WIDTH = 256
@@ -38,7 +38,7 @@ def layers() -> onnx.ModelProto:
 
 def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> None:
     """In a process of its own: what other tests have left in this one comes and goes."""
-    assert heap._trim is not None, "this test is about glibc"
+    assert session._trim is not None, "this test is about glibc"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * PATIENCE_S)
     assert loaded_mb < MODEL_MB * 1.5, "reading takes twice as much on top"
@@ -55,7 +55,7 @@ async def _measured(folder: Path) -> tuple[float, float]:
     network = layers()
     onnx.save(network, parts.put(folder, None).version_folder / "model.onnx")
     del network
-    heap.give_back_freed_memory()
+    session.trim_heap()
     before = rss_mb()
     model = await parts.load(folder, None)
     loaded_mb = rss_mb() - before

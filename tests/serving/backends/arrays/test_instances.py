@@ -15,8 +15,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.backends.arrays.signature import Signature, TensorSignature
+from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
 from serving.call import infer_one
 from serving.host_policy import HostPolicy
 from serving.instance import Placement
@@ -112,7 +111,7 @@ class CoresSession(ArraySession):
     def open_run(self) -> CoresRun:
         return CoresRun()
 
-    def failure_of(self, error: Exception) -> SluiceError:
+    def convert_error(self, error: Exception) -> SluiceError:
         raise error
 
     def close(self) -> None:

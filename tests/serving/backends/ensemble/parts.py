@@ -10,8 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.config import EngineConfig
 from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
-from serving.backends.ensemble.backend import EnsembleBackend
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
 from serving.job import Job
 from serving.model import Model
 from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.job import Job
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
@@ -251,7 +251,7 @@ async def test_schedules_for_all_that_clients_ask_are_bounded() -> None:
         wanted = tuple(each for bit, each in enumerate(letters) if mask >> bit & 1)
         caller = Caller(model, request(outputs=wanted))
         assert set(names(caller.responses)[0]) == set(wanted)
-    assert len(model._plan.schedules._made) <= 64
+    assert len(model._plan.schedules._schedules) <= 64
 
 
 async def test_an_error_names_the_step_that_cannot_serve_now() -> None:

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_one
 from serving.request import InferResponse, SequenceFlag
 from serving.tensors.tensor import Tensor

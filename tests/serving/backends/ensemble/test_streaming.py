@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_stream
 from serving.job import Job
 from serving.request import InferResponse

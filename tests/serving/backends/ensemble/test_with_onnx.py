@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_one
 from serving.model import Model
 from tests.serving.backends.ensemble.parts import Models, config_of, load, request

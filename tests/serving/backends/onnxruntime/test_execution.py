@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.backends.arrays.batch import BatchForm
+from serving.backends.arrays.batch import BatchAssembler
 from serving.backends.onnxruntime.session import OnnxSession
 from serving.call import infer_one
 from serving.model import Model
@@ -130,7 +130,7 @@ async def test_wire_bytes_at_any_place_of_a_message(tmp_path: Path, loaded: list
     given = InferRequest({"x": Tensor("x", "FP32", (1, 2), raw=message)})
     assert not given.inputs["x"].array.flags.aligned
     session = OnnxSession(tmp_path / "1" / "model.onnx", model.config, ["CPUExecutionProvider"])
-    assert BatchForm(model.spec, session).joined([given])["x"].flags.aligned
+    assert BatchAssembler(model.spec, session).join_inputs([given])["x"].flags.aligned
     assert (await infer(model, given))["y"].tolist() == [[-1, -2]]
 
 

@@ -2,7 +2,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.onnxruntime import options
-from serving.backends.onnxruntime.processor import lacks_vnni
+from serving.backends.onnxruntime.options import lacks_vnni
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_auto_is_what_the_processor_needs(monkeypatch: pytest.MonkeyPatch, overf
     monkeypatch.setattr(options, "overflows_int8", lambda: overflows)
     config = ModelConfig(name="m")
     config.parameters["session.x64quantprecision"].string_value = "auto"
-    assert options.session_options(config).get_session_config_entry("session.x64quantprecision") == value
+    assert options.build_session_options(config).get_session_config_entry("session.x64quantprecision") == value

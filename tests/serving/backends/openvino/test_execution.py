@@ -11,8 +11,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
+from serving.backends.openvino.model import TensorNames, read_signature
 from serving.backends.openvino.session import OpenVinoSession
-from serving.backends.openvino.signature import Names, signature_of
 from serving.call import infer_one
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -238,7 +238,7 @@ async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
     model = long()
-    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), signature_of(model, Names()))
+    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), read_signature(model, TensorNames()))
     run = session.open_run()
     run.stop()
     with pytest.raises(RuntimeError, match="cancel"):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from serving.backends.openvino.failures import failure_of, reading_failure_of
+from serving.backends.openvino.session import convert_error, convert_read_error
 from sluice.errors import ErrorCode
 
 PLACES = "Exception from src/inference/src/cpp/core.cpp:84:\nCheck 'false' failed at src/report.cpp:151:\n"
 
 
 def test_places_are_left_out() -> None:
-    failure = failure_of(RuntimeError(f"{PLACES}Caught exception: the shape\nis wrong\n\n"), "running inference")
+    failure = convert_error(RuntimeError(f"{PLACES}Caught exception: the shape\nis wrong\n\n"), "running inference")
     assert failure.code is ErrorCode.INTERNAL
     assert failure.message == "openvino error in running inference : the shape is wrong"
 
@@ -18,11 +18,11 @@ def test_places_are_left_out() -> None:
     "summary", ["No conversion rule found for operations: A, B\nTo facilitate …", "Conversion is failed for: A, B\n"]
 )
 def test_operations_that_cannot_be_converted_are_named(summary: str) -> None:
-    failure = reading_failure_of(RuntimeError(f"{PLACES}Model wasn't fully converted.\nSummary:\n-- {summary}"))
+    failure = convert_read_error(RuntimeError(f"{PLACES}Model wasn't fully converted.\nSummary:\n-- {summary}"))
     assert failure.code is ErrorCode.UNIMPLEMENTED
     assert failure.message == "OpenVINO cannot convert these operations of the model: A, B"
 
 
 def test_a_file_that_cannot_be_read() -> None:
-    failure = reading_failure_of(RuntimeError(f"{PLACES}Unable to read the model"))
+    failure = convert_read_error(RuntimeError(f"{PLACES}Unable to read the model"))
     assert failure.message == "openvino error in reading model : Unable to read the model"

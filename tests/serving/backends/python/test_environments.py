@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python.backend import PythonBackend
-from serving.backends.python.environments import Environments
+from serving.backends.python.environments import EnvironmentCache
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
@@ -96,7 +96,7 @@ async def test_an_archive_is_unpacked_once_for_all_and_removed(environment: Path
     pack(environment, tmp_path / "model" / "env.tar.gz")
     source = model_in(tmp_path / "model", "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "instance_group { count: 2 }" + TEXT)
     backend, before = PythonBackend(), unpacked()
-    backend._environments = Environments(idle_keep_s=0.5)
+    backend._environments = EnvironmentCache(idle_keep_s=0.5)
     await backend.complete(source, context())
     models = await asyncio.gather(backend.load(source, context()), backend.load(source, context()))
     folders = {await check(model) for model in models}

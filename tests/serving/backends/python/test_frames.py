@@ -10,10 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.backends.python import segments
-from serving.backends.python.frames import Batch, Cancel, Command, Segments, WireRequest, WireTensor
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python import shared_memory
+from serving.backends.python.frames import (
+    ExecuteBatch,
+    CancelRequests,
+    Command,
+    FrameReader,
+    NewSegments,
+    WireRequest,
+    WireTensor,
+    fd_ancillary,
+    encode_frame,
+)
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.tensors.tensor import Array
 
 decoder = msgspec.msgpack.Decoder(Command)
@@ -26,22 +35,22 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-def batch(size: int) -> Batch:
-    return Batch([WireRequest(3, [WireTensor("X", "UINT8", (size,), bytes(size))], "id", outputs=("Y",))])
+def batch(size: int) -> ExecuteBatch:
+    return ExecuteBatch([WireRequest(3, [WireTensor("X", "UINT8", (size,), bytes(size))], "id", outputs=("Y",))])
 
 
 def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     commands: list[Command] = [
         batch(0),
-        Cancel([1, 2]),
+        CancelRequests([1, 2]),
         batch(100),
         batch(3_000_000),
-        Cancel([]),
+        CancelRequests([]),
         batch(700_000),
         batch(1),
     ]
-    unsent = b"".join([encode(each) for each in commands])
+    unsent = b"".join([encode_frame(each) for each in commands])
     far.setblocking(False)
     reader, step = FrameReader(near), 1
     received: list[Command] = []
@@ -58,7 +67,7 @@ def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socke
 
 def test_the_end_of_the_stream_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
-    far.sendall(encode(Cancel([1]))[:3])
+    far.sendall(encode_frame(CancelRequests([1]))[:3])
     far.close()
     reader = FrameReader(near)
     assert reader.read()
@@ -70,7 +79,7 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
     near, far = ends
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
-    far.sendmsg([b"x"], ancillary([fd]))
+    far.sendmsg([b"x"], fd_ancillary([fd]))
     os.close(fd)
     reader = FrameReader(near)
     reader.read()
@@ -82,7 +91,7 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
 def exchange(pool: SegmentPool, mapped: MappedSegments) -> None:
     news, dropped = pool.news()
     for new, fds in news:
-        if isinstance(new, Segments):
+        if isinstance(new, NewSegments):
             mapped.add(new, deque(fds))
         else:
             mapped.add_lent(new, deque(fds))
@@ -157,7 +166,7 @@ def test_a_part_of_a_segment_is_copied() -> None:
 
 
 def test_many_free_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MAX_FREE_BYTES", 3 * 131_072)
+    monkeypatch.setattr(shared_memory, "MAX_FREE_BYTES", 3 * 131_072)
     pool, mapped = SegmentPool(), MappedSegments(lambda: None)
     stored = [pool.store(data(100_000, number)) for number in range(5)]
     exchange(pool, mapped)
@@ -177,7 +186,7 @@ def test_new_segments_go_in_groups_that_the_kernel_takes() -> None:
         pool.store(data(70_000, 1))
     news, _ = pool.news()
     assert [len(fds) for _, fds in news] == [64, 36]
-    assert isinstance(news[0][0], Segments)
+    assert isinstance(news[0][0], NewSegments)
     for _, fds in news:
         for fd in fds:
             os.close(fd)

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python import supervisor
-from serving.backends.python.backend import _load, workers_of
-from serving.backends.python.held import HOLD_LIMIT_S, HeldBatches
-from serving.backends.python.instance import instances_of
-from serving.backends.python.launch import Launch
+from serving.backends.python.backend import _load, create_instances, create_workers
+from serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
+from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.supervisor import SupervisedWorker
 from serving.batching.scheduled import ScheduledModel
 from serving.call import ResponseStream, infer_one
@@ -71,12 +70,12 @@ class TritonPythonModel:
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
     placements = placements_of(source.config, 0)
     finalize_limit_s = limits.get("finalize_limit_s", supervisor.FINALIZE_LIMIT_S)
-    held = HeldBatches(source.name, limits.get("hold_limit_s", HOLD_LIMIT_S))
+    held = WorkerBatchQueue(source.name, limits.get("hold_limit_s", MAX_WAIT_S))
     workers = [
-        SupervisedWorker(_load(source, each), Launch(), context(), held, finalize_limit_s) for each in placements
+        SupervisedWorker(_load(source, each), WorkerLaunch(), context(), held, finalize_limit_s) for each in placements
     ]
     await asyncio.gather(*(worker.start() for worker in workers))
-    model = ScheduledModel(source, instances_of(workers, placements, may_queue=True))
+    model = ScheduledModel(source, create_instances(workers, placements, may_queue=True))
     try:
         yield model, workers
     finally:
@@ -195,10 +194,10 @@ async def test_a_sequences_worker_keeps_what_is_its_own(tmp_path: Path) -> None:
     sequences = "sequence_batching { }\ninstance_group { count: 2 }"
     source = write_model(tmp_path / "fatal", FATAL, sequences + TEXT)
     placements = placements_of(source.config, 0)
-    first, second = workers_of(source, placements, [Launch(), Launch()], context())
+    first, second = create_workers(source, placements, [WorkerLaunch(), WorkerLaunch()], context())
     assert first._held is not second._held
-    shared = workers_of(
-        source_of(source.folder, 'backend: "python"' + TEXT), placements, [Launch(), Launch()], context()
+    shared = create_workers(
+        source_of(source.folder, 'backend: "python"' + TEXT), placements, [WorkerLaunch(), WorkerLaunch()], context()
     )
     assert shared[0]._held is shared[1]._held
 

@@ -179,7 +179,7 @@ async def test_instances_have_modules_of_their_own_unless_they_share(
     loaded.append(model := await load(tmp_path, text + X_TO_Y))
     began, gates = [Event(), Event()], [Event(), Event()]
     runs = iter(zip(began, gates, strict=True))
-    ran = torchscript.TorchScriptSession._results
+    ran = torchscript.TorchScriptSession._compute
 
     def hold(session: Any, values: dict[str, object]) -> Any:
         mine, gate = next(runs)
@@ -187,7 +187,7 @@ async def test_instances_have_modules_of_their_own_unless_they_share(
         assert gate.wait(PATIENCE_S)
         return ran(session, values)
 
-    monkeypatch.setattr(torchscript.TorchScriptSession, "_results", hold)
+    monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     one = request(x=np.ones(1, np.float32))
     waiting = {asyncio.create_task(infer(model, one)) for _ in gates}
     for event in began:
@@ -310,7 +310,7 @@ async def test_what_waits_behind_a_run_is_cancelled_and_closed(tmp_path: Path, m
     model = await load(tmp_path, X_TO_Y)
     began, release = Event(), Event()
     num_runs = 0
-    ran = torchscript.TorchScriptSession._results
+    ran = torchscript.TorchScriptSession._compute
 
     def hold(session: Any, values: dict[str, object]) -> Any:
         nonlocal num_runs
@@ -319,7 +319,7 @@ async def test_what_waits_behind_a_run_is_cancelled_and_closed(tmp_path: Path, m
         assert release.wait(PATIENCE_S)
         return ran(session, values)
 
-    monkeypatch.setattr(torchscript.TorchScriptSession, "_results", hold)
+    monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     responses: list[InferResponse] = []
     model.submit(request(x=np.ones(1, np.float32)), responses.append)
     assert await asyncio.to_thread(began.wait, PATIENCE_S)

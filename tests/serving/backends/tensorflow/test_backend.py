@@ -12,8 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.tensorflow.backend import TensorFlowBackend
-from serving.backends.tensorflow.protos import parse_saved_model
-from serving.backends.tensorflow.saved_model import read_saved_model
+from serving.backends.tensorflow.saved_model import parse_saved_model, read_saved_model
 from serving.call import infer_one
 from serving.model import Model
 from serving.spec import ModelSource

@@ -46,7 +46,7 @@ class Machine:
     fails_to_execute: bool = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In place of the libraries that there are or are not."""
+        """In place of the modules that there are or are not."""
         for name, module in (
             ("tensorrt", _tensorrt(self)),
             ("cuda", ModuleType("cuda")),

@@ -5,27 +5,87 @@ that nobody reads it any more. Each segment holds one tensor. What one worker ha
 one as it is: a tensor between two models is not copied there.
 """
 
+import ctypes
 import os
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
+from mmap import MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE
 from threading import RLock
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.frames import Dropped, Lent, Segments, Stored
-from serving.backends.python.framing import MAX_FDS
-from serving.backends.python.mapping import Mapping, mapping_of
+from serving.backends.python.frames import MAX_FDS, DroppedSegments, ForwardedSegment, NewSegments, SegmentRef
 
 MAX_FREE_BYTES = 64 * 1024 * 1024
 """Free segments beyond this are given back; pages that were written once are what makes the next copy fast."""
-LENDABLE_BYTES = 4 * 1024 * 1024
+FORWARDABLE_BYTES = 4 * 1024 * 1024
 """Segments from this size on keep their file in the gateway, so that they can be lent."""
 _SMALLEST = 128 * 1024
-
-News = tuple[Segments | Lent, list[int]]
+_SIZE = 8
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+SegmentNotice = tuple[NewSegments | ForwardedSegment, list[int]]
 """A frame, and the files that go with it."""
+
+
+class MemoryMapping:
+    """The first `size` bytes of a file, for reading and writing, until nobody refers to it or to an array of it."""
+
+    def __init__(self, fd: int, size: int, is_private: bool = False, keeps_file: bool = False) -> None:
+        """What is written to a private one nobody else sees. Raises OSError where there is no room.
+
+        The caller may close its file afterwards; `keeps_file` keeps another one, for `find_mapping`'s caller to pass on.
+        """
+        self.size = size
+        self.fd = -1
+        self._address = None
+        address = _libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_PRIVATE if is_private else MAP_SHARED, fd, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = address
+        if keeps_file:
+            with suppress(OSError):  # too many are open: then it cannot be passed on, and is copied
+                self.fd = os.dup(fd)
+
+    def array(self, size: int) -> NDArray[Any]:
+        """The first bytes as a new array, which keeps the mapping."""
+        return np.asarray(_Bytes(self, self._address, size))
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            _libc.munmap(self._address, self.size)
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class _Bytes:
+    """Memory as numpy asks for it; it lives as long as the array that is made of it."""
+
+    __slots__ = ("__array_interface__", "address", "mapping")
+
+    def __init__(self, mapping: MemoryMapping, address: int | None, size: int) -> None:
+        self.mapping = mapping
+        self.address = address
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)}
+
+
+def find_mapping(array: NDArray[Any]) -> MemoryMapping | None:
+    """The mapping that begins with the array's bytes, and whose file is kept; None where there is none."""
+    owner: object = array
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, _Bytes) or owner.mapping.fd < 0:
+        return None
+    starts = array.ctypes.data == owner.address
+    return owner.mapping if starts and array.flags.c_contiguous else None
 
 
 class SegmentPool:
@@ -33,34 +93,34 @@ class SegmentPool:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._maps: dict[int, Mapping] = {}
+        self._maps: dict[int, MemoryMapping] = {}
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._free_bytes = 0
         self._next = 0
         self._new: list[tuple[int, int, int]] = []
         self._lent: dict[int, NDArray[Any]] = {}
-        self._newly_lent: list[News] = []
+        self._newly_lent: list[SegmentNotice] = []
         self._dropped: list[int] = []
 
-    def store(self, data: NDArray[Any]) -> Stored:
+    def store(self, data: NDArray[Any]) -> SegmentRef:
         """Bytes `[size] uint8` in a segment: lent where they lie in one, else copied. `news` is to be sent before."""
         size = data.nbytes
-        mapping = mapping_of(data)
+        mapping = find_mapping(data)
         if mapping is not None:
             return self._lend(data, mapping)
         with self._lock:
             number = self._take(max(_SMALLEST, 1 << (size - 1).bit_length()))
             segment = self._maps[number]
         segment.array(size)[:] = data
-        return Stored(number, size)
+        return SegmentRef(number, size)
 
-    def _lend(self, data: NDArray[Any], mapping: Mapping) -> Stored:
+    def _lend(self, data: NDArray[Any], mapping: MemoryMapping) -> SegmentRef:
         with self._lock:
             number = self._next
             self._next += 1
-            self._newly_lent.append((Lent(number, data.nbytes), [os.dup(mapping.fd)]))
+            self._newly_lent.append((ForwardedSegment(number, data.nbytes), [os.dup(mapping.fd)]))
             self._lent[number] = data  # its owner does not use the segment again until this is gone
-        return Stored(number, data.nbytes)
+        return SegmentRef(number, data.nbytes)
 
     def has_free(self, size: int) -> bool:
         """Whether bytes of this size would find a segment that is there already."""
@@ -74,7 +134,7 @@ class SegmentPool:
         fd = os.memfd_create("sluice-tensor")
         try:
             os.ftruncate(fd, capacity)
-            mapping = Mapping(fd, capacity)
+            mapping = MemoryMapping(fd, capacity)
         except OSError:
             os.close(fd)
             raise
@@ -98,7 +158,7 @@ class SegmentPool:
                     self._free[capacity].append(number)
                     self._free_bytes += capacity
 
-    def news(self) -> tuple[list[News], Dropped | None]:
+    def news(self) -> tuple[list[SegmentNotice], DroppedSegments | None]:
         """What the other side must hear first: new segments with their files, which the caller closes; lost ones."""
         if not self._new and not self._newly_lent and not self._dropped:
             return [], None
@@ -107,11 +167,14 @@ class SegmentPool:
             lent, self._newly_lent = self._newly_lent, []
             dropped, self._dropped = self._dropped, []
         groups = [new[start : start + MAX_FDS] for start in range(0, len(new), MAX_FDS)]
-        segments: list[News] = [
-            (Segments([number for number, _, _ in group], [size for _, size, _ in group]), [fd for _, _, fd in group])
+        segments: list[SegmentNotice] = [
+            (
+                NewSegments([number for number, _, _ in group], [size for _, size, _ in group]),
+                [fd for _, _, fd in group],
+            )
             for group in groups
         ]
-        return segments + lent, Dropped(dropped) if dropped else None
+        return segments + lent, DroppedSegments(dropped) if dropped else None
 
     def close(self) -> None:
         """Unmap everything."""
@@ -135,29 +198,29 @@ class MappedSegments:
 
     def __init__(self, on_freed: Callable[[], None], can_lend: bool = False) -> None:
         self._can_lend = can_lend
-        self._maps: dict[int, Mapping] = {}
+        self._maps: dict[int, MemoryMapping] = {}
         self._readers: dict[int, weakref.ref[NDArray[Any]]] = {}
         self._on_freed = on_freed
         self._borrowed: set[int] = set()
         self.freed: deque[int] = deque()
 
-    def add(self, segments: Segments, fds: deque[int]) -> None:
+    def add(self, segments: NewSegments, fds: deque[int]) -> None:
         """Map new ones; takes their files out of `fds` and closes them."""
         for number, size in zip(segments.numbers, segments.sizes, strict=True):
-            self._map(number, size, fds.popleft(), keeps_file=self._can_lend and size >= LENDABLE_BYTES)
+            self._map(number, size, fds.popleft(), keeps_file=self._can_lend and size >= FORWARDABLE_BYTES)
 
-    def add_lent(self, lent: Lent, fds: deque[int]) -> None:
+    def add_lent(self, lent: ForwardedSegment, fds: deque[int]) -> None:
         """Map one that is another worker's, until its tensor is gone."""
         self._map(lent.number, lent.size, fds.popleft(), is_private=True)
         self._borrowed.add(lent.number)
 
     def _map(self, number: int, size: int, fd: int, is_private: bool = False, keeps_file: bool = False) -> None:
         try:
-            self._maps[number] = Mapping(fd, size, is_private, keeps_file)
+            self._maps[number] = MemoryMapping(fd, size, is_private, keeps_file)
         finally:
             os.close(fd)
 
-    def read(self, stored: Stored) -> memoryview:
+    def read(self, stored: SegmentRef) -> memoryview:
         """The bytes, shared and not copied; the segment is freed when the last view of them is gone."""
         array = self._maps[stored.segment].array(stored.size)
         if stored.segment in self._borrowed:
@@ -173,7 +236,7 @@ class MappedSegments:
         readers[number] = weakref.ref(array, free)
         return array.data
 
-    def drop(self, dropped: Dropped) -> None:
+    def drop(self, dropped: DroppedSegments) -> None:
         """Forget segments that will not come again."""
         for number in dropped.numbers:
             self._readers.pop(number, None)
@@ -190,3 +253,26 @@ class MappedSegments:
         while self.freed:
             numbers.append(self.freed.popleft())
         return numbers
+
+
+class BatchProgress:
+    """How many batches the model was given. Written by the worker, read by the gateway."""
+
+    def __init__(self, fd: int) -> None:
+        """In the file that the other side has too; the caller may close it afterwards."""
+        self._count = MemoryMapping(fd, _SIZE).array(_SIZE).view(np.uint64)
+
+    @property
+    def num_begun(self) -> int:
+        return int(self._count[0])
+
+    def begin(self) -> None:
+        """One more is about to be given to the model."""
+        self._count[0] += 1
+
+
+def create_progress_file() -> int:
+    """A file for a worker that has begun nothing; the caller closes it."""
+    fd = os.memfd_create("sluice-progress")
+    os.ftruncate(fd, _SIZE)
+    return fd

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from serving.job import Job
 from sluice.errors import ErrorCode, SluiceError
 
-HOLD_LIMIT_S = 30.0
+MAX_WAIT_S = 30.0
 """How long a batch waits for a worker that is being restarted."""
 
 
@@ -26,10 +26,10 @@ class WorkerBatch:
         self.done()
 
 
-class HeldBatches:
+class WorkerBatchQueue:
     """Of one worker, or of all of a model: then whichever is up first takes them. Event loop's thread only."""
 
-    def __init__(self, name: str, limit_s: float = HOLD_LIMIT_S) -> None:
+    def __init__(self, name: str, limit_s: float = MAX_WAIT_S) -> None:
         """`name` is the worker's or the model's."""
         self._name = name
         self._limit_s = limit_s
