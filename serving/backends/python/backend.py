@@ -1,4 +1,4 @@
-"""The backend `python`: models written as Triton's `model.py`, which run unmodified."""
+"""The backend `python`: loads models written as Triton's `model.py`, which run unmodified in worker processes."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,13 @@ from sluice.gpus import num_gpus
 
 
 class PythonInstance(Instance):
-    """A place for one batch with a worker: it runs that batch, or has it wait in its process for the one before.
+    """Place for one batch at a worker: the batch runs, or waits in the worker's process for the one before it.
 
-    A worker of fast models has several places in use, so that it finds the next batch when it has finished one:
-    handing over takes longer than running then.
+    A worker of fast models has several places in use, because handing over a batch takes longer than running it.
     """
 
     def __init__(self, worker: SupervisedWorker, placement: Placement, workers: Sequence[SupervisedWorker]) -> None:
-        """`workers` are all of the model, among which the requests are spread."""
+        """`workers` are all workers of the model, over which requests are spread."""
         self.name = worker.name
         self.placement = placement
         self._worker = worker
@@ -47,7 +46,7 @@ class PythonInstance(Instance):
         self._is_busy = False
 
     @property
-    def num_starts(self) -> int:  # type: ignore[override]  # the worker counts, for all of its places
+    def num_starts(self) -> int:  # type: ignore[override]  # counted by the worker, for all of its places
         return self._worker.num_starts
 
     @property
@@ -75,19 +74,22 @@ class PythonInstance(Instance):
 
 
 def create_instances(
-    workers: Sequence[SupervisedWorker], placements: Sequence[Placement], may_queue: bool
+    workers: Sequence[SupervisedWorker], placements: Sequence[Placement], can_queue_ahead: bool
 ) -> list[PythonInstance]:
-    """The places of `workers`, their first ones first. Without `may_queue` each has only that."""
-    num_places = 1 + MAX_LOOKAHEAD if may_queue else 1
+    """Return the places of `workers`, the first place of each worker first.
+
+    Without `can_queue_ahead` each has only one.
+    """
+    num_places = 1 + MAX_LOOKAHEAD if can_queue_ahead else 1
     placed = list(zip(workers, placements, strict=True))
     return [PythonInstance(worker, placement, workers) for _ in range(num_places) for worker, placement in placed]
 
 
 class PythonModel(ScheduledModel):
-    """Its workers run in an environment that must stay for as long as they do."""
+    """A loaded Python model. It keeps the environment of its workers in place for as long as they run."""
 
     _counts_responses = False
-    """Triton's Python backend keeps no statistics of single responses, and its clients expect none."""
+    """Whether single responses are counted: Triton's Python backend does not, and its clients expect no such counts."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class PythonModel(ScheduledModel):
 
 
 class PythonBackend(Backend):
-    """Each instance is a worker process; so is, for a moment, the completion of a configuration."""
+    """Loads Python models. Each instance is a worker process; completing a configuration starts one for a moment."""
 
     name = "python"
     model_files: tuple[ModelFile, ...] = (ModelFile("model.py"),)
@@ -119,13 +121,13 @@ class PythonBackend(Backend):
         self._options: PythonOptions | None = None
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        options = self._options_of(context)
-        environment = await self._environment_of(source, options)
+        options = self._parse_options(context)
+        environment = await self._lease_environment(source, options)
         launch = WorkerLaunch(environment.interpreter, start_timeout_s=options.start_timeout_s)
-        process = WorkerProcess(source.name, launch, lambda message: _refuse(message, process))
+        process = WorkerProcess(source.name, launch, lambda message: _refuse_services(message, process))
         command = CompleteConfig(str(source.model_file), config_json(source.config).decode(), source.name)
         try:
-            completed = await process.ask(command)
+            completed = await process.run(command)
         finally:
             process.kill()
             await process.close(timeout_s=0)
@@ -136,30 +138,30 @@ class PythonBackend(Backend):
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         check_parameters(source.config)
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
-        options = self._options_of(context)
-        environment = await self._environment_of(source, options)
+        options = self._parse_options(context)
+        environment = await self._lease_environment(source, options)
         placements = placements_of(source.config, num_gpus())
         launches = [
-            WorkerLaunch(environment.interpreter, _cores_of(each, context), options.start_timeout_s)
+            WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
             for each in placements
         ]
         workers = create_workers(source, placements, launches, context)
         try:
-            await _start(workers)
+            await _start_all(workers)
         except BaseException:
             environment.release()
             raise
-        instances = create_instances(workers, placements, _may_queue(source.config))
+        instances = create_instances(workers, placements, _can_queue_ahead(source.config))
         return PythonModel(source, instances, labels, context, environment)
 
-    def _options_of(self, context: BackendContext) -> PythonOptions:
-        """The server's, which are the same for all models."""
+    def _parse_options(self, context: BackendContext) -> PythonOptions:
+        """Return the server's options, which are the same for all models."""
         if self._options is None:
             self._options = parse_options(context.backend_options.get(self.name, {}))
         return self._options
 
-    async def _environment_of(self, source: ModelSource, options: PythonOptions) -> InterpreterLease:
-        """The model's own, else the server's runtime for models, else the one that the server runs in."""
+    async def _lease_environment(self, source: ModelSource, options: PythonOptions) -> InterpreterLease:
+        """Lease the model's own environment, else the configured runtime, else the server's own interpreter."""
         path = environment_path(source.config, source.folder) or options.runtime
         if path is None:
             return InterpreterLease(SERVER_INTERPRETER)
@@ -168,7 +170,7 @@ class PythonBackend(Backend):
         return await self._environments.lease(path)
 
 
-def _refuse(message: WorkerMessage, process: WorkerProcess) -> None:
+def _refuse_services(message: WorkerMessage, process: WorkerProcess) -> None:
     if not isinstance(message, Report):
         refuse_request(
             message, process.connection, "a model cannot ask the server while its configuration is completed"
@@ -178,23 +180,30 @@ def _refuse(message: WorkerMessage, process: WorkerProcess) -> None:
 def create_workers(
     source: ModelSource, placements: Sequence[Placement], launches: Sequence[WorkerLaunch], context: BackendContext
 ) -> list[SupervisedWorker]:
-    """Not started. What a lost one had not begun, any other may do, unless sequences have their state in it."""
+    """Create the workers without starting them.
+
+    They share a queue, so that batches a lost worker had not begun go to any other. With sequences each worker has its
+    own, because the states are in its process.
+    """
     shared = None if source.config.HasField("sequence_batching") else WorkerBatchQueue(source.name)
     return [
         SupervisedWorker(
-            _load(source, place), launch, context, WorkerBatchQueue(place.name) if shared is None else shared
+            _initialize_command(source, place),
+            launch,
+            context,
+            WorkerBatchQueue(place.name) if shared is None else shared,
         )
         for place, launch in zip(placements, launches, strict=True)
     ]
 
 
-def _cores_of(placement: Placement, context: BackendContext) -> frozenset[int]:
+def _find_cores(placement: Placement, context: BackendContext) -> frozenset[int]:
     policy = policy_of(placement, context.host_policies)
     return policy.cores if policy is not None else frozenset()
 
 
-async def _start(workers: list[SupervisedWorker]) -> None:
-    """All of them, at the same time, or none: then the first error is raised."""
+async def _start_all(workers: list[SupervisedWorker]) -> None:
+    """Start all workers at the same time. If one fails, all are closed and the first error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
@@ -204,13 +213,13 @@ async def _start(workers: list[SupervisedWorker]) -> None:
         raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
 
 
-def _may_queue(config: ModelConfig) -> bool:
-    """Whether batches may be given to a worker ahead: not where a batch could grow, or be another one's, meanwhile."""
+def _can_queue_ahead(config: ModelConfig) -> bool:
+    """Return whether a worker may get batches ahead: not where a batch could grow, or go elsewhere, in the meantime."""
     return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
 
 
-def _load(source: ModelSource, placement: Placement) -> Initialize:
-    """What an instance is started with."""
+def _initialize_command(source: ModelSource, placement: Placement) -> Initialize:
+    """Return the command that starts an instance."""
     return Initialize(
         str(source.model_file),
         {

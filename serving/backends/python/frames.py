@@ -1,7 +1,7 @@
-"""What gateway and worker say to each other, as msgpack (`framing.py` puts it on the socket).
+"""Messages between the server and a worker, and their encoding as frames on a stream socket.
 
-Small tensors lie in the frames, large ones in shared memory (`segments.py`). Both sides import this module, so it
-imports next to nothing.
+A frame is a message as msgpack behind its length; file descriptors may come with it. Small tensors are in the frames,
+large ones in shared memory (`shared_memory.py`). Both sides import this module, so it imports next to nothing.
 """
 
 import os
@@ -14,9 +14,9 @@ from struct import Struct
 import msgspec
 
 INLINE_BYTES = 64 * 1024
-"""Tensors up to this size travel in the frame; copying those costs less than keeping count of a segment."""
+"""Largest tensor that travels in the frame: copying it costs less than managing a segment."""
 MAX_FDS = 64
-"""Of one frame; the kernel takes up to 253."""
+"""Most file descriptors of one frame; the kernel takes up to 253."""
 _LENGTH = Struct("<I")
 _FDS_SPACE = socket.CMSG_SPACE(MAX_FDS * array("i").itemsize)
 _READ_BYTES = 256 * 1024
@@ -25,14 +25,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A tensor's bytes at the start of a shared segment, numbered by the side that sends it."""
+    """Bytes of a tensor at the start of a shared segment. The side that sends them numbers the segment."""
 
     segment: int
     size: int
 
 
 class WireTensor(msgspec.Struct, array_like=True, gc=False):
-    """`raw` is the protocol's wire form, or where it lies."""
+    """A tensor. `raw` is the protocol's wire form, or refers to it in shared memory."""
 
     name: str
     datatype: str
@@ -41,7 +41,7 @@ class WireTensor(msgspec.Struct, array_like=True, gc=False):
 
 
 class WireRequest(msgspec.Struct, array_like=True, gc=False):
-    """`outputs` empty asks for all."""
+    """A request. Empty `outputs` ask for all."""
 
     number: int
     inputs: list[WireTensor]
@@ -54,9 +54,9 @@ class WireRequest(msgspec.Struct, array_like=True, gc=False):
 
 
 class WireResponse(msgspec.Struct, array_like=True, gc=False):
-    """One response. `error` is a number of Triton's error codes and a message.
+    """A response. `error` is a number of Triton's error codes and a message.
 
-    One `is_rescheduled` is none: the model has not finished with the request, and wants it again.
+    With `is_rescheduled` there is no response: the model has not finished with the request, and wants it again.
     """
 
     number: int
@@ -68,35 +68,38 @@ class WireResponse(msgspec.Struct, array_like=True, gc=False):
 
 
 class Execution(msgspec.Struct, array_like=True, gc=False):
-    """`execute` has returned for the oldest batch that it had not. Times are perf_counter_ns, one clock for all."""
+    """End of an `execute`, for the oldest batch that has not been reported.
 
-    taken_ns: int
+    Times are perf_counter_ns, which all processes share.
+    """
+
+    received_ns: int
     started_ns: int
     ended_ns: int
 
 
 class NewSegments(msgspec.Struct, array_like=True, tag="new_segments"):
-    """New segments of the sender; their file descriptors come with this frame, in order."""
+    """Announces new segments of the sender. Their file descriptors come with this frame, in order."""
 
     numbers: list[int]
     sizes: list[int]
 
 
 class ForwardedSegment(msgspec.Struct, array_like=True, tag="forwarded_segment"):
-    """A segment of another worker, whose file comes with this frame, for one tensor: to be mapped privately."""
+    """Announces a segment of another worker, for one tensor, to be mapped privately. Its file comes with this frame."""
 
     number: int
     size: int
 
 
 class DroppedSegments(msgspec.Struct, array_like=True, tag="dropped_segments"):
-    """Segments that the sender will not use again."""
+    """Announces that the sender will not use these segments again."""
 
     numbers: list[int]
 
 
 class FreedSegments(msgspec.Struct, array_like=True, tag="freed_segments"):
-    """Segments of the other side that nobody here reads any more."""
+    """Returns segments that the receiver of their tensors no longer reads."""
 
     numbers: list[int]
 
@@ -109,7 +112,7 @@ class Initialize(msgspec.Struct, array_like=True, tag="initialize"):
 
 
 class CompleteConfig(msgspec.Struct, array_like=True, tag="complete_config"):
-    """Import `model_file` and let it complete this configuration."""
+    """Import `model_file` and let the model complete this configuration."""
 
     model_file: str
     config_json: str
@@ -125,13 +128,13 @@ class CancelRequests(msgspec.Struct, array_like=True, tag="cancel_requests"):
 
 
 class CallResponse(msgspec.Struct, array_like=True, tag="call_response"):
-    """A response to the call of that number."""
+    """Response to a `CallModel` of the same number."""
 
-    reply: "WireResponse"
+    response: WireResponse
 
 
 class ServerResponse(msgspec.Struct, array_like=True, tag="server_response"):
-    """The answer to the question of that number: a value, or a number of Triton's error codes and a message."""
+    """Response to a `CallServer` of the same number: a value, or a number of Triton's error codes and a message."""
 
     number: int
     value: float | bool | None = None
@@ -139,11 +142,11 @@ class ServerResponse(msgspec.Struct, array_like=True, tag="server_response"):
 
 
 class Finalize(msgspec.Struct, array_like=True, tag="finalize"):
-    """Finalize the model and end."""
+    """Finalize the model and end the process."""
 
 
 class WorkerStarted(msgspec.Struct, array_like=True, tag="worker_started"):
-    """The process is there; what takes longer is the model."""
+    """The process runs, and now loads the model."""
 
 
 class Initialized(msgspec.Struct, array_like=True, tag="initialized"):
@@ -161,22 +164,22 @@ class CommandFailed(msgspec.Struct, array_like=True, tag="command_failed"):
 
 
 class LogLine(msgspec.Struct, array_like=True, tag="log_line"):
-    """A line of the model's logger; `level` as in `logging`."""
+    """Line of the model's logger; `level` is that of `logging`."""
 
     level: int
-    place: str
+    location: str
     message: str
 
 
 class Report(msgspec.Struct, array_like=True, tag="report"):
-    """Replies, in order, and then executions."""
+    """Responses, in order, followed by ended executions."""
 
-    replies: list[WireResponse]
+    responses: list[WireResponse]
     executions: list[Execution]
 
 
 class CallModel(msgspec.Struct, array_like=True, tag="call_model"):
-    """The model asks another one; `request.number` is the call's. Without `is_decoupled` it takes one response only."""
+    """Calls another model. `request.number` is the call's. Without `is_decoupled` it takes one response only."""
 
     model_name: str
     version: int
@@ -185,13 +188,16 @@ class CallModel(msgspec.Struct, array_like=True, tag="call_model"):
 
 
 class CancelCall(msgspec.Struct, array_like=True, tag="cancel_call"):
-    """The model wants no more of it. A call under way then gets its final response at once."""
+    """Cancels a call. One that has not ended gets its final response at once."""
 
     number: int
 
 
 class LoadModel(msgspec.Struct, array_like=True, tag="load_model"):
-    """`config_json` "" and no `files`: as the repository has it. `files` by path inside the model's folder."""
+    """Loads a model, without `config_json` and `files` as the repository has it.
+
+    `files` are by path in the model's folder.
+    """
 
     name: str
     config_json: str
@@ -204,14 +210,14 @@ class UnloadModel(msgspec.Struct, array_like=True, tag="unload_model"):
 
 
 class CheckModelReady(msgspec.Struct, array_like=True, tag="check_model_ready"):
-    """Whether the model serves; version -1 is any."""
+    """Asks whether a model serves; version -1 stands for any."""
 
     name: str
     version: int
 
 
 class CreateMetricFamily(msgspec.Struct, array_like=True, tag="create_metric_family"):
-    """A family of metrics, from now on `family`."""
+    """Creates a metric family with the number `family`."""
 
     family: int
     name: str
@@ -220,7 +226,7 @@ class CreateMetricFamily(msgspec.Struct, array_like=True, tag="create_metric_fam
 
 
 class CreateMetric(msgspec.Struct, array_like=True, tag="create_metric"):
-    """A metric of the family, from now on `metric`."""
+    """Creates a metric of a family with the number `metric`."""
 
     metric: int
     family: int
@@ -229,7 +235,7 @@ class CreateMetric(msgspec.Struct, array_like=True, tag="create_metric"):
 
 
 class UseMetric(msgspec.Struct, array_like=True, tag="use_metric"):
-    """`operation` is increment, set, observe or value, which takes no `value`."""
+    """Applies `operation` to a metric: increment, set, observe, or value, which returns the value."""
 
     metric: int
     operation: str
@@ -240,20 +246,20 @@ ServerRequest = LoadModel | UnloadModel | CheckModelReady | CreateMetricFamily |
 
 
 class CallServer(msgspec.Struct, array_like=True, tag="call_server"):
-    """What the model asks of the server; it waits for the answer of that number."""
+    """Calls the server. The model waits for the response of that number."""
 
     number: int
-    question: ServerRequest
+    request: ServerRequest
 
 
 class ReleaseMetrics(msgspec.Struct, array_like=True, tag="release_metrics"):
-    """Families and metrics that the model holds no more."""
+    """Releases metric families and metrics that the model no longer refers to."""
 
     numbers: list[int]
 
 
 ServiceRequest = CallModel | CancelCall | CallServer | ReleaseMetrics
-"""From the worker's model, which the server answers."""
+"""Messages with which a worker's model uses the server's services."""
 Command = (
     Initialize
     | CompleteConfig
@@ -267,7 +273,7 @@ Command = (
     | DroppedSegments
     | FreedSegments
 )
-"""From the gateway."""
+"""Messages from the server."""
 Message = (
     WorkerStarted
     | Initialized
@@ -283,22 +289,22 @@ Message = (
     | DroppedSegments
     | FreedSegments
 )
-"""From the worker."""
+"""Messages from a worker."""
 
 
 def encode_frame(frame: Command | Message) -> bytes:
-    """The bytes that stand for it on the socket."""
+    """Encode a message as a frame."""
     body = _encoder.encode(frame)
     return _LENGTH.pack(len(body)) + body
 
 
 def fd_ancillary(fds: list[int]) -> list[tuple[int, int, "array[int]"]]:
-    """How `sendmsg` takes file descriptors."""
+    """Return file descriptors as ancillary data for `sendmsg`."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
 
 
 class FrameReader:
-    """Frames out of a stream socket, and the file descriptors that come with them."""
+    """Reads frames, and the file descriptors that come with them, from a stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -306,10 +312,10 @@ class FrameReader:
         self._start = 0
         self._end = 0
         self.fds: deque[int] = deque()
-        """Received and not taken yet, in order; the taker closes them."""
+        """Descriptors that were received and not taken yet, in order. Whoever takes one closes it."""
 
     def read(self, flags: int = 0) -> bool:
-        """Read once. False at the end of it. Raises BlockingIOError where nothing is there and it may not wait."""
+        """Read once. Return False at the end of the stream. Raises BlockingIOError where it would wait and must not."""
         self._make_room()
         with memoryview(self._buffer) as view, view[self._end :] as room:
             size, received, _, _ = self._socket.recvmsg_into([room], _FDS_SPACE, flags | socket.MSG_CMSG_CLOEXEC)
@@ -320,7 +326,7 @@ class FrameReader:
         return size > 0
 
     def frames(self) -> Iterator[memoryview]:
-        """The whole frames read so far. Each is valid until the next is asked for."""
+        """Yield the complete frames that have been read. Each is valid until the next one is requested."""
         while self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, self._start)
             start, end = self._start + _LENGTH.size, self._start + _LENGTH.size + length
@@ -342,14 +348,16 @@ class FrameReader:
         self._start, self._end = 0, len(unread)
 
     def _missing(self) -> int:
-        """Bytes that the frame begun still lacks."""
+        """Return the number of bytes that the incomplete frame lacks."""
         if self._end - self._start < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
         return int(length) + _LENGTH.size - (self._end - self._start)
 
     def close(self) -> None:
-        """Give up what came and nobody took, and the buffer: who refers to this may be garbage for long."""
+        """Close descriptors that nobody took, and free the buffer, because this object may stay uncollected for
+        long.
+        """
         while self.fds:
             os.close(self.fds.popleft())
         self._buffer = bytearray()

@@ -1,8 +1,8 @@
-"""Shared memory for large tensors: anonymous files that both sides map, so that none outlives both of them.
+"""Memory that the server and a worker share: segments for large tensors, and a worker's progress.
 
-The side that sends owns its segments: it copies a tensor into a free one, and takes it back when the other side says
-that nobody reads it any more. Each segment holds one tensor. What one worker has sent, the gateway lends to the next
-one as it is: a tensor between two models is not copied there.
+Segments are anonymous files that both sides map, so that none outlives both. The side that sends owns its segments. It
+copies a tensor into a free one, and gets it back when the other side no longer reads it. Each segment holds one tensor.
+The server forwards a segment that one worker has sent to the next worker without a copy.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from serving.backends.python.frames import MAX_FDS, DroppedSegments, ForwardedSegment, NewSegments, SegmentRef
 
 MAX_FREE_BYTES = 64 * 1024 * 1024
-"""Free segments beyond this are given back; pages that were written once are what makes the next copy fast."""
+"""Most bytes of free segments that are kept. A segment whose pages were written before is faster to write."""
 FORWARDABLE_BYTES = 4 * 1024 * 1024
-"""Segments from this size on keep their file in the gateway, so that they can be lent."""
-_SMALLEST = 128 * 1024
-_SIZE = 8
+"""Smallest segment whose file the server keeps, so that it can be forwarded."""
+_MIN_SEGMENT_BYTES = 128 * 1024
+_PROGRESS_BYTES = 8
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -36,12 +36,16 @@ SegmentNotice = tuple[NewSegments | ForwardedSegment, list[int]]
 
 
 class MemoryMapping:
-    """The first `size` bytes of a file, for reading and writing, until nobody refers to it or to an array of it."""
+    """The first `size` bytes of a file, readable and writable. Unmapped when nothing refers to it or to its arrays.
+
+    Python's own `mmap` would keep a file descriptor for each mapping.
+    """
 
     def __init__(self, fd: int, size: int, is_private: bool = False, keeps_file: bool = False) -> None:
-        """What is written to a private one nobody else sees. Raises OSError where there is no room.
+        """Writes to a private mapping are visible to nobody else. Raises OSError where there is no room.
 
-        The caller may close its file afterwards; `keeps_file` keeps another one, for `find_mapping`'s caller to pass on.
+        The caller may close its file afterwards; `keeps_file` keeps a duplicate in `fd`, so that the file can be
+        forwarded.
         """
         self.size = size
         self.fd = -1
@@ -52,12 +56,12 @@ class MemoryMapping:
             raise OSError(number, os.strerror(number))
         self._address = address
         if keeps_file:
-            with suppress(OSError):  # too many are open: then it cannot be passed on, and is copied
+            with suppress(OSError):  # too many open files: the segment will be copied instead of forwarded
                 self.fd = os.dup(fd)
 
     def array(self, size: int) -> NDArray[Any]:
-        """The first bytes as a new array, which keeps the mapping."""
-        return np.asarray(_Bytes(self, self._address, size))
+        """Return the first `size` bytes as a new array, which keeps the mapping."""
+        return np.asarray(_MappedBytes(self, self._address, size))
 
     def __del__(self) -> None:
         if self._address is not None:
@@ -66,8 +70,8 @@ class MemoryMapping:
             os.close(self.fd)
 
 
-class _Bytes:
-    """Memory as numpy asks for it; it lives as long as the array that is made of it."""
+class _MappedBytes:
+    """Memory in the form that numpy takes. The arrays made of it keep it, and it keeps the mapping."""
 
     __slots__ = ("__array_interface__", "address", "mapping")
 
@@ -78,18 +82,18 @@ class _Bytes:
 
 
 def find_mapping(array: NDArray[Any]) -> MemoryMapping | None:
-    """The mapping that begins with the array's bytes, and whose file is kept; None where there is none."""
+    """Return the mapping that begins with the array's bytes and keeps its file; None where there is none."""
     owner: object = array
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if not isinstance(owner, _Bytes) or owner.mapping.fd < 0:
+    if not isinstance(owner, _MappedBytes) or owner.mapping.fd < 0:
         return None
     starts = array.ctypes.data == owner.address
     return owner.mapping if starts and array.flags.c_contiguous else None
 
 
 class SegmentPool:
-    """The sending side's segments. Any thread."""
+    """Segments of the sending side. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -98,35 +102,38 @@ class SegmentPool:
         self._free_bytes = 0
         self._next = 0
         self._new: list[tuple[int, int, int]] = []
-        self._lent: dict[int, NDArray[Any]] = {}
-        self._newly_lent: list[SegmentNotice] = []
+        self._forwarded: dict[int, NDArray[Any]] = {}
+        self._newly_forwarded: list[SegmentNotice] = []
         self._dropped: list[int] = []
 
     def store(self, data: NDArray[Any]) -> SegmentRef:
-        """Bytes `[size] uint8` in a segment: lent where they lie in one, else copied. `news` is to be sent before."""
+        """Store bytes `[size] uint8`: forward the segment they are in, else copy them.
+
+        `take_notices` must be sent before the reference.
+        """
         size = data.nbytes
         mapping = find_mapping(data)
         if mapping is not None:
-            return self._lend(data, mapping)
+            return self._forward(data, mapping)
         with self._lock:
-            number = self._take(max(_SMALLEST, 1 << (size - 1).bit_length()))
+            number = self._take_segment(max(_MIN_SEGMENT_BYTES, 1 << (size - 1).bit_length()))
             segment = self._maps[number]
         segment.array(size)[:] = data
         return SegmentRef(number, size)
 
-    def _lend(self, data: NDArray[Any], mapping: MemoryMapping) -> SegmentRef:
+    def _forward(self, data: NDArray[Any], mapping: MemoryMapping) -> SegmentRef:
         with self._lock:
             number = self._next
             self._next += 1
-            self._newly_lent.append((ForwardedSegment(number, data.nbytes), [os.dup(mapping.fd)]))
-            self._lent[number] = data  # its owner does not use the segment again until this is gone
+            self._newly_forwarded.append((ForwardedSegment(number, data.nbytes), [os.dup(mapping.fd)]))
+            self._forwarded[number] = data  # keeps the segment from being freed to its owner
         return SegmentRef(number, data.nbytes)
 
     def has_free(self, size: int) -> bool:
-        """Whether bytes of this size would find a segment that is there already."""
-        return bool(self._free[max(_SMALLEST, 1 << (size - 1).bit_length())])
+        """Return whether there is a free segment for bytes of this size."""
+        return bool(self._free[max(_MIN_SEGMENT_BYTES, 1 << (size - 1).bit_length())])
 
-    def _take(self, capacity: int) -> int:
+    def _take_segment(self, capacity: int) -> int:
         free = self._free[capacity]
         if free:
             self._free_bytes -= capacity
@@ -145,10 +152,10 @@ class SegmentPool:
         return number
 
     def free(self, numbers: list[int]) -> None:
-        """The other side has finished with these."""
+        """Take back segments that the other side no longer reads."""
         with self._lock:
             for number in numbers:
-                if self._lent.pop(number, None) is not None:
+                if self._forwarded.pop(number, None) is not None:
                     continue
                 capacity = self._maps[number].size
                 if self._free_bytes + capacity > MAX_FREE_BYTES:
@@ -158,13 +165,15 @@ class SegmentPool:
                     self._free[capacity].append(number)
                     self._free_bytes += capacity
 
-    def news(self) -> tuple[list[SegmentNotice], DroppedSegments | None]:
-        """What the other side must hear first: new segments with their files, which the caller closes; lost ones."""
-        if not self._new and not self._newly_lent and not self._dropped:
+    def take_notices(self) -> tuple[list[SegmentNotice], DroppedSegments | None]:
+        """Return what the other side must receive first: new segments with their files, which the caller closes, and
+        dropped ones.
+        """
+        if not self._new and not self._newly_forwarded and not self._dropped:
             return [], None
         with self._lock:
             new, self._new = self._new, []
-            lent, self._newly_lent = self._newly_lent, []
+            forwarded, self._newly_forwarded = self._newly_forwarded, []
             dropped, self._dropped = self._dropped, []
         groups = [new[start : start + MAX_FDS] for start in range(0, len(new), MAX_FDS)]
         segments: list[SegmentNotice] = [
@@ -174,45 +183,45 @@ class SegmentPool:
             )
             for group in groups
         ]
-        return segments + lent, DroppedSegments(dropped) if dropped else None
+        return segments + forwarded, DroppedSegments(dropped) if dropped else None
 
     def close(self) -> None:
-        """Unmap everything."""
+        """Unmap all segments."""
         with self._lock:
             for _, _, fd in self._new:
                 os.close(fd)
-            for _, fds in self._newly_lent:
+            for _, fds in self._newly_forwarded:
                 os.close(fds[0])
-            self._new, self._newly_lent = [], []
-            self._lent.clear()
+            self._new, self._newly_forwarded = [], []
+            self._forwarded.clear()
             self._maps.clear()
             self._free.clear()
 
 
 class MappedSegments:
-    """The receiving side's view of the other's segments.
+    """Segments of the other side, mapped by the receiving side.
 
-    `freed` collects those that nobody here reads any more, on whatever thread let the last reader go; `on_freed` is
-    called then, on that thread too.
+    `freed` collects segments that are no longer read here, and `on_freed` is called then, both on the thread that
+    released the last reader.
     """
 
-    def __init__(self, on_freed: Callable[[], None], can_lend: bool = False) -> None:
-        self._can_lend = can_lend
+    def __init__(self, on_freed: Callable[[], None], can_forward: bool = False) -> None:
+        self._can_forward = can_forward
         self._maps: dict[int, MemoryMapping] = {}
         self._readers: dict[int, weakref.ref[NDArray[Any]]] = {}
         self._on_freed = on_freed
-        self._borrowed: set[int] = set()
+        self._single_use: set[int] = set()
         self.freed: deque[int] = deque()
 
     def add(self, segments: NewSegments, fds: deque[int]) -> None:
-        """Map new ones; takes their files out of `fds` and closes them."""
+        """Map new segments. Takes their files out of `fds` and closes them."""
         for number, size in zip(segments.numbers, segments.sizes, strict=True):
-            self._map(number, size, fds.popleft(), keeps_file=self._can_lend and size >= FORWARDABLE_BYTES)
+            self._map(number, size, fds.popleft(), keeps_file=self._can_forward and size >= FORWARDABLE_BYTES)
 
-    def add_lent(self, lent: ForwardedSegment, fds: deque[int]) -> None:
-        """Map one that is another worker's, until its tensor is gone."""
-        self._map(lent.number, lent.size, fds.popleft(), is_private=True)
-        self._borrowed.add(lent.number)
+    def add_forwarded(self, segment: ForwardedSegment, fds: deque[int]) -> None:
+        """Map a segment of another worker, for one tensor."""
+        self._map(segment.number, segment.size, fds.popleft(), is_private=True)
+        self._single_use.add(segment.number)
 
     def _map(self, number: int, size: int, fd: int, is_private: bool = False, keeps_file: bool = False) -> None:
         try:
@@ -220,13 +229,13 @@ class MappedSegments:
         finally:
             os.close(fd)
 
-    def read(self, stored: SegmentRef) -> memoryview:
-        """The bytes, shared and not copied; the segment is freed when the last view of them is gone."""
-        array = self._maps[stored.segment].array(stored.size)
-        if stored.segment in self._borrowed:
-            self._borrowed.discard(stored.segment)
-            del self._maps[stored.segment]
-        number, readers, freed, on_freed = stored.segment, self._readers, self.freed, self._on_freed
+    def read(self, ref: SegmentRef) -> memoryview:
+        """Return the bytes without a copy. The segment is freed when their last view is gone."""
+        array = self._maps[ref.segment].array(ref.size)
+        if ref.segment in self._single_use:
+            self._single_use.discard(ref.segment)
+            del self._maps[ref.segment]
+        number, readers, freed, on_freed = ref.segment, self._readers, self.freed, self._on_freed
 
         def free(_: object) -> None:
             readers.pop(number, None)
@@ -237,18 +246,18 @@ class MappedSegments:
         return array.data
 
     def drop(self, dropped: DroppedSegments) -> None:
-        """Forget segments that will not come again."""
+        """Forget segments that will not be used again."""
         for number in dropped.numbers:
             self._readers.pop(number, None)
             self._maps.pop(number, None)
 
     def close(self) -> None:
-        """Unmap what nobody reads, and the rest with its last reader."""
+        """Unmap what is not read, and the rest together with its last reader."""
         self._readers.clear()
         self._maps.clear()
 
     def take_freed(self) -> list[int]:
-        """Those freed since the last call."""
+        """Return the segments that were freed since the last call."""
         numbers = []
         while self.freed:
             numbers.append(self.freed.popleft())
@@ -256,23 +265,26 @@ class MappedSegments:
 
 
 class BatchProgress:
-    """How many batches the model was given. Written by the worker, read by the gateway."""
+    """Number of batches the model was given, in memory that outlives the worker.
+
+    Written by the worker and read by the server, which gives batches that were not begun to another worker.
+    """
 
     def __init__(self, fd: int) -> None:
-        """In the file that the other side has too; the caller may close it afterwards."""
-        self._count = MemoryMapping(fd, _SIZE).array(_SIZE).view(np.uint64)
+        """Map the file that both sides have. The caller may close it afterwards."""
+        self._count = MemoryMapping(fd, _PROGRESS_BYTES).array(_PROGRESS_BYTES).view(np.uint64)
 
     @property
     def num_begun(self) -> int:
         return int(self._count[0])
 
     def begin(self) -> None:
-        """One more is about to be given to the model."""
+        """Count a batch that is about to be given to the model."""
         self._count[0] += 1
 
 
 def create_progress_file() -> int:
-    """A file for a worker that has begun nothing; the caller closes it."""
+    """Create a file for a worker that has begun no batch. The caller closes it."""
     fd = os.memfd_create("sluice-progress")
-    os.ftruncate(fd, _SIZE)
+    os.ftruncate(fd, _PROGRESS_BYTES)
     return fd

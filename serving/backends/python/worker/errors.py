@@ -1,4 +1,7 @@
-"""What models raise, and the errors they answer with."""
+"""Errors of `pb_utils`, and checks of its arguments.
+
+Arguments are checked where the model passes them, so that a mistake fails there and not later on its way.
+"""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -16,7 +19,7 @@ class TritonModelException(Exception):
 
 
 class TritonErrorCode(IntEnum):
-    """Values are the server's."""
+    """Triton's error codes."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -29,7 +32,7 @@ class TritonErrorCode(IntEnum):
 
 
 class TritonError:
-    """The error of one response."""
+    """Error of one response."""
 
     UNKNOWN = TritonErrorCode.UNKNOWN
     INTERNAL = TritonErrorCode.INTERNAL
@@ -61,7 +64,7 @@ class TritonError:
 
 
 def check_str(value: Any, what: str) -> str:
-    """`bytes` are taken too, as the real server does: elements of a BYTES tensor are. Raises TypeError."""
+    """Return a string. As in Triton, `bytes` are decoded: the elements of BYTES tensors are such. Raises TypeError."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -70,7 +73,7 @@ def check_str(value: Any, what: str) -> str:
 
 
 def check_int(value: Any, what: str, highest: int = UINT64, lowest: int = 0) -> int:
-    """Raises TypeError for what is no integer, ValueError for one that is out of range."""
+    """Return an integer. Raises TypeError for other types, ValueError for one that is out of range."""
     try:
         number = index(value)
     except TypeError:
@@ -81,9 +84,9 @@ def check_int(value: Any, what: str, highest: int = UINT64, lowest: int = 0) -> 
 
 
 def check_parameters(given: Any) -> Parameters:
-    """Those of a request or a response. Raises TritonModelException in the real server's words.
+    """Return a copy of a request's or response's parameters. Raises TritonModelException in Triton's words.
 
-    Beyond what that takes, values may be floats, as in the protocol.
+    Unlike Triton's, values may also be floats, which the protocol allows.
     """
     if not isinstance(given, Mapping):
         raise TritonModelException(f"Expect parameters to be a dict, got {type(given)}")

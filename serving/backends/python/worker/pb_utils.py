@@ -1,4 +1,4 @@
-"""The module that models import as `triton_python_backend_utils`; its names are NVIDIA's."""
+"""The module that models import as `triton_python_backend_utils`, with NVIDIA's names."""
 
 import sys
 from collections.abc import Callable
@@ -40,7 +40,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(IntEnum):
-    """Where memory lies; values are the server's."""
+    """Kinds of memory, with Triton's values."""
 
     TRITONSERVER_MEMORY_CPU = 0
     TRITONSERVER_MEMORY_CPU_PINNED = 1
@@ -54,7 +54,7 @@ _folder = ""
 
 
 class _LogLevel(IntEnum):
-    """Values are those of `logging`, which is not imported here: it is slow to."""
+    """Levels with the values of `logging`, which is not imported because that is slow."""
 
     VERBOSE = 10
     INFO = 20
@@ -63,7 +63,7 @@ class _LogLevel(IntEnum):
 
 
 class Logger:
-    """Has only class methods, as models call them."""
+    """Writes the model's lines to the server's log. Has only class methods, as in Triton."""
 
     LogLevel = _LogLevel
     VERBOSE = _LogLevel.VERBOSE
@@ -75,7 +75,7 @@ class Logger:
 
     @classmethod
     def log(cls, message: str, level: _LogLevel = _LogLevel.INFO) -> None:
-        """Raises TypeError for what is no message or no level."""
+        """Write a line. Raises TypeError for an invalid message or level."""
         if not isinstance(level, _LogLevel):
             raise TypeError(f"level is one of Logger.LogLevel, not {level!r}")
         cls._log(level, message)
@@ -106,18 +106,18 @@ class Logger:
 
 
 def get_model_dir() -> str:
-    """The folder of the model's version."""
+    """Return the folder of the model's version."""
     return _folder
 
 
 def set_model_dir(folder: str) -> None:
-    """Called once, by the worker."""
+    """Set the folder of the model's version. The worker does so once."""
     global _folder
     _folder = folder
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of that name; None where the request has none."""
+    """Return the input of that name; None where the request has none."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor
@@ -125,7 +125,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of that name; None where the response has none."""
+    """Return the output of that name; None where the response has none."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor
@@ -133,7 +133,10 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 class PreferredMemory:
-    """Where a model would like its outputs: everything lies in the CPU's memory here, so it changes nothing."""
+    """Preference of a model for the memory of its outputs.
+
+    It changes nothing, because tensors are always in the CPU's memory.
+    """
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type

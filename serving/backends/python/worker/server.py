@@ -1,4 +1,7 @@
-"""What models ask of the server itself: one question, one answer."""
+"""Calls of models to the server itself: the repository (`load_model`, `unload_model`, `is_model_ready`) and metrics.
+
+A metric here refers to a series on the server, which outlives it.
+"""
 
 import itertools
 import sys
@@ -24,55 +27,60 @@ _numbers = itertools.count(1)
 
 
 class ServerProxy:
-    """The server behind the worker's socket. Any thread."""
+    """The server at the other end of the worker's socket. Thread-safe."""
 
     _channel: ClassVar[Channel | None] = None
-    """Set once, by the worker."""
+    """Channel to the server. The worker sets it once."""
 
     @classmethod
-    def ask(cls, question: ServerRequest, failure: str) -> float | bool | None:
-        """Raises TritonModelException that begins with `failure` where the server refuses."""
+    def call(cls, request: ServerRequest, failure: str) -> float | bool | None:
+        """Call the server and return its value.
+
+        Raises TritonModelException that begins with `failure` where it refuses.
+        """
         if cls._channel is None:
             raise RuntimeError("the server can be asked in a worker process only")
-        answer = cls._channel.ask(question)
-        if answer.error is not None:
-            raise TritonModelException(f"{failure}: {answer.error[1]}")
-        return answer.value
+        response = cls._channel.call_server(request)
+        if response.error is not None:
+            raise TritonModelException(f"{failure}: {response.error[1]}")
+        return response.value
 
     @classmethod
-    def let_go(cls, numbers: list[int]) -> None:
-        """Hold these families and metrics no more. At the worker's end nobody says so."""
+    def release(cls, numbers: list[int]) -> None:
+        """Release metric families and metrics, unless the worker is ending."""
         if cls._channel is not None and not sys.is_finalizing():
             cls._channel.post(ReleaseMetrics(numbers))
             cls._channel.flush()
 
     @classmethod
     def close(cls) -> None:
-        """Nothing is asked any more."""
+        """Forget the channel, so that later releases do nothing."""
         cls._channel = None
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load it, or again what has changed of it, and wait for that.
+    """Load a model, or reload what has changed of it, and wait for that.
 
-    `config` is JSON, in place of what its folder says; `files` are contents by `file:PATH`, in place of its folder.
+    `config` is JSON that replaces config.pbtxt; `files` are contents by `file:PATH` that replace the model's folder.
     """
     name = check_str(model_name, "model_name")
-    ServerProxy.ask(LoadModel(name, check_str(config, "config"), _contents(name, files)), "Failed to load model")
+    ServerProxy.call(LoadModel(name, check_str(config, "config"), _check_files(name, files)), "Failed to load model")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Take it out of service. Requests under way go on to their end."""
-    ServerProxy.ask(UnloadModel(check_str(model_name, "model_name"), bool(unload_dependents)), "Failed to unload model")
+    """Unload a model. Requests in flight run to their end."""
+    ServerProxy.call(
+        UnloadModel(check_str(model_name, "model_name"), bool(unload_dependents)), "Failed to unload model"
+    )
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether that version serves, or any where none is named."""
-    question = CheckModelReady(check_str(model_name, "model_name"), _version(str(model_version)))
-    return bool(ServerProxy.ask(question, "Failed to check model readiness"))
+    """Return whether a version serves; without one, whether any does."""
+    request = CheckModelReady(check_str(model_name, "model_name"), _parse_version(str(model_version)))
+    return bool(ServerProxy.call(request, "Failed to check model readiness"))
 
 
-def _contents(model_name: str, files: Any) -> dict[str, bytes]:
+def _check_files(model_name: str, files: Any) -> dict[str, bytes]:
     if files is None:
         return {}
     if not isinstance(files, dict):
@@ -88,7 +96,7 @@ def _contents(model_name: str, files: Any) -> dict[str, bytes]:
     return {path.removeprefix(_FILE_PREFIX): content for path, content in files.items()}
 
 
-def _version(text: str) -> int:
+def _parse_version(text: str) -> int:
     if not text:
         return -1
     if not text.isdecimal():
@@ -106,28 +114,28 @@ class MetricKind(Enum):
 
 
 class Metric:
-    """One labelled series. Made by `MetricFamily.Metric`; gone with its family."""
+    """A series with labels. Made by `MetricFamily.Metric`, and invalid once its family is deleted."""
 
     def __init__(self, family: int, labels: dict[str, str], buckets: list[float] | None) -> None:
         self._number = 0
         number = next(_numbers)
-        ServerProxy.ask(CreateMetric(number, family, labels, buckets), "Error when creating Metric")
+        ServerProxy.call(CreateMetric(number, family, labels, buckets), "Error when creating Metric")
         self._number = number
 
     def increment(self, value: float) -> None:
-        """Of a counter only by what is not negative."""
+        """Increment a counter, by 0 or more, or a gauge."""
         self._use("increment", value)
 
     def set(self, value: float) -> None:
-        """Of a gauge."""
+        """Set a gauge."""
         self._use("set", value)
 
     def observe(self, value: float) -> None:
-        """Of a histogram."""
+        """Add an observation to a histogram."""
         self._use("observe", value)
 
     def value(self) -> float:
-        """Of a counter or a gauge, over all instances that hold a metric of these labels."""
+        """Return the value of a counter or a gauge, which all instances share that have a metric with these labels."""
         value = self._use("value", 0.0, "get")
         assert value is not None
         return float(value)
@@ -139,19 +147,19 @@ class Metric:
                 f"{failure}: Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The "
                 "'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
             )
-        return ServerProxy.ask(UseMetric(self._number, operation, float(value)), failure)
+        return ServerProxy.call(UseMetric(self._number, operation, float(value)), failure)
 
     def _clear(self) -> None:
         number, self._number = self._number, 0
         if number:
-            ServerProxy.let_go([number])
+            ServerProxy.release([number])
 
     def __del__(self) -> None:
         self._clear()
 
 
 class MetricFamily:
-    """A name with its metrics. Families of one name and kind are one on the server, whichever model makes them."""
+    """A metric family. Families of the same name and kind are one on the server, whichever model makes them."""
 
     COUNTER: ClassVar = MetricKind.COUNTER
     GAUGE: ClassVar = MetricKind.GAUGE
@@ -164,19 +172,17 @@ class MetricFamily:
             raise TypeError(f"MetricFamily takes MetricFamily.COUNTER, GAUGE or HISTOGRAM as its kind, not {kind!r}")
         self._kind = kind
         number = next(_numbers)
-        question = CreateMetricFamily(
-            number, check_str(name, "name"), check_str(description, "description"), kind.value
-        )
-        ServerProxy.ask(question, "Error when creating MetricFamily")
+        request = CreateMetricFamily(number, check_str(name, "name"), check_str(description, "description"), kind.value)
+        ServerProxy.call(request, "Error when creating MetricFamily")
         self._number = number
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:
-        """The series of these labels. A histogram takes the upper bounds of its buckets, ascending."""
-        metric = Metric(self._number, _labels(labels), self._buckets(buckets))
+        """Return the series with these labels. A histogram takes the upper bounds of its buckets, ascending."""
+        metric = Metric(self._number, _check_labels(labels), self._check_buckets(buckets))
         self._metrics.add(metric)
         return metric
 
-    def _buckets(self, buckets: Any) -> list[float] | None:
+    def _check_buckets(self, buckets: Any) -> list[float] | None:
         if buckets is None:
             if self._kind is MetricKind.HISTOGRAM:
                 raise TritonModelException("Failed to create metric. Missing required buckets.")
@@ -191,10 +197,10 @@ class MetricFamily:
         for metric in list(self._metrics):
             metric._clear()
         if self._number:
-            ServerProxy.let_go([self._number])
+            ServerProxy.release([self._number])
 
 
-def _labels(labels: Any) -> dict[str, str]:
+def _check_labels(labels: Any) -> dict[str, str]:
     if labels is None:
         return {}
     if not isinstance(labels, dict):

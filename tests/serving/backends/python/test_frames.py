@@ -12,15 +12,15 @@ import pytest
 
 from serving.backends.python import shared_memory
 from serving.backends.python.frames import (
-    ExecuteBatch,
     CancelRequests,
     Command,
+    ExecuteBatch,
     FrameReader,
     NewSegments,
     WireRequest,
     WireTensor,
-    fd_ancillary,
     encode_frame,
+    fd_ancillary,
 )
 from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.tensors.tensor import Array
@@ -89,12 +89,12 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
 
 
 def exchange(pool: SegmentPool, mapped: MappedSegments) -> None:
-    news, dropped = pool.news()
-    for new, fds in news:
+    notices, dropped = pool.take_notices()
+    for new, fds in notices:
         if isinstance(new, NewSegments):
             mapped.add(new, deque(fds))
         else:
-            mapped.add_lent(new, deque(fds))
+            mapped.add_forwarded(new, deque(fds))
     if dropped is not None:
         mapped.drop(dropped)
 
@@ -125,7 +125,7 @@ def test_a_segment_is_free_when_its_last_view_is_gone() -> None:
 
 
 def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
     exchange(first, gateway)
     tensor = np.frombuffer(gateway.read(stored), np.uint8)
@@ -153,14 +153,14 @@ def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
 
 
 def test_a_part_of_a_segment_is_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
     exchange(first, gateway)
     tensor = np.frombuffer(gateway.read(stored), np.uint8)
     pool = SegmentPool()
     pool.store(tensor[1000:])
     assert pool._maps
-    for _, fds in pool.news()[0]:
+    for _, fds in pool.take_notices()[0]:
         for fd in fds:
             os.close(fd)
 
@@ -174,7 +174,7 @@ def test_many_free_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> N
         assert mapped.read(each)[0] == each.segment
     gc.collect()
     pool.free(mapped.take_freed())
-    _, dropped = pool.news()
+    _, dropped = pool.take_notices()
     assert dropped is not None
     assert len(dropped.numbers) == 2
     pool.close()
@@ -184,10 +184,10 @@ def test_new_segments_go_in_groups_that_the_kernel_takes() -> None:
     pool = SegmentPool()
     for _ in range(100):
         pool.store(data(70_000, 1))
-    news, _ = pool.news()
-    assert [len(fds) for _, fds in news] == [64, 36]
-    assert isinstance(news[0][0], NewSegments)
-    for _, fds in news:
+    notices, _ = pool.take_notices()
+    assert [len(fds) for _, fds in notices] == [64, 36]
+    assert isinstance(notices[0][0], NewSegments)
+    for _, fds in notices:
         for fd in fds:
             os.close(fd)
     pool.close()

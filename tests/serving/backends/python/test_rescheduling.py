@@ -76,7 +76,7 @@ async def again_model(source: ModelSource) -> AgainModel:
     placements = placements_of(source.config, 0)
     (worker,) = create_workers(source, placements, [WorkerLaunch()], context())
     await worker.start()
-    return AgainModel(source, create_instances([worker], placements, may_queue=False)[0])
+    return AgainModel(source, create_instances([worker], placements, can_queue_ahead=False)[0])
 
 
 async def test_a_request_comes_again_until_it_is_answered(tmp_path: Path) -> None:
