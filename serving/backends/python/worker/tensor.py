@@ -72,7 +72,7 @@ class Tensor:
         """Return the array. BYTES is an object array of `bytes`, BF16 has the dtype of ml_dtypes."""
         if self._array is None:
             assert self._raw is not None
-            self._array = _array_of(self._raw, self._type, self._shape)
+            self._array = _read_array(self._raw, self._type, self._shape)
         return self._array
 
     def to_dlpack(self) -> Any:
@@ -150,7 +150,7 @@ class _Capsule:
         return (1, 0)
 
 
-def _array_of(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
+def _read_array(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is BYTES:
         elements = byte_strings.unpack(raw)
         array = np.empty(len(elements), np.object_)

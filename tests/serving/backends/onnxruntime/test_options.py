@@ -9,10 +9,10 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.onnxruntime.options import (
-    parse_gpu_accelerators,
-    choose_providers,
-    read_run_entries,
     build_session_options,
+    choose_providers,
+    parse_gpu_accelerators,
+    read_run_entries,
 )
 from serving.call import infer_one
 from serving.instance import Placement

@@ -9,9 +9,14 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.pytorch.backend import PyTorchBackend
-from serving.backends.pytorch.options import TorchOptions, parse_options, ignored_parameters
-from serving.backends.pytorch.signature import parse_input_paths, parse_output_paths
-from serving.backends.pytorch.signature import match_paths, match_inputs, match_outputs
+from serving.backends.pytorch.options import TorchOptions, ignored_parameters, parse_options
+from serving.backends.pytorch.signature import (
+    match_inputs,
+    match_outputs,
+    match_paths,
+    parse_input_paths,
+    parse_output_paths,
+)
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.pytorch.parts import CONTEXT, load, source_of
 
