@@ -1,10 +1,9 @@
 """Instances: what they keep of the host, and what is left of a model that is unloaded."""
 
 import asyncio
-import gc
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,22 +23,13 @@ from serving.spec import ModelSource
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
 
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
 
 async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():
             await asyncio.sleep(0.01)
 
@@ -67,7 +57,7 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
     before = num_native_threads()
     model = await load(tmp_path)
     for _ in range(2):
-        await infer_one(model, onnx_parts.request(x=np.ones((1, 2), np.float32)))
+        await infer_one(model, request(x=np.ones((1, 2), np.float32)))
     assert num_native_threads() > before
     assert instance_threads()
     await model.unload()
@@ -146,7 +136,7 @@ async def load_cores(backend: CoresBackend, policies: dict[str, HostPolicy]) -> 
 
 
 async def cores_of_a_run(model: Model) -> int:
-    response = await infer_one(model, onnx_parts.request(x=np.zeros((1, 1), np.int64)))
+    response = await infer_one(model, request(x=np.zeros((1, 1), np.int64)))
     return int(response.outputs[0].array.item())
 
 

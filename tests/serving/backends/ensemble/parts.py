@@ -7,8 +7,6 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
 from serving.job import Job
@@ -105,14 +103,6 @@ class Models:
         if model is None or version not in (-1, model.version):
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return model
-
-
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("ensembles have no engine")
-
-
-def _no_record(*_: str) -> StreamRecord:
-    raise AssertionError("ensembles are not measured as LLMs")
 
 
 async def load(config: ModelConfig, models: Models, folder: Path = Path("nowhere")) -> EnsembleModel:

@@ -1,7 +1,6 @@
 """Results are onnxruntime's own; batches, types, errors, cancellation."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import ml_dtypes
@@ -13,29 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serving.backends.arrays.batch import BatchAssembler
 from serving.backends.onnxruntime.session import OnnxSession
-from serving.call import infer_one
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, request, value
-
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
-async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
-    async with asyncio.timeout(PATIENCE_S):
-        response = await infer_one(model, given)
-    return {tensor.name: tensor.array for tensor in response.outputs}
+from tests.serving.backends.builders import TIMEOUT_S, infer, request
+from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, value
 
 
 def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
@@ -278,7 +260,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=np.zeros(1, np.float32)), responses.append)
     job.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert not responses
 
@@ -304,7 +286,7 @@ async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path
     assert (await infer(model, request(x=np.full(1, -1, np.float32))))["y"].tolist() == [-1]
     assert not busy.is_finished
     busy.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
 
 

@@ -17,7 +17,8 @@ from serving.backends.onnxruntime.options import (
 from serving.call import infer_one
 from serving.instance import Placement
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.onnxruntime.parts import load, one_op, request
+from tests.serving.backends.builders import request
+from tests.serving.backends.onnxruntime.parts import load, one_op
 
 
 def config(text: str = "", **parameters: str) -> ModelConfig:

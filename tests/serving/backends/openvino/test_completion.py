@@ -9,7 +9,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.openvino.parts import add_sub, complete, doubled, load, parameters, put
+from tests.serving.backends.builders import parameters
+from tests.serving.backends.openvino.parts import add_sub, complete, doubled, load, put
 
 
 async def test_a_model_that_batches_is_completed_to_dynamic_batches(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Results are OpenVINO's own; batches, types, errors, cancellation."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import ml_dtypes
@@ -13,31 +12,12 @@ from openvino import opset13 as ops
 
 from serving.backends.openvino.model import TensorNames, read_signature
 from serving.backends.openvino.session import OpenVinoSession
-from serving.call import infer_one
 from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Array
+from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, infer, parameters, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
-from tests.serving.backends.onnxruntime.parts import request
-from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter, parameters
-
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
-async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
-    async with asyncio.timeout(PATIENCE_S):
-        response = await infer_one(model, given)
-    return {tensor.name: tensor.array for tensor in response.outputs}
+from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter
 
 
 def layers(generator: np.random.Generator) -> ov.Model:
@@ -221,7 +201,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=LARGE), responses.append)
     job.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert not responses
     assert job.infer_ended_ns == 0

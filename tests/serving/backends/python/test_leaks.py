@@ -3,7 +3,6 @@
 import gc
 import os
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +37,6 @@ output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 
 MOST_LEFT_BYTES = 256 * 1024
 """Less than one of the buffers that frames are read into."""
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def num_fds() -> int:

@@ -18,7 +18,8 @@ from serving.backends.pytorch.signature import (
     parse_output_paths,
 )
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.pytorch.parts import CONTEXT, load, source_of
+from tests.serving.backends.builders import CONTEXT
+from tests.serving.backends.pytorch.parts import load, source_of
 
 TENSORS = """
     input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }

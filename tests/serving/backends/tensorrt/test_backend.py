@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
-from serving.backend import BackendContext
 from serving.backends.tensorrt.backend import TensorRtBackend
 from serving.call import infer_one
 from serving.model import Model
@@ -21,9 +18,9 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import CONTEXT, TIMEOUT_S
 from tests.serving.backends.tensorrt.fakes import Machine, install_driver, write_plan
 
-PATIENCE_S = 30.0
 TENSORS = """
     input { name: "x" data_type: TYPE_FP32 dims: [4] } output { name: "y" data_type: TYPE_FP32 dims: [4] }
 """
@@ -31,22 +28,6 @@ BATCHED = f"max_batch_size: 8 dynamic_batching {{ }} {TENSORS}"
 ON_GPU = "instance_group { kind: KIND_GPU }"
 TWO_PROFILES: list[dict[str, Any]] = [{"x": [[1, 4], [1, 4], [2, 4]]}, {"x": [[1, 4], [6, 4], [8, 4]]}]
 Install = Callable[..., Machine]
-
-
-class NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise SluiceError(ErrorCode.NOT_FOUND, name)
-
-
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("plans have no engine of ours")
-
-
-def _no_record(*_: str) -> StreamRecord:
-    raise AssertionError("plans are not measured as LLMs")
-
-
-CONTEXT = BackendContext(NoModels())
 
 
 @pytest.fixture
@@ -59,15 +40,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         return machine
 
     return on
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
 
 
 async def load(folder: Path, text: str) -> Model:
@@ -88,7 +60,7 @@ def rows_of(count: int, value: float = 1, columns: int = 4) -> InferRequest:
 
 
 async def infer(model: Model, given: InferRequest) -> Array:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         response = await infer_one(model, given)
     [output] = response.outputs
     return output.array
@@ -96,7 +68,7 @@ async def infer(model: Model, given: InferRequest) -> Array:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Instances end on their threads."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():
             await asyncio.sleep(0.001)
 
@@ -329,6 +301,6 @@ async def test_what_was_cancelled_does_not_run(tmp_path: Path, loaded: list[Mode
     loaded.append(model := await load(tmp_path, BATCHED + ON_GPU))
     responses: list[InferResponse] = []
     model.submit(rows_of(1), responses.append).cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert (responses, machine.runs) == ([], [])
