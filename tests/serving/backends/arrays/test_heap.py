@@ -1,4 +1,4 @@
-"""What a model of arrays took of the machine's memory is given back, not only freed."""
+"""Unloading a model returns its memory to the system."""
 
 import asyncio
 from concurrent.futures import ProcessPoolExecutor
@@ -25,7 +25,7 @@ def rss_mb() -> float:
 
 
 def layers() -> onnx.ModelProto:
-    """Many weights, none of which is large enough to be memory of its own for the C library."""
+    """Make many weights that are each too small for the C library to map separately."""
     names = [f"h{layer}" for layer in range(NUM_LAYERS)]
     random = np.random.default_rng(0)
     weights = [numpy_helper.from_array(random.random((WIDTH, WIDTH), np.float32), f"w{name}") for name in names]
@@ -37,7 +37,7 @@ def layers() -> onnx.ModelProto:
 
 
 def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> None:
-    """In a process of its own: what other tests have left in this one comes and goes."""
+    """Runs in a process of its own, because other tests allocate and free memory in this one."""
     assert session._trim is not None, "this test is about glibc"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * TIMEOUT_S)
@@ -46,7 +46,7 @@ def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> No
 
 
 def measured(folder: Path) -> tuple[float, float]:
-    """MB that the process has grown by with the model loaded, and after it was unloaded."""
+    """Return the MB that the process has grown by with the model loaded, and after it was unloaded."""
     return asyncio.run(_measured(folder))
 
 

@@ -1,4 +1,4 @@
-"""Instances: what they keep of the host, and what is left of a model that is unloaded."""
+"""Instances: host policies, and what remains of a model that is unloaded."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 async def test_an_unloaded_model_leaves_no_thread_behind(
     tmp_path: Path, load: Callable[[Path], Awaitable[Model]]
 ) -> None:
-    """The library's own go with its session, and that at once: not when a collector comes by."""
+    """The library's threads end with its session at once, without the garbage collector."""
     await (await load(tmp_path)).unload()
     await wait_until(lambda: not instance_threads())
     before = num_native_threads()
@@ -65,7 +65,7 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
 
 
 def num_native_threads() -> int:
-    """Those that Python did not start."""
+    """Return the number of threads that Python did not start."""
     return psutil.Process().num_threads() - threading.active_count()
 
 
@@ -74,7 +74,7 @@ def instance_threads() -> list[str]:
 
 
 class CoresRun(ArrayRun):
-    """Gives the cores that its thread may run on, as bits."""
+    """Returns the cores that its thread may run on, as bits."""
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         return [np.array([[sum(1 << core for core in os.sched_getaffinity(0))]], np.int64)]

@@ -1,4 +1,4 @@
-"""States of sequences, which one request hands to the next."""
+"""States of sequences that pass from one request to the next."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -51,7 +51,7 @@ async def test_each_sequence_goes_on_from_its_own_state(tmp_path: Path, loaded: 
     loaded.append(model := await load(tmp_path, accumulating()))
 
     async def total(sequence: int) -> list[float]:
-        """Of a sequence that adds its number three times, asking for `y` alone in the end."""
+        """Run a sequence that adds its number three times, and asks for `y` alone in the end."""
         totals: list[float] = []
         for flags in (SequenceFlag.START, SequenceFlag.NONE, SequenceFlag.END):
             asked = request(("y",) if totals else (), x=np.array([[sequence]], np.float32))

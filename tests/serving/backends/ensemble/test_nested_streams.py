@@ -1,4 +1,4 @@
-"""What lies before a decoupled step meets what comes after it."""
+"""Tensors from before a decoupled step join those from after it."""
 
 from random import Random
 
@@ -39,7 +39,7 @@ def names(responses: list[InferResponse]) -> list[list[str]]:
 
 
 class OnRequest(HeldModel):
-    """Decoupled as an LLM is: for requests that say so."""
+    """Decoupled as an LLM is: only for requests that ask for it."""
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         return bool(request.parameters.get("stream", request.streams_by_default))
@@ -50,7 +50,7 @@ def on_request(name: str = "talk") -> OnRequest:
 
 
 async def found_and_told(talk: HeldModel) -> tuple[EnsembleModel, HeldModel]:
-    """A step whose output is one of the ensemble and the input of the step that streams."""
+    """Load an ensemble with a step whose output is one of the ensemble and the input of the streaming step."""
     find = plain("find")
     config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
     return await load(config, Models(find, talk)), find

@@ -181,7 +181,7 @@ async def test_a_reader_that_leaves_cancels_the_steps() -> None:
 
 
 class Burst(HeldModel):
-    """Answers with all it has, at once."""
+    """Gives all its responses at once."""
 
     def __init__(self, config: ModelConfig, values: Iterable[float], *, ends: bool = True) -> None:
         super().__init__(config)

@@ -84,7 +84,7 @@ async def loud(llm: LlmModel) -> EnsembleModel:
 
 
 def asked(**names: str) -> InferRequest:
-    """The same request under the names of the ensemble, or of the LLM."""
+    """Make the same request with the names of the ensemble, or of the LLM."""
     values: dict[str, Array] = {
         "prompt": np.array([b"hello"], object),
         "count": np.array([20], np.int32),

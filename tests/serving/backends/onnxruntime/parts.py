@@ -48,7 +48,7 @@ def context(**options: str) -> BackendContext:
 
 
 def put(folder: Path, model: onnx.ModelProto | None, text: str = "") -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     (folder / "1").mkdir(exist_ok=True)
     if model is not None:
         onnx.save(model, folder / "1" / "model.onnx")

@@ -1,4 +1,4 @@
-"""Results are onnxruntime's own; batches, types, errors, cancellation."""
+"""Results equal onnxruntime's own; batches, types, errors, cancellation."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
 
 
 def layers(generator: np.random.Generator) -> onnx.ModelProto:
-    """Two dense layers: enough for results that depend on how they are computed."""
+    """Make two dense layers, enough for results that depend on how they are computed."""
     weights = [
         numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
         for name, shape in (("w", (16, 64)), ("v", (64, 8)))
@@ -141,7 +141,7 @@ async def test_strings_in_batches_and_one_that_is_no_text(tmp_path: Path, loaded
 
 
 async def test_scalars(tmp_path: Path, loaded: list[Model]) -> None:
-    """Clients see them as [1], the model as what they are: `Unsqueeze` makes of it one dimension and not two."""
+    """Clients see scalars as [1], and the model as scalars: `Unsqueeze` adds one dimension, not two."""
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [0])
     nodes = [helper.make_node("Unsqueeze", ["x", "axes"], ["u"]), helper.make_node("Neg", ["x"], ["y"])]
     outputs = [value("u", None), value("y", [])]
@@ -209,7 +209,7 @@ async def test_a_folder_as_the_model(tmp_path: Path, loaded: list[Model]) -> Non
 
 
 def picker() -> onnx.ModelProto:
-    """`y[i] = table[x[i]]`, which fails for what the table does not have."""
+    """Make `y[i] = table[x[i]]`, which fails for an index that the table does not have."""
     table = numpy_helper.from_array(np.arange(5, dtype=np.float32), "table")
     node = helper.make_node("Gather", ["table", "x"], ["y"])
     return graph([node], [value("x", ["n", 1], INT64)], [value("y", ["n", 1])], [table])
@@ -228,7 +228,7 @@ async def test_a_request_that_fails_harms_no_other_in_its_batch(tmp_path: Path, 
 
 
 async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: list[Model]) -> None:
-    """A model whose first output dimension is no batch answers each request for itself."""
+    """A model whose first output dimension is not the batch answers each request separately."""
     node = helper.make_node("Concat", ["x", "x"], ["y"], axis=0)
     loaded.append(model := await load(tmp_path, graph([node], [value("x", ["n", 1])], [value("y", ["k", 1])])))
     assert model.spec.max_batch_size == 4
@@ -239,7 +239,7 @@ async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: lis
 
 
 def endless() -> onnx.ModelProto:
-    """Counts up from `x` for as long as it is let."""
+    """Make a model that counts up from `x` until it is stopped."""
     body = helper.make_graph(
         [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["c"], ["d"])],
         "body",
@@ -274,7 +274,7 @@ async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path, loaded: list[Model]) -> None:
-    """While one is busy for ever, the other answers."""
+    """While one instance is busy forever, the other answers."""
     text = "instance_group { count: 2 kind: KIND_CPU }"
     onnx_model = endless()
     onnx_model.graph.node.insert(0, helper.make_node("Squeeze", ["go1"], ["go"]))

@@ -34,7 +34,7 @@ def model_of(parameters: Sequence[Any], **outputs: Any) -> ov.Model:
 
 
 def doubled(dims: Dims = (-1, 2), kind: ov.Type = FLOAT) -> ov.Model:
-    """`y` is `x` twice in its last dimension."""
+    """Make a model whose `y` is `x` twice in its last dimension."""
     x = parameter("x", dims, kind)
     return model_of([x], y=ops.concat([x, x], -1))
 
@@ -45,7 +45,7 @@ def add_sub(dims: Dims = (-1, 4)) -> ov.Model:
 
 
 def put(folder: Path, model: ov.Model | None, text: str = "") -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     (folder / "1").mkdir(exist_ok=True)
     if model is not None:
         ov.save_model(model, folder / "1" / "model.xml", compress_to_fp16=False)

@@ -1,4 +1,4 @@
-"""What the model file adds to the configuration, what contradicts it, and what parameters change."""
+"""Completion of configurations from the model file, contradictions to it, and the effects of parameters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Frames over a socket, whatever pieces they come in, and segments of shared memory."""
+"""Frames over a socket, in any pieces, and segments of shared memory."""
 
 import gc
 import os

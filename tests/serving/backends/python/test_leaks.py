@@ -1,4 +1,4 @@
-"""What a model took is given back."""
+"""Models release all their resources."""
 
 import gc
 import os

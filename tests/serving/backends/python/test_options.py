@@ -1,4 +1,4 @@
-"""What configurations and the command line may ask of the backend."""
+"""Options of the command line, and parameters of models."""
 
 import logging
 import sys
@@ -68,7 +68,7 @@ async def test_models_run_in_another_interpreter(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_does_not_come_up_is_given_up(tmp_path: Path) -> None:
-    """One that answers what it is, and then hangs."""
+    """The interpreter answers what it is, and then hangs."""
     runtime = tmp_path / "python"
     runtime.write_text(f'#!/bin/sh\n[ "$1" = -I ] && exec {sys.executable} "$@"\nexec sleep 1000')
     runtime.chmod(0o755)

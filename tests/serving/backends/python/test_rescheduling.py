@@ -1,4 +1,4 @@
-"""Requests that the model wants again."""
+"""Requests that the model reschedules."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ COROUTINE = STREAM.replace("    def execute", "    async def execute")
 
 
 class AgainModel(Model):
-    """An instance that gets what it gives back at once, as often as it likes."""
+    """Gives its instance each rescheduled request again at once."""
 
     def __init__(self, source: ModelSource, instance: PythonInstance) -> None:
         super().__init__(source.config, spec_of(source.config, 1))

@@ -1,4 +1,4 @@
-"""Workers that die, hang, or are left alone."""
+"""Workers that crash, hang, or are closed."""
 
 import asyncio
 import os
@@ -145,7 +145,7 @@ class TritonPythonModel:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: Path, count: int) -> None:
-    """Batches lie in the process behind the one that ends it."""
+    """Batches wait in the process behind the one that ends it."""
     source = write_model(tmp_path / "queue", QUEUE, f"instance_group {{ count: {count} }}" + TEXT)
     async with supervised(source) as (model, workers):
         for worker in workers:
@@ -169,7 +169,7 @@ async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: 
 
 
 async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> None:
-    """With both workers lost, and one that takes for ever to come back."""
+    """Both workers are lost, and one of them never comes back."""
     code = FATAL.replace(
         "    def execute",
         """

@@ -27,7 +27,7 @@ def source_of(folder: Path, text: str) -> ModelSource:
 
 
 async def load(folder: Path, text: str, backend: PyTorchBackend | None = None) -> Model:
-    """The model whose file is there."""
+    """Load the model whose file is in the folder."""
     backend, source = backend or PyTorchBackend(), source_of(folder, text)
     config = await backend.complete(source, CONTEXT)
     normalize(config)

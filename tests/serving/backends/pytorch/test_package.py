@@ -1,4 +1,4 @@
-"""AOTInductor packages: compiled in the test, which takes a C++ compiler."""
+"""AOTInductor packages. The tests compile them, which takes a C++ compiler."""
 
 import asyncio
 import shutil

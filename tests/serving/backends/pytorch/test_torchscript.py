@@ -1,4 +1,4 @@
-"""Results are PyTorch's own; names, batches, types, strings, errors, states."""
+"""Results equal PyTorch's own; names, batches, types, strings, errors, states."""
 
 import asyncio
 from importlib.util import find_spec
@@ -171,7 +171,7 @@ async def test_answers_do_not_change_with_the_model_s_state(tmp_path: Path, load
 async def test_instances_have_modules_of_their_own_unless_they_share(
     tmp_path: Path, loaded: list[Model], shares: str, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs begin at once, so each is in an instance of its own, and end one after the other."""
+    """Two runs that begin at once are in two instances, and end one after the other."""
     put(tmp_path, Counter())
     text = f"""
         instance_group {{ count: 2 kind: KIND_CPU }}
@@ -306,7 +306,7 @@ async def test_states_of_sequences(tmp_path: Path, loaded: list[Model]) -> None:
 
 
 async def test_what_waits_behind_a_run_is_cancelled_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch cannot be interrupted: a run under way goes on, and nobody waits for it."""
+    """PyTorch cannot be interrupted: a run goes on, and nobody waits for it."""
     put(tmp_path, Same())
     model = await load(tmp_path, X_TO_Y)
     began, release = Event(), Event()

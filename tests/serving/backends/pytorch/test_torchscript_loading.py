@@ -1,4 +1,4 @@
-"""Which configurations fit a TorchScript model, and what its parameters do."""
+"""Configurations that fit a TorchScript model, and the effects of its parameters."""
 
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What does not need torch: names, parameters, call specs, and the error where it is not there."""
+"""The part of the backend that needs no torch: names, parameters, call specs, and the error where torch is missing."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def spec_of(tree: dict[str, object]) -> str:
 
 
 def tree(kind: str, children: list[dict[str, object]], keys: list[str] | None = None) -> dict[str, object]:
-    """As PyTorch writes it, with JSON within JSON."""
+    """Write a call spec as PyTorch does, with JSON within JSON."""
     return {"type": f"builtins.{kind}", "context": json.dumps(keys), "children_spec": children}
 
 

@@ -1,4 +1,4 @@
-"""SavedModels and frozen graphs give what TensorFlow gives for them, under the names of their signatures."""
+"""SavedModels and frozen graphs give TensorFlow's results, under the names of their signatures."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ Arrays = dict[str, Array]
 
 
 def put(folder: Path, name: str, text: str = "", platform: str = SAVED_MODEL) -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     shutil.copytree(DATA / name, folder / "1", dirs_exist_ok=True)
     filename = "model.savedmodel" if platform == SAVED_MODEL else "model.graphdef"
     given = ModelConfig(name="m", backend="tensorflow", platform=platform, default_model_filename=filename)
@@ -42,7 +42,7 @@ async def load(folder: Path, name: str, text: str = "", platform: str = SAVED_MO
 
 
 def recorded(name: str, signature: str = "serving_default") -> tuple[Arrays, Arrays]:
-    """Inputs, and TensorFlow's outputs."""
+    """Return the recorded inputs and TensorFlow's outputs for them."""
     with np.load(DATA / name / "answers.npz") as answers:
         sides = [
             {key.removeprefix(start): answers[key] for key in answers.files if key.startswith(start)}

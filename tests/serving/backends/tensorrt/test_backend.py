@@ -1,4 +1,4 @@
-"""Plans are loaded by their GPU's capability and run as TensorRT's interface has it; without a GPU, clear errors."""
+"""Plans are chosen by compute capability and run through TensorRT's interface; without a GPU, errors are clear."""
 
 import asyncio
 import sys
@@ -32,7 +32,7 @@ Install = Callable[..., Machine]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """A machine with GPUs of the capabilities."""
+    """Fake a machine with GPUs of these capabilities."""
 
     def on(*capabilities: tuple[int, int]) -> Machine:
         machine = Machine(list(capabilities))
@@ -67,7 +67,7 @@ async def infer(model: Model, given: InferRequest) -> Array:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Instances end on their threads."""
+    """Wait, because instances end on their threads."""
     async with asyncio.timeout(TIMEOUT_S):
         while not is_so():
             await asyncio.sleep(0.001)
@@ -99,7 +99,7 @@ async def test_without_tensorrt_the_error_says_which_plan_the_gpu_takes(
 
 
 async def test_each_gpu_gets_the_plan_for_its_capability(tmp_path: Path, loaded: list[Model], install: Install) -> None:
-    """Keys with and without the point; a GPU that none of them is for gets the default."""
+    """Keys have a point or none; a GPU without a key gets the default."""
     machine = install((7, 5), (12, 0), (9, 0))
     for name, factor in (("t4.plan", 3), ("big.plan", 5), ("model.plan", 7)):
         write_plan(tmp_path / "1" / name, factor=factor)
@@ -235,7 +235,7 @@ async def test_a_batch_gets_the_nearest_profile(tmp_path: Path, loaded: list[Mod
 
 
 async def test_instances_share_their_profiles(tmp_path: Path, loaded: list[Model], install: Install) -> None:
-    """Whichever instance is free runs what fits the profile of another."""
+    """A free instance runs batches that fit the profile of another instance."""
     machine = install((8, 0))
     write_plan(tmp_path / "1" / "model.plan", profiles=TWO_PROFILES)
     groups = "".join(f'instance_group {{ name: "{each}" kind: KIND_GPU profile: "{each}" }}' for each in (0, 1))

@@ -1,4 +1,4 @@
-"""Ragged inputs, inputs that describe a batch, and outputs that are scattered: with ONNX models, as Triton has them."""
+"""Ragged inputs, batch inputs and scattered outputs, with ONNX models, as in Triton."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ def output(name: str, dims: str = "-1", kind: str = "TYPE_FP32") -> str:
 
 
 def seen(kind: int = INT32, rank: int = 1) -> onnx.ModelProto:
-    """Gives each row of a batch everything that the model saw: `x` and `b`, behind a dimension of one a row of `r`."""
+    """Return each row of a batch everything that the model saw: `x` and `b`, repeated for each row of `r`."""
     dims = ["k"] * rank
     nodes = [
         helper.make_node("Shape", ["r"], ["shape"]),
@@ -69,7 +69,7 @@ async def load_seen(folder: Path, rest: str, kind: int = INT32, rank: int = 1) -
 
 
 async def together(model: Model, *given: InferRequest) -> list[dict[str, Array]]:
-    """The answers to requests that were run as one batch."""
+    """Return the responses to requests that were run as one batch."""
     async with asyncio.timeout(TIMEOUT_S):
         responses = await asyncio.gather(*(infer_one(model, each) for each in given))
     assert model.statistics.execution_count == 1
@@ -86,7 +86,7 @@ def ragged(*shape: int, start: int = 0) -> InferRequest:
 async def test_a_batch_of_ragged_requests_is_one_flat_input_and_what_tells_it_apart(
     tmp_path: Path, loaded: list[Model], kind: str, data_type: str
 ) -> None:
-    """Counts are of requests, not of rows, as Triton's backends have it."""
+    """Counts are per request, not per row, as in Triton's backends."""
     number = INT32 if data_type == "TYPE_INT32" else TensorProto.FLOAT
     rest = f"{ragged_input()} {batch_input(kind, data_type=data_type)}"
     loaded.append(model := await load_seen(tmp_path, rest, number))
