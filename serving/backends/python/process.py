@@ -56,9 +56,7 @@ class WorkerProcess:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._result: asyncio.Future[Initialized | ConfigCompleted | CommandFailed] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()
-        """Exit code, set when the process has ended and its last messages were handled; negative for a signal's
-        number.
-        """
+        """Exit code, negative for a signal. Set once the last messages have been handled."""
 
     @property
     def pid(self) -> int | None:
@@ -80,10 +78,10 @@ class WorkerProcess:
         await asyncio.wait((self._result, self.exited), return_when=asyncio.FIRST_COMPLETED)
         if not self._result.done():
             raise SluiceError(ErrorCode.INTERNAL, unhealthy_message(self._name))
-        answer = self._result.result()
-        if isinstance(answer, CommandFailed):
-            raise SluiceError(ErrorCode.INTERNAL, answer.message)
-        return answer
+        response = self._result.result()
+        if isinstance(response, CommandFailed):
+            raise SluiceError(ErrorCode.INTERNAL, response.message)
+        return response
 
     async def _start(self) -> None:
         progress_fd = create_progress_file()

@@ -166,9 +166,7 @@ class SegmentPool:
                     self._free_bytes += capacity
 
     def take_notices(self) -> tuple[list[SegmentNotice], DroppedSegments | None]:
-        """Return what the other side must receive first: new segments with their files, which the caller closes, and
-        dropped ones.
-        """
+        """Return new segments with their files, which the caller closes, and dropped ones, all to be sent at once."""
         if not self._new and not self._newly_forwarded and not self._dropped:
             return [], None
         with self._lock:

@@ -189,9 +189,8 @@ class SupervisedWorker:
 
     def _respond(self, job: Job, response: WireResponse) -> None:
         assert self._process is not None
-        if (
-            response.is_final and not job.infer_ended_ns
-        ):  # of a decoupled model, whose responses end before `execute` returns
+        if response.is_final and not job.infer_ended_ns:
+            # The responses of a decoupled model may end before its `execute` does.
             job.infer_ended_ns = perf_counter_ns()
         try:
             if response.is_rescheduled:

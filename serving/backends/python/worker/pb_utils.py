@@ -12,8 +12,8 @@ from serving.backends.python.worker.model_config import (
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from serving.backends.python.worker.request import InferenceRequest, InferenceTrace
-from serving.backends.python.worker.response import InferenceResponse, InferenceResponseSender
+from serving.backends.python.worker.request import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace
+from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, InferenceResponseSender
 from serving.backends.python.worker.server import (
     Metric,
     MetricFamily,
@@ -34,9 +34,9 @@ from serving.backends.python.worker.tensor import (
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-TRITONSERVER_REQUEST_RELEASE_ALL = 1
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
+TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 
 
 class MemoryType(IntEnum):

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     if launch["bin"]:
         environ["PATH"] = os.pathsep.join([launch["bin"], environ.get("PATH", os.defpath)])
     packages: dict[str, str] = launch["packages"]
-    # The own package wins over a module of that name beside the model; the others only fill gaps.
+    # Our package wins over a module of that name beside the model; the others only fill gaps.
     sys.meta_path.insert(0, _PackageFinder({OWN_PACKAGE: packages.pop(OWN_PACKAGE)}))
     sys.meta_path.append(_PackageFinder(packages))
 

@@ -124,39 +124,39 @@ def test_a_segment_is_free_when_its_last_view_is_gone() -> None:
     pool.close()
 
 
-def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
+def test_what_one_worker_sent_is_forwarded_to_the_next_and_not_copied() -> None:
+    first, server = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
-    exchange(first, gateway)
-    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+    exchange(first, server)
+    tensor = np.frombuffer(server.read(stored), np.uint8)
 
     pool, second = SegmentPool(), MappedSegments(lambda: None)
-    lent = pool.store(tensor)
+    forwarded = pool.store(tensor)
     assert not pool._maps
     exchange(pool, second)
-    theirs = np.frombuffer(second.read(lent), np.uint8)
+    theirs = np.frombuffer(second.read(forwarded), np.uint8)
     assert (theirs == 7).all()
-    theirs[:] = 8  # what one model writes into its input no other one sees
+    theirs[:] = 8  # one model's writes to its input are invisible to others
     assert (tensor == 7).all()
 
     del tensor
     gc.collect()
-    assert not gateway.freed, "the second worker still reads it"
+    assert not server.freed, "the second worker still reads it"
     del theirs
     gc.collect()
     pool.free(second.take_freed())
     gc.collect()
-    assert gateway.take_freed() == [stored.segment]
+    assert server.take_freed() == [stored.segment]
     assert not second._maps
     assert not second._readers
     first.close()
 
 
 def test_a_part_of_a_segment_is_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
+    first, server = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
-    exchange(first, gateway)
-    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+    exchange(first, server)
+    tensor = np.frombuffer(server.read(stored), np.uint8)
     pool = SegmentPool()
     pool.store(tensor[1000:])
     assert pool._maps
