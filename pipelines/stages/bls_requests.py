@@ -7,6 +7,8 @@ import numpy as np
 
 from pipelines.stages.stage import BLS
 from serving.backends.ensemble.shapes import fitted
+from pipelines.stages.fields import BLS
+from serving.backends.ensemble.rows import fit_shape
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
@@ -135,7 +137,7 @@ class BlsRequest:
         spec = model.spec.inputs.get(name)
         if spec is None:  # the model's own check reports an unknown input
             return name, tensor
-        return name, fitted(tensor, spec.dims, is_batching=model.spec.max_batch_size > 0, batch_size=rows)
+        return name, fit_shape(tensor, spec.dims, is_batching=model.spec.max_batch_size > 0, batch_size=rows)
 
     def _request(self, model: Model, tensors: Iterable[_Named]) -> InferRequest:
         inputs = {name: tensor.renamed(name) for name, tensor in tensors}

@@ -1,1 +1,3 @@
-"""What backends share whose models are functions of arrays: ONNX, OpenVINO, TorchScript, SavedModel, TensorRT."""
+"""Code shared by the backends whose libraries compute numpy arrays in this process: onnxruntime, OpenVINO, PyTorch,
+TensorRT.
+"""

@@ -1,4 +1,4 @@
-"""Loads a model of arrays: what is the same for each library."""
+"""Loads models whose library computes arrays in this process: the part that is common to all such libraries."""
 
 import asyncio
 from abc import abstractmethod
@@ -9,14 +9,10 @@ from typing import NamedTuple
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
-from serving.backends.arrays.agreement import check_agreement
-from serving.backends.arrays.batch import BatchForm
-from serving.backends.arrays.batch_tensors import batch_tensors_of
-from serving.backends.arrays.completion import complete_config, default_max_batch_size, needs_completion
-from serving.backends.arrays.heap import give_back_freed_memory
+from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
+from serving.backends.arrays.config import check_config, complete_config, default_max_batch_size, needs_completion
 from serving.backends.arrays.instance import ArrayInstance
-from serving.backends.arrays.session import ArraySession
-from serving.backends.arrays.signature import Signature
+from serving.backends.arrays.session import ArraySession, Signature, trim_heap
 from serving.batching.scheduled import ScheduledModel
 from serving.host_policy import HostPolicy, policy_of
 from serving.instance import Placement, placements_of
@@ -26,33 +22,33 @@ from serving.spec import ModelSource, spec_of
 from sluice.errors import SluiceError
 
 
-class _Place(NamedTuple):
-    """Where instances share a session: a device, and what they keep to on the host."""
+class _SharedPlace(NamedTuple):
+    """Place whose instances share a session: a device, and the host policy its threads follow."""
 
     gpu: int | None
     policy: HostPolicy | None
 
 
 class ArrayBackend(Backend):
-    """One session for each place that instances are at."""
+    """Base of the backends that open one session for each place that has instances."""
 
     supported_fields = frozenset({"batch_input", "batch_output", "instance_group.host_policy"})
 
     def num_gpus(self) -> int:
-        """How many the library can use. Called on a thread."""
+        """Return the number of GPUs the library can use. Called on a thread."""
         return 0
 
     @abstractmethod
     def read_signature(self, source: ModelSource) -> Signature:
-        """Open the model without what takes time and changes no signature. Called on a thread."""
+        """Open the model and return its signature, skipping slow steps that do not change it. Called on a thread."""
 
     @abstractmethod
     def open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> ArraySession:
-        """For the instances of `placements`, which are on one device.
+        """Open a session for the instances of `placements`, which are all on one device.
 
-        Called on a thread that keeps to `policy`, as threads that the library starts in it do.
+        Called on a thread that is bound to `policy`, so that threads the library starts there are bound to it too.
         """
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
@@ -64,35 +60,38 @@ class ArrayBackend(Backend):
         return config
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason."""
+        """Load the model.
+
+        Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason.
+        """
         config, spec = source.config, spec_of(source.config, source.version)
-        batch_tensors = batch_tensors_of(config)
+        batch_tensors = parse_batch_tensors(config)
         placements = placements_of(config, await asyncio.to_thread(self.num_gpus))
-        places = [_Place(each.gpu, policy_of(each, context.host_policies)) for each in placements]
+        places = [_SharedPlace(each.gpu, policy_of(each, context.host_policies)) for each in placements]
         labels = await asyncio.to_thread(read_labels, config, source.folder)
         sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
         try:
             for session in sessions.values():
-                check_agreement(config, spec, session.signature)
+                check_config(config, spec, session.signature)
         except SluiceError:
-            await asyncio.to_thread(_close, sessions.values())
+            await asyncio.to_thread(_close_sessions, sessions.values())
             raise
         instances = [
-            ArrayInstance(each, sessions[place], BatchForm(spec, sessions[place], batch_tensors), place.policy)
+            ArrayInstance(each, sessions[place], BatchAssembler(spec, sessions[place], batch_tensors), place.policy)
             for each, place in zip(placements, places, strict=True)
         ]
         return ScheduledModel(source, instances, labels, context)
 
     def _open_sessions(
-        self, source: ModelSource, placements: Sequence[Placement], places: Sequence[_Place]
-    ) -> dict[_Place, ArraySession]:
-        together: dict[_Place, list[Placement]] = {}
+        self, source: ModelSource, placements: Sequence[Placement], places: Sequence[_SharedPlace]
+    ) -> dict[_SharedPlace, ArraySession]:
+        by_place: dict[_SharedPlace, list[Placement]] = {}
         for each, place in zip(placements, places, strict=True):
-            together.setdefault(place, []).append(each)
+            by_place.setdefault(place, []).append(each)
         try:
-            return {place: self._open_session(source, each, place.policy) for place, each in together.items()}
+            return {place: self._open_session(source, each, place.policy) for place, each in by_place.items()}
         finally:
-            give_back_freed_memory()
+            trim_heap()
 
     def _open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
@@ -104,7 +103,7 @@ class ArrayBackend(Backend):
             return thread.submit(self.open_session, source, placements, policy).result()
 
 
-def _close(sessions: Iterable[ArraySession]) -> None:
+def _close_sessions(sessions: Iterable[ArraySession]) -> None:
     for session in sessions:
         session.close()
-    give_back_freed_memory()
+    trim_heap()

@@ -1,25 +1,138 @@
-"""The requests of a batch as the arrays of one run, and its results as their responses."""
+"""Joins the requests of a batch into the arrays of one run, and splits the run's results into their responses.
 
-from collections.abc import Sequence
+`batch_input` and `batch_output` of config.pbtxt add tensors that describe the batch; their values and shapes are
+Triton's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelConfig
 
-from serving.backends.arrays.batch_tensors import BatchTensors
 from serving.backends.arrays.session import ArraySession
-from serving.backends.arrays.strings import bytes_array, text_array
 from serving.request import InferRequest
 from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import BYTES
+from serving.tensors import datatypes
+from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
+_Shapes = Sequence[tuple[int, ...]]
+"""Shapes of one input, one for each request, including the batch dimension."""
+_DATA_TYPES = ("TYPE_INT32", "TYPE_FP32")
 
-class BatchForm:
-    """How one model's requests are joined along their first dimension, and taken apart again."""
+
+def _counts(shapes: _Shapes) -> list[int]:
+    return [prod(shape) for shape in shapes]
+
+
+def _item_shapes(shapes: _Shapes) -> Array:
+    """Return the item shapes, `[rows, rank]`: a request of several rows repeats its shape."""
+    return np.repeat([shape[1:] for shape in shapes], [shape[0] for shape in shapes], axis=0)
+
+
+_VALUES: dict[int, Callable[[_Shapes], ArrayLike]] = {
+    BatchInput.BATCH_ELEMENT_COUNT: _counts,
+    BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT: lambda shapes: list(accumulate(_counts(shapes))),
+    BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: lambda shapes: list(accumulate(_counts(shapes), initial=0)),
+    # The shape is the value; Triton leaves the elements undefined.
+    BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE: lambda shapes: np.zeros(max(_counts(shapes))),
+    BatchInput.BATCH_ITEM_SHAPE: _item_shapes,
+    BatchInput.BATCH_ITEM_SHAPE_FLATTEN: lambda shapes: _item_shapes(shapes).ravel(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputTensor:
+    """One `batch_input`: the same values under each of `names`, computed from the shapes of the input `source`."""
+
+    names: tuple[str, ...]
+    source: str
+    data_type: DataType
+    values: Callable[[_Shapes], ArrayLike]
+
+    def build(self, requests: Sequence[InferRequest]) -> Array:
+        """Return the values for a batch of `requests`: one entry for each request, or for each row if they are item
+        shapes.
+        """
+        return np.asarray(self.values([request.inputs[self.source].shape for request in requests])).astype(
+            self.data_type.dtype
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTensors:
+    """A model's `batch_input` tensors, and its `batch_output` ones.
+
+    `scattered` maps the name of a batch output to the input whose shape each request's part of it has.
+    """
+
+    inputs: tuple[BatchInputTensor, ...] = ()
+    scattered: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def input_types(self) -> dict[str, DataType]:
+        """Data types of the batch inputs, by name."""
+        return {name: each.data_type for each in self.inputs for name in each.names}
+
+
+def parse_batch_tensors(config: ModelConfig) -> BatchTensors:
+    """Parse `batch_input` and `batch_output`.
+
+    Raises SluiceError INVALID, in Triton's words, for entries that no model can have.
+    """
+    return BatchTensors(
+        tuple(_parse_batch_input(config, each) for each in config.batch_input),
+        {
+            name: _find_source(config, each, "output")
+            for each in config.batch_output
+            for name in _find_targets(config, each)
+        },
+    )
+
+
+def _parse_batch_input(config: ModelConfig, given: BatchInput) -> BatchInputTensor:
+    source = _find_source(config, given, "input")
+    data_type = datatypes.of_config(model_config_pb2.DataType.Name(given.data_type))
+    if data_type is None or data_type.config_name not in _DATA_TYPES:
+        raise _invalid(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
+    return BatchInputTensor(tuple(given.target_name), source, data_type, _VALUES[given.kind])
+
+
+def _find_source(config: ModelConfig, given: BatchInput | BatchOutput, side: str) -> str:
+    sources = given.source_input
+    if len(sources) != 1:
+        kind: Any = type(given).Kind
+        raise _invalid(
+            f"batch {side} kind '{kind.Name(given.kind)}' expects 1 source input, got {len(sources)} for {config.name}"
+        )
+    found = next((each for each in config.input if each.name == sources[0]), None)
+    if found is None:
+        raise _invalid(f"unknown source input name '{sources[0]}' for {config.name}")
+    if found.optional:
+        raise _invalid(f"source input '{found.name}' of a batch {side} must not be optional for {config.name}")
+    return str(found.name)
+
+
+def _find_targets(config: ModelConfig, given: BatchOutput) -> Sequence[str]:
+    outputs = {each.name for each in config.output}
+    for name in given.target_name:
+        if name not in outputs:
+            raise _invalid(f"unknown target output name '{name}' for {config.name}")
+    return list(given.target_name)
+
+
+class BatchAssembler:
+    """Joins a model's requests along their first dimension, and splits the results again."""
 
     def __init__(self, spec: ModelSpec, session: ArraySession, batch_tensors: BatchTensors | None = None) -> None:
-        """`batch_tensors`: what the configuration adds to a batch; None where it adds nothing."""
+        """`batch_tensors` are those the configuration adds to a batch; None where it adds none."""
         self._spec = spec
         self._library = session.library
         self._strings_are_text = session.strings_are_text
@@ -28,8 +141,10 @@ class BatchForm:
         self._scalar_inputs = {
             name for name, each in (signature.inputs | signature.optional_inputs).items() if not each.dims
         }
-        self.may_be_repeated = not spec.has_sequences or bool(spec.states)
-        """Whether a run that failed leaves nothing behind in the model: not where it keeps sequences' states itself."""
+        self.can_rerun = not spec.has_sequences or bool(spec.states)
+        """Whether a failed run may be repeated: not where the model itself keeps the states of sequences, which the
+        run may have changed.
+        """
         self._ragged_inputs = {name for name, each in spec.inputs.items() if each.allows_ragged}
         self._states = frozenset(each.output_name for each in spec.states)
         self._outputs = spec.outputs | {
@@ -38,32 +153,37 @@ class BatchForm:
             if each.output_name not in spec.outputs
         }
 
-    def outputs_of(self, requests: Sequence[InferRequest]) -> list[str]:
-        """What any of them asks for, in the model's order, and what the next requests of their sequences need."""
+    def requested_outputs(self, requests: Sequence[InferRequest]) -> list[str]:
+        """Return the outputs that any request asks for, in the model's order, and the states for the next requests
+        of their sequences.
+        """
         if any(not request.requested_outputs for request in requests):
             return list(self._outputs)
-        asked = self._states.union(*(request.requested_outputs for request in requests))
-        return [name for name in self._outputs if name in asked]
+        requested = self._states.union(*(request.requested_outputs for request in requests))
+        return [name for name in self._outputs if name in requested]
 
-    def joined(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
-        """The inputs of all. Raises SluiceError INVALID for strings that are no text."""
-        arrays = {name: self._joined(name, requests) for name in requests[0].inputs}
-        for describing in self._batch_tensors.inputs:
-            arrays |= dict.fromkeys(describing.names, describing.array(requests))
+    def join_inputs(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        """Return the inputs of all requests, joined.
+
+        Raises SluiceError INVALID for strings that are not UTF-8 where they have to be.
+        """
+        arrays = {name: self._join_input(name, requests) for name in requests[0].inputs}
+        for batch_input in self._batch_tensors.inputs:
+            arrays |= dict.fromkeys(batch_input.names, batch_input.build(requests))
         return arrays
 
-    def _joined(self, name: str, requests: Sequence[InferRequest]) -> Array:
+    def _join_input(self, name: str, requests: Sequence[InferRequest]) -> Array:
         if name in self._ragged_inputs:
-            return np.concatenate([self._input(request, request.inputs[name]).ravel() for request in requests])
+            return np.concatenate([self._convert_input(request, request.inputs[name]).ravel() for request in requests])
         if len(requests) == 1:
-            return self._input(requests[0], requests[0].inputs[name])
-        return np.concatenate([self._input(request, request.inputs[name]) for request in requests])
+            return self._convert_input(requests[0], requests[0].inputs[name])
+        return np.concatenate([self._convert_input(request, request.inputs[name]) for request in requests])
 
-    def _input(self, request: InferRequest, tensor: Tensor) -> Array:
+    def _convert_input(self, request: InferRequest, tensor: Tensor) -> Array:
         array = tensor.array
         if tensor.data_type is BYTES and self._strings_are_text:
             try:
-                array = text_array(array)
+                array = decode_strings(array)
             except UnicodeDecodeError:
                 raise SluiceError(
                     ErrorCode.INVALID,
@@ -77,39 +197,43 @@ class BatchForm:
         # Clients see a scalar as [1].
         return array.reshape(()) if tensor.name in self._scalar_inputs and array.size == 1 else array
 
-    def divided(
+    def split_outputs(
         self, requests: Sequence[InferRequest], outputs: Sequence[str], arrays: Sequence[Array]
     ) -> list[list[Tensor]]:
-        """Each request's outputs: its states, and those that it asked for.
+        """Return each request's outputs: the states, and the outputs it asked for.
 
-        Raises SluiceError INTERNAL where rows do not add up.
+        Raises SluiceError INTERNAL where the rows of an output do not add up.
         """
         columns = [
-            (self._outputs[name], self._parts(requests, name, array))
+            (self._outputs[name], self._split_output(requests, name, array))
             for name, array in zip(outputs, arrays, strict=True)
         ]
         return [
-            [_tensor(spec, parts[index]) for spec, parts in columns if self._is_wanted(spec.name, request)]
+            [_build_tensor(spec, parts[index]) for spec, parts in columns if self._is_requested(spec.name, request)]
             for index, request in enumerate(requests)
         ]
 
-    def _is_wanted(self, name: str, request: InferRequest) -> bool:
-        asked = request.requested_outputs
-        return not asked or name in asked or name in self._states
+    def _is_requested(self, name: str, request: InferRequest) -> bool:
+        requested = request.requested_outputs
+        return not requested or name in requested or name in self._states
 
-    def _parts(self, requests: Sequence[InferRequest], name: str, array: Array) -> list[Array]:
-        """Of one output, a part a request."""
+    def _split_output(self, requests: Sequence[InferRequest], name: str, array: Array) -> list[Array]:
+        """Return one output's parts, one for each request."""
         if source := self._batch_tensors.scattered.get(name):
-            return self._scattered(requests, name, source, array.ravel())
+            return self._scatter_output(requests, name, source, array.ravel())
         if len(requests) == 1:
             return [array]
         ends = np.cumsum([request.batch_size for request in requests]).tolist()
         if array.shape[:1] != (ends[-1],):
-            raise self._misfit(name, array, f"a batch of {ends[-1]}")
+            raise self._shape_error(name, array, f"a batch of {ends[-1]}")
         return [array[end - request.batch_size : end] for request, end in zip(requests, ends, strict=True)]
 
-    def _scattered(self, requests: Sequence[InferRequest], name: str, source: str, flat: Array) -> list[Array]:
-        """One part behind the other, each in the output's shape with its open sizes as the source has them."""
+    def _scatter_output(self, requests: Sequence[InferRequest], name: str, source: str, flat: Array) -> list[Array]:
+        """Split a flat output into parts that lie one behind the other.
+
+        Each part has the output's declared shape, with the sizes left open taken from the input `source` of its
+        request.
+        """
         spec = self._outputs[name]
         dims = spec.dims if spec.reshape is None else spec.reshape
         declared = (-1, *dims) if self._spec.max_batch_size > 0 else dims
@@ -119,19 +243,37 @@ class BatchForm:
             shape = tuple(given[index] if size == -1 else size for index, size in enumerate(declared))
             end = start + prod(shape)
             if end > flat.size:
-                raise self._misfit(name, flat, f"parts in the shapes of input '{source}'")
+                raise self._shape_error(name, flat, f"parts in the shapes of input '{source}'")
             parts.append(flat[start:end].reshape(shape))
             start = end
         return parts
 
-    def _misfit(self, name: str, array: Array, expected: str) -> SluiceError:
+    def _shape_error(self, name: str, array: Array, expected: str) -> SluiceError:
         message = f"output '{name}' of model '{self._spec.name}' has shape {list(array.shape)} for {expected}"
         return SluiceError(ErrorCode.INTERNAL, message)
 
 
-def _tensor(spec: TensorSpec, array: Array) -> Tensor:
+def _build_tensor(spec: TensorSpec, array: Array) -> Tensor:
     if not array.ndim:
         array = array.reshape(spec.dims if spec.reshape is None else spec.reshape)
     if spec.data_type is BYTES:
-        array = bytes_array(array)
+        array = encode_strings(array)
     return Tensor(spec.name, spec.data_type.name, array.shape, array=array)
+
+
+def decode_strings(array: Array) -> Array:
+    """Return a copy with elements as `str`. Raises UnicodeDecodeError."""
+    decoded = np.empty(array.size, np.object_)
+    decoded[:] = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
+    return decoded.reshape(array.shape)
+
+
+def encode_strings(array: Array) -> Array:
+    """Return a copy with elements as `bytes`; the given ones are `str` or `bytes`."""
+    encoded = np.empty(array.size, BYTES.dtype)
+    encoded[:] = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
+    return encoded.reshape(array.shape)
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)

@@ -1,15 +1,50 @@
-"""What a library does for a backend of arrays: a model that is open, and runs of it."""
+"""Interface between the array backends and their libraries: the signature of an open model, its session and its
+runs.
+"""
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 
-from serving.backends.arrays.heap import give_back_freed_memory
-from serving.backends.arrays.signature import Signature
+from serving.tensors.datatypes import DataType
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
-_holders_lock = Lock()
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc's function. Other C libraries have none, and keep less memory."""
+_references_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """Type and dims of one tensor.
+
+    `dims` include the batch dimension where the model has one; -1 is any size. Empty dims stand for a scalar or any
+    shape.
+    """
+
+    name: str
+    data_type: DataType
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Tensors by name, in the model's order.
+
+    `optional_inputs` have a default in the model, which a request may replace.
+    """
+
+    inputs: dict[str, TensorSignature]
+    optional_inputs: dict[str, TensorSignature]
+    outputs: dict[str, TensorSignature]
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether the first dimension of every tensor is open."""
+        return all(tensor.dims[:1] == (-1,) for tensor in (*self.inputs.values(), *self.outputs.values()))
 
 
 class ArrayRun(ABC):
@@ -17,23 +52,28 @@ class ArrayRun(ABC):
 
     @abstractmethod
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        """The arrays of `outputs`, in that order. On a thread; blocks. May raise whatever the library raises.
+        """Return the arrays of `outputs`, in that order.
 
-        A run may be executed several times, one after the other. Arrays are the caller's: the library does not write
+        Called on a thread; blocks. May raise any exception of the library.
+
+        A run may be executed several times, one after the other. The caller owns the arrays: the library does not write
         to them again. BYTES are object arrays, of `str` where the session's `strings_are_text`, else of `bytes`.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End it early where the library can; `execute` then raises or returns. From any thread, idempotent."""
+        """End the run early where the library can; `execute` then raises or returns.
+
+        Callable from any thread; idempotent.
+        """
 
     @property
     @abstractmethod
     def is_stopped(self) -> bool: ...
 
 
-class WholeRun(ArrayRun):
-    """A run that its library cannot end early: one that is stopped does not begin."""
+class UninterruptibleRun(ArrayRun):
+    """Run that its library cannot end early. A stopped one does not begin."""
 
     def __init__(self, run: Callable[[dict[str, Array], list[str]], list[Array]]) -> None:
         self._run = run
@@ -53,36 +93,51 @@ class WholeRun(ArrayRun):
 
 
 class ArraySession(ABC):
-    """An open model. Threads may run it side by side; its weights are there once."""
+    """An open model. Several threads may run it at the same time; its weights are in memory once."""
 
     library: str
-    """As errors call it: onnxruntime, OpenVINO …"""
+    """Name of the library in errors: onnxruntime, OpenVINO …"""
     strings_are_text: bool = False
-    """Whether the library's strings have to be UTF-8."""
+    """Whether the library requires strings to be UTF-8."""
     signature: Signature
-    _num_holders = 0
+    _num_references = 0
 
     def hold(self) -> None:
-        """Keep it open until `release`. From any thread."""
-        with _holders_lock:
-            self._num_holders += 1
+        """Keep the session open until `release`. Callable from any thread."""
+        with _references_lock:
+            self._num_references += 1
 
     def release(self) -> None:
-        """The end of one `hold`; the last one closes it. On a thread."""
-        with _holders_lock:
-            self._num_holders -= 1
-            is_last = self._num_holders == 0
+        """End one `hold`; the last one closes the session. Blocks: call it on a thread."""
+        with _references_lock:
+            self._num_references -= 1
+            is_last = self._num_references == 0
         if is_last:
             self.close()
-            give_back_freed_memory()
+            trim_heap()
 
     @abstractmethod
     def open_run(self) -> ArrayRun:
-        """On the event loop; must not block."""
+        """Return a new run. Called on the event loop; must not block."""
 
     @abstractmethod
-    def failure_of(self, error: Exception) -> SluiceError:
-        """What the library raised in a run: INVALID where it blames its inputs, else INTERNAL."""
+    def convert_error(self, error: Exception) -> SluiceError:
+        """Convert what the library raised in a run: to INVALID where it blames the inputs, else to INTERNAL."""
 
     def close(self) -> None:  # noqa: B027 - a hook that some leave empty
-        """Free the model once no run is left, without waiting for the garbage collector. On a thread; idempotent."""
+        """Free the model once no run is left, without waiting for the garbage collector.
+
+        Blocks: call it on a thread. Idempotent.
+        """
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system.
+
+    Call it on a thread after a model was read or freed: it takes up to 0.1 s a gigabyte.
+
+    glibc keeps memory that threads have freed: up to three times the size of a model, from reading it and from its
+    weights.
+    """
+    if _trim is not None:
+        _trim(0)

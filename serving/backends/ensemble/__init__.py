@@ -1,1 +1,1 @@
-"""Ensembles: models joined to one by the names of their tensors."""
+"""Backend `ensemble`: models that are joined by the names of their tensors."""

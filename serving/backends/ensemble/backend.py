@@ -1,26 +1,34 @@
-"""Loads ensembles."""
+"""The backend `ensemble`, and an ensemble as a model."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
 from typing import ClassVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
-from serving.backends.ensemble.graph import Graph, graph_of
-from serving.backends.ensemble.limits import StepLimit
-from serving.backends.ensemble.model import EnsembleModel
-from serving.backends.ensemble.parameters import step_parameters_of
-from serving.backends.ensemble.run import Plan
-from serving.backends.ensemble.schedule import Schedules
-from serving.backends.ensemble.step_models import check_step_models, decoupled_steps, find_step_models
+from serving.backends.ensemble.graph import (
+    EnsembleGraph,
+    EnsembleStep,
+    check_step_models,
+    find_decoupled_steps,
+    find_step_models,
+    parse_graph,
+)
+from serving.backends.ensemble.run import EnsembleRun
+from serving.backends.ensemble.schedule import EnsemblePlan, ScheduleCache, StepLimit, parse_step_parameters
+from serving.batching.output_shapes import OutputShapes
+from serving.job import Job
 from serving.labels import read_labels
 from serving.model import Model
+from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource, spec_of
+from sluice.errors import ErrorCode, SluiceError
 
 
 class EnsembleBackend(Backend):
-    """Ensembles have no file, only a configuration; what their steps call is loaded before them."""
+    """Loads ensembles. They have a configuration and no file; the models of their steps are loaded before them."""
 
     name = "ensemble"
     ignored_fields: ClassVar[Mapping[str, str]] = {
@@ -30,19 +38,21 @@ class EnsembleBackend(Backend):
     }
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Raises SluiceError INVALID where the steps do not fit their models.
+        """Load an ensemble. Raises SluiceError INVALID where the steps do not fit their models.
 
         An ensemble with a decoupled step is decoupled, whatever its configuration says.
         """
-        graph, spec = graph_of(source.config), spec_of(source.config, source.version)
+        graph, spec = parse_graph(source.config), spec_of(source.config, source.version)
         step_models = find_step_models(spec.name, graph, context.models)
         check_step_models(spec, graph, step_models)
-        decoupled = decoupled_steps(spec, graph, step_models)
+        decoupled = find_decoupled_steps(spec, graph, step_models)
         config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
         limit = config.ensemble_scheduling.max_inflight_requests
         limits = [StepLimit(limit) for _ in graph.steps]
         spec = spec_of(config, source.version)
-        plan = Plan(spec, graph, decoupled, limits, context.models, Schedules(spec, graph), step_parameters_of(config))
+        plan = EnsemblePlan(
+            spec, graph, decoupled, limits, context.models, ScheduleCache(spec, graph), parse_step_parameters(config)
+        )
         labels = _labels_of_steps(graph, step_models) | await asyncio.to_thread(read_labels, config, source.folder)
         return EnsembleModel(config, plan, labels)
 
@@ -54,11 +64,69 @@ def _with_transaction_policy(config: ModelConfig, *, is_decoupled: bool) -> Mode
     return completed
 
 
-def _labels_of_steps(graph: Graph, models: list[Model]) -> dict[str, list[str]]:
-    """Those of the models' outputs, under the names that they have here."""
+def _labels_of_steps(graph: EnsembleGraph, models: list[Model]) -> dict[str, list[str]]:
+    """Return the labels of the steps' outputs, by ensemble tensor."""
     return {
         tensor: list(models[step.index].labels[output])
         for step in graph.steps
         for output, tensor in step.outputs.items()
         if output in models[step.index].labels
     }
+
+
+class EnsembleModel(Model):
+    """An ensemble. It has neither queue nor instances: the models of its steps have."""
+
+    def __init__(
+        self, config: ModelConfig, plan: EnsemblePlan, labels: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        super().__init__(config, plan.spec, labels)
+        self._plan = plan
+        self._output_shapes = OutputShapes(plan.spec)
+        self._runs: dict[Job, EnsembleRun] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        return super().is_ready and all(map(self._is_step_ready, self._plan.graph.steps))
+
+    def _is_step_ready(self, step: EnsembleStep) -> bool:
+        try:
+            return self._plan.models.find(step.model_name, step.version).is_ready
+        except SluiceError:
+            return False
+
+    def is_decoupled_for(self, request: InferRequest) -> bool:
+        """Return whether a step that `request` needs streams."""
+        try:
+            return self.spec.is_decoupled and self._plan.schedule_for(request).is_streaming
+        except SluiceError:  # a missing model is reported when the request is started
+            return False
+
+    def _start(self, job: Job) -> None:
+        job.compute_started_ns = perf_counter_ns()
+        run = self._runs[job] = EnsembleRun(self._plan, job)
+        job.infer_started_ns = perf_counter_ns()
+        try:
+            run.start()
+        except SluiceError:
+            del self._runs[job]
+            raise
+
+    def responded(self, job: Job, response: InferResponse) -> None:
+        """Record the first response. Like Triton, keeps no statistics of the other ones."""
+        job.infer_ended_ns = perf_counter_ns()
+        if self.spec.is_decoupled:
+            self.statistics.record_first_response(job, response)
+        if self._output_shapes.are_any and response.outputs:
+            response.outputs = self._output_shapes.restored(response.outputs)
+
+    def finished(self, job: Job) -> None:
+        run = self._runs.pop(job, None)
+        if run is not None:
+            run.release()
+        super().finished(job)
+
+    async def close(self) -> None:
+        self._is_closing = True
+        for run in list(self._runs.values()):
+            run.fail(SluiceError(ErrorCode.UNAVAILABLE, f"version {self.version} is unloaded"))

@@ -1,14 +1,29 @@
-"""What an ensemble's configuration says: its steps, and which tensors join them."""
+"""The graph of an ensemble: its steps, the tensors that join them, its streams, and checks against the steps' models.
 
-from collections.abc import Iterable
+Every decoupled step makes a stream: its responses, one after the other, and everything that later steps make of them.
+Streams nest as decoupled steps follow each other. A tensor from outside a stream is the same for all its responses, so
+it may join tensors inside. Tensors of two streams of which neither contains the other cannot be joined, because their
+responses do not correspond.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from serving.backend import ModelLookup
+from serving.backends.ensemble.rows import Shape, shapes_agree
+from serving.model import Model
+from serving.spec import ModelSpec, TensorSpec
+from sluice.errors import ErrorCode, SluiceError
+
+StreamPath = tuple[int, ...]
+"""Indices of the nested decoupled steps that a tensor is a response of, outermost first; () is the request itself."""
+
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One use of a model. `inputs` and `outputs` say by the model's tensor name which ensemble tensor it is."""
+class EnsembleStep:
+    """One use of a model. `inputs` and `outputs` map the model's tensor names to ensemble tensors."""
 
     index: int
     model_name: str
@@ -18,7 +33,7 @@ class Step:
 
     @property
     def reads(self) -> Iterable[str]:
-        """The ensemble tensors that it waits for."""
+        """Ensemble tensors that the step waits for."""
         return self.inputs.values()
 
     @property
@@ -27,28 +42,28 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    """The steps in the configuration's order, and which of them writes each tensor that a step writes."""
+class EnsembleGraph:
+    """Steps in the configuration's order, and the step that writes each tensor."""
 
-    steps: tuple[Step, ...]
-    writers: dict[str, Step]
+    steps: tuple[EnsembleStep, ...]
+    writers: dict[str, EnsembleStep]
 
     def needed_for(self, tensors: Iterable[str]) -> frozenset[int]:
-        """The indices of the steps without which `tensors` cannot be had."""
+        """Return the indices of the steps that produce `tensors`, directly or indirectly."""
         needed: set[int] = set()
-        wanted = list(tensors)
-        while wanted:
-            step = self.writers.get(wanted.pop())
+        pending = list(tensors)
+        while pending:
+            step = self.writers.get(pending.pop())
             if step is not None and step.index not in needed:
                 needed.add(step.index)
-                wanted.extend(step.reads)
+                pending.extend(step.reads)
         return frozenset(needed)
 
 
-def graph_of(config: ModelConfig) -> Graph:
-    """The graph of a configuration that has been checked."""
+def parse_graph(config: ModelConfig) -> EnsembleGraph:
+    """Return the graph of a configuration that has been checked."""
     steps = tuple(
-        Step(
+        EnsembleStep(
             index,
             each.model_name,
             each.model_version,
@@ -57,4 +72,172 @@ def graph_of(config: ModelConfig) -> Graph:
         )
         for index, each in enumerate(config.ensemble_scheduling.step)
     )
-    return Graph(steps, {name: step for step in steps for name in step.writes})
+    return EnsembleGraph(steps, {name: step for step in steps for name in step.writes})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPaths:
+    """Stream of each step, by the step's index, and of each tensor, by its name."""
+
+    by_step: Mapping[int, StreamPath]
+    by_tensor: Mapping[str, StreamPath]
+
+
+def find_stream_paths(
+    ensemble: str, inputs: Iterable[str], graph: EnsembleGraph, decoupled: frozenset[int]
+) -> StreamPaths:
+    """Return the streams of an ensemble whose `decoupled` steps give any number of responses.
+
+    Raises SluiceError INVALID, in Triton's words, for a step whose inputs come from streams that do not contain each
+    other.
+    """
+    by_step: dict[int, StreamPath] = {}
+    by_tensor: dict[str, StreamPath] = dict.fromkeys(inputs, ())
+    waiting = list(graph.steps)
+    while waiting:
+        step = next((each for each in waiting if all(name in by_tensor for name in each.reads)), None)
+        if step is None:
+            raise _invalid(f"in ensemble {ensemble}, steps wait for tensors that nothing writes")
+        waiting.remove(step)
+        stream = innermost_stream(ensemble, step.model_name, [by_tensor[name] for name in step.reads])
+        by_step[step.index] = stream
+        after = (*stream, step.index) if step.index in decoupled else stream
+        by_tensor.update(dict.fromkeys(step.writes, after))
+    return StreamPaths(by_step, by_tensor)
+
+
+def innermost_stream(ensemble: str, reader: str, streams: Iterable[StreamPath]) -> StreamPath:
+    """Return the stream within all others. Raises SluiceError INVALID where two do not contain each other."""
+    found: StreamPath = ()
+    for stream in sorted(streams, key=len):
+        if not is_within(stream, found):
+            raise _invalid(
+                f"in ensemble {ensemble}, step of model '{reader}' receives inputs originated from different decoupled "
+                "models"
+            )
+        found = stream
+    return found
+
+
+def is_within(stream: StreamPath, outer: StreamPath) -> bool:
+    """Return whether `stream` is `outer` or nested in it."""
+    return stream[: len(outer)] == outer
+
+
+def find_step_models(ensemble: str, graph: EnsembleGraph, models: ModelLookup) -> list[Model]:
+    """Return the model of each step. Raises SluiceError INVALID where one is not loaded."""
+    return [_find_model(ensemble, step, models) for step in graph.steps]
+
+
+def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> None:
+    """Check that mappings, types, dims and batch sizes of steps and models agree.
+
+    Raises SluiceError INVALID, in Triton's words.
+    """
+    known: dict[str, _TensorFacts] = {}
+    for tensor in (*spec.inputs.values(), *spec.outputs.values()):
+        dims = tensor.dims if tensor.reshape is None else tensor.reshape
+        known.setdefault(tensor.name, _tensor_facts(spec, tensor, dims))
+    for step, model in zip(graph.steps, models, strict=True):
+        _check_batch_size(spec, model.spec)
+        _check_inputs(spec.name, step, model.spec, known)
+        _check_outputs(spec.name, step, model.spec, known)
+
+
+def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> frozenset[int]:
+    """Return the indices of the steps whose models are decoupled.
+
+    Raises SluiceError INVALID where streams that do not contain each other meet.
+    """
+    decoupled = frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
+    by_tensor = find_stream_paths(spec.name, spec.inputs, graph, decoupled).by_tensor
+    innermost_stream(spec.name, spec.name, [by_tensor[name] for name in spec.outputs])
+    return decoupled
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorFacts:
+    """Type and dims of an ensemble tensor, and the model that declares them.
+
+    `full_dims` include the batch dimension.
+    """
+
+    model_name: str
+    data_type: str
+    dims: Shape
+    full_dims: Shape
+
+
+def _find_model(ensemble: str, step: EnsembleStep, models: ModelLookup) -> Model:
+    try:
+        return models.find(step.model_name, step.version)
+    except SluiceError as error:
+        if step.version == -1:
+            reason = f"which has no loaded version. Model '{step.model_name}' loading failed with error: "
+            raise _invalid(f"ensemble '{ensemble}' depends on '{step.model_name}' {reason}{error.message}") from error
+        raise _invalid(
+            f"ensemble '{ensemble}' depends on '{step.model_name}' whose required version {step.version} is not loaded."
+        ) from error
+
+
+def _tensor_facts(spec: ModelSpec, tensor: TensorSpec, dims: Shape) -> _TensorFacts:
+    batch = (-1,) if spec.max_batch_size > 0 else ()
+    return _TensorFacts(spec.name, tensor.data_type.config_name, dims, batch + dims)
+
+
+def _check_batch_size(ensemble: ModelSpec, model: ModelSpec) -> None:
+    if 0 < model.max_batch_size < ensemble.max_batch_size:
+        raise _invalid(
+            f"ensemble {ensemble.name} allows maximum batch size {ensemble.max_batch_size}, but it contains model "
+            f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+        )
+
+
+def _check_inputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: dict[str, _TensorFacts]) -> None:
+    for name, tensor in step.inputs.items():
+        if name not in model.inputs:
+            raise _invalid(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
+                f"{step.model_name}"
+            )
+    for spec in model.inputs.values():
+        if spec.name in step.inputs:
+            _check_tensor(ensemble, step.inputs[spec.name], _tensor_facts(model, spec, spec.dims), known)
+        elif not spec.is_optional:
+            raise _invalid(
+                f"in ensemble {ensemble}, input {spec.name} in model {step.model_name} is not mapped to any ensemble "
+                "tensors"
+            )
+
+
+def _check_outputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: dict[str, _TensorFacts]) -> None:
+    for name, tensor in step.outputs.items():
+        spec = model.outputs.get(name)
+        if spec is None:
+            raise _invalid(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
+                f"{step.model_name}"
+            )
+        _check_tensor(ensemble, tensor, _tensor_facts(model, spec, spec.dims), known)
+
+
+def _check_tensor(ensemble: str, tensor: str, facts: _TensorFacts, known: dict[str, _TensorFacts]) -> None:
+    first = known.setdefault(tensor, facts)
+    if first.data_type != facts.data_type:
+        what, one, other = "data type", first.data_type, facts.data_type
+    elif not shapes_agree(first.dims, facts.dims) and not shapes_agree(first.full_dims, facts.full_dims):
+        what, one, other = "shape", _shape_text(first.full_dims), _shape_text(facts.full_dims)
+    else:
+        return
+    raise _invalid(
+        f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
+        f"{first.model_name} while {other} is inferred from model {facts.model_name}"
+    )
+
+
+def _shape_text(shape: Shape) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)

@@ -1,11 +1,12 @@
-"""The rows of a batch as requests of their own, to a model that does not batch."""
+"""Batches between models that batch and models that do not: tensor shapes, and the rows of a batch as requests of
+their own.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from serving.backends.ensemble.shapes import agree
 from serving.job import Job, Receive
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -13,20 +14,49 @@ from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
+Shape = tuple[int, ...]
 
-def split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: int) -> frozenset[str]:
-    """The inputs that hold a row for each of several, where the model takes one at a time. None of a batching model."""
+
+def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether two shapes may be equal; -1 stands for any size."""
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def fit_shape(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_size: int) -> Tensor:
+    """Reshape a tensor for a reader that expects `dims`, after a batch dimension if `is_batching`.
+
+    Nothing is copied.
+
+    `batch_size` is that of the request that made the tensor, 0 where its model does not batch. Between models that
+    batch and models that do not, a batch dimension of one row is added or removed. A tensor that fits as it is passes a
+    whole batch as one tensor.
+    """
+    shape = tensor.shape
+    if is_batching == (batch_size > 0):
+        return tensor
+    if is_batching:
+        return tensor.reshaped((1, *shape)) if shapes_agree(dims, shape) else tensor
+    return tensor.reshaped(shape[1:]) if batch_size == 1 and not shapes_agree(dims, shape) else tensor
+
+
+def find_split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: int) -> frozenset[str]:
+    """Return the inputs with a row for each of `num_rows` requests, where the model takes one at a time.
+
+    There are none where the model batches.
+    """
     if spec.max_batch_size > 0 or num_rows == 1:
         return frozenset()
     return frozenset(
         name
         for name, tensor in inputs.items()
-        if name in spec.inputs and not agree(spec.inputs[name].dims, tensor.shape) and tensor.shape[:1] == (num_rows,)
+        if name in spec.inputs
+        and not shapes_agree(spec.inputs[name].dims, tensor.shape)
+        and tensor.shape[:1] == (num_rows,)
     )
 
 
 class RowJobs:
-    """Asks the model for every row at once, and gives one response when the last row has answered.
+    """Submits every row as a job of its own, and gives one response when all rows have theirs.
 
     The first error, or `cancel`, ends all rows.
     """
@@ -36,14 +66,17 @@ class RowJobs:
         self._model = model
         self._receive = receive
         self._jobs: list[Job] = []
-        self._answers: list[InferResponse | None] = []
+        self._responses: list[InferResponse | None] = []
         self._is_over = False
 
     def submit(self, request: InferRequest, split: frozenset[str], num_rows: int) -> None:
-        """Each row gets its own of the inputs `split`, and the others whole. Raises what the model refuses."""
-        self._answers = [None] * num_rows
+        """Submit the rows.
+
+        A row gets its part of the `split` inputs and all of the others. Raises the model's refusal.
+        """
+        self._responses = [None] * num_rows
         for row in range(num_rows):
-            inputs = {name: _row(each, row) if name in split else each for name, each in request.inputs.items()}
+            inputs = {name: _select_row(each, row) if name in split else each for name, each in request.inputs.items()}
             try:
                 self._submit_row(replace(request, inputs=inputs, parameters=request.parameters.copy()), row)
             except SluiceError:
@@ -53,45 +86,47 @@ class RowJobs:
                 break
 
     def cancel(self) -> None:
-        """Want no more of it. Idempotent."""
-        self._end()
+        """Cancel all rows. Idempotent."""
+        self._cancel_rows()
 
-    def _end(self, failed_row: int | None = None) -> None:
+    def _cancel_rows(self, failed_row: int | None = None) -> None:
         self._is_over = True
         for row, job in enumerate(self._jobs):
-            if row != failed_row:  # which ends by itself, as soon as its error is passed on
+            if row != failed_row:  # the failed one ends by itself once its error is passed on
                 job.cancel()
 
     def _submit_row(self, request: InferRequest, row: int) -> None:
-        self._jobs.append(self._model.submit_held(request, lambda response: self._answered(row, response)))
+        self._jobs.append(self._model.submit_held(request, lambda response: self._receive_row(row, response)))
 
-    def _answered(self, row: int, response: InferResponse) -> None:
+    def _receive_row(self, row: int, response: InferResponse) -> None:
         if self._is_over:
             return
         if response.error is not None:
-            self._end(row)
+            self._cancel_rows(row)
             self._receive(InferResponse(error=response.error))
             return
-        self._answers[row] = self._answers[row] or response
-        answers = [answer for answer in self._answers if answer is not None]
-        if len(answers) == len(self._answers):
+        self._responses[row] = self._responses[row] or response
+        responses = [response for response in self._responses if response is not None]
+        if len(responses) == len(self._responses):
             self._is_over = True
-            self._receive(self._together(answers))
+            self._receive(self._combine(responses))
 
-    def _together(self, answers: Sequence[InferResponse]) -> InferResponse:
-        first = answers[0]
+    def _combine(self, responses: Sequence[InferResponse]) -> InferResponse:
+        first = responses[0]
         try:
-            outputs = [_stacked([answer.outputs[index] for answer in answers]) for index in range(len(first.outputs))]
+            outputs = [
+                _stack_rows([response.outputs[index] for response in responses]) for index in range(len(first.outputs))
+            ]
         except (IndexError, ValueError):
             message = f"model '{self._model.name}' answered the rows of a batch with tensors of different shapes"
             return InferResponse(error=SluiceError(ErrorCode.INTERNAL, message))
         return InferResponse(outputs, first.parameters)
 
 
-def _row(tensor: Tensor, row: int) -> Tensor:
+def _select_row(tensor: Tensor, row: int) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape[1:], array=tensor.array[row])
 
 
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
+def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
     array = np.stack([each.array for each in rows])
     return Tensor(rows[0].name, rows[0].datatype, array.shape, array=array)

@@ -1,18 +1,41 @@
-"""What one kind of request runs: the steps for the outputs that it wants, and when each of them begins."""
+"""When the steps of a request run: which are needed for its outputs, what each waits for, its limit and its
+parameters.
+"""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from serving.backends.ensemble.graph import Graph, Step
-from serving.backends.ensemble.streams import Stream, Streams, is_within, streams_of
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.backend import ModelLookup
+from serving.backends.ensemble.graph import (
+    EnsembleGraph,
+    EnsembleStep,
+    StreamPath,
+    StreamPaths,
+    find_stream_paths,
+    is_within,
+)
+from serving.request import InferRequest, Parameters
 from serving.spec import ModelSpec
+from sluice.errors import invalid
+
+_MAX_CACHED = 64
+"""Bound on cached schedules, because clients choose the outputs that lead to them."""
+_PREFIX = "step_parameters."
+"""Prefix of `step_parameters.MODEL` in config.pbtxt, which lists, separated by commas, parameters for that model
+alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """One stream. A response of it is complete with `outputs`, the ensemble's that belong to it.
+class StreamLevel:
+    """One stream.
 
-    `inherited` are the tensors of the streams around it that steps within it read.
+    A response of it is complete when it has `outputs`, the ensemble outputs that belong to the stream.
+
+    `inherited` are tensors of enclosing streams that steps within the stream read.
     """
 
     outputs: tuple[str, ...] = ()
@@ -20,106 +43,216 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """How requests run that want the same outputs and have the same steps stream.
+class EnsembleSchedule:
+    """Schedule of the requests that have the same outputs and the same streaming steps.
 
-    `steps` are the needed ones. `awaits` are by a step's index the tensors that must be there when it begins: its
-    inputs, and for one that streams also what lies outside of its stream and is wanted within or before it.
-    `starts` are by tensor the steps that it may be the last one for. `inner` are the levels by the step that streams.
+    `steps` are the needed ones. `awaits` has for each step index the tensors that must be available when the step
+    begins: its inputs, and for a streaming step also tensors from outside its stream that steps or outputs within it
+    need, and outputs that go out before it. `starts` has for each tensor the steps that it may be the last tensor for.
+    `inner` has the level of each streaming step.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[EnsembleStep, ...]
     awaits: Mapping[int, tuple[str, ...]]
-    starts: Mapping[str, tuple[Step, ...]]
-    outer: Level
-    inner: Mapping[int, Level]
+    starts: Mapping[str, tuple[EnsembleStep, ...]]
+    outer: StreamLevel
+    inner: Mapping[int, StreamLevel]
 
     @property
-    def streams(self) -> bool:
-        """Whether such a request may get other than one response."""
+    def is_streaming(self) -> bool:
+        """Whether a request may get any number of responses instead of one."""
         return bool(self.inner)
 
-    def ready(self, new: Iterable[str], there: Mapping[str, object]) -> list[Step]:
-        """The steps that the tensors `new` were the last ones for, where all of `there` have come."""
+    def ready_steps(self, new: Iterable[str], available: Mapping[str, object]) -> list[EnsembleStep]:
+        """Return the steps that the tensors in `new` complete, given all tensors that are `available`."""
         found = {step.index: step for name in new for step in self.starts.get(name, ())}
-        return [found[index] for index in sorted(found) if all(name in there for name in self.awaits[index])]
+        return [found[index] for index in sorted(found) if all(name in available for name in self.awaits[index])]
 
 
-def schedule_of(spec: ModelSpec, graph: Graph, wanted: tuple[str, ...], streaming: frozenset[int]) -> Schedule:
-    """The schedule of requests for the outputs `wanted`, all where it is empty. The graph has been checked."""
-    # Last one first, as Triton: who takes outputs by place, not by name, finds the same ones.
-    outputs = [name for name in reversed(spec.outputs) if not wanted or name in wanted]
+def build_schedule(
+    spec: ModelSpec, graph: EnsembleGraph, requested: tuple[str, ...], streaming: frozenset[int]
+) -> EnsembleSchedule:
+    """Build the schedule for the outputs `requested`; none stands for all. The graph must have been checked."""
+    # In reverse order, as in Triton, for clients that take outputs by position.
+    outputs = [name for name in reversed(spec.outputs) if not requested or name in requested]
     needed = graph.needed_for(outputs)
     streaming &= needed
-    makes = _Maker(streams_of(spec.name, spec.inputs, graph, streaming), outputs, graph, needed)
-    awaits = {step.index: makes.awaited(step, step.index in streaming) for step in makes.steps}
-    return Schedule(
-        steps=makes.steps,
+    builder = _ScheduleBuilder(find_stream_paths(spec.name, spec.inputs, graph, streaming), outputs, graph, needed)
+    awaits = {step.index: builder.awaited_tensors(step, step.index in streaming) for step in builder.steps}
+    return EnsembleSchedule(
+        steps=builder.steps,
         awaits=awaits,
-        starts=makes.starts(awaits),
-        outer=makes.level(()),
-        inner={index: makes.level((*makes.streams.of_step[index], index)) for index in streaming},
+        starts=builder.started_steps(awaits),
+        outer=builder.level(()),
+        inner={index: builder.level((*builder.paths.by_step[index], index)) for index in streaming},
     )
 
 
-class _Maker:
-    """What a schedule is made of."""
+class _ScheduleBuilder:
+    """Computes the parts of a schedule."""
 
-    def __init__(self, streams: Streams, outputs: list[str], graph: Graph, needed: frozenset[int]) -> None:
-        self.streams = streams
+    def __init__(self, paths: StreamPaths, outputs: list[str], graph: EnsembleGraph, needed: frozenset[int]) -> None:
+        self.paths = paths
         self.steps = tuple(step for step in graph.steps if step.index in needed)
         self._outputs = outputs
 
-    def level(self, stream: Stream) -> Level:
-        of_tensor = self.streams.of_tensor
-        outputs = tuple(name for name in self._outputs if of_tensor[name] == stream)
-        return Level(outputs, tuple(self._inherited(stream)))
+    def level(self, stream: StreamPath) -> StreamLevel:
+        by_tensor = self.paths.by_tensor
+        outputs = tuple(name for name in self._outputs if by_tensor[name] == stream)
+        return StreamLevel(outputs, tuple(self._inherited(stream)))
 
-    def awaited(self, step: Step, is_streaming: bool) -> tuple[str, ...]:
+    def awaited_tensors(self, step: EnsembleStep, is_streaming: bool) -> tuple[str, ...]:
         names = dict.fromkeys(step.reads)
         if is_streaming:
-            own = self.streams.of_step[step.index]
+            own = self.paths.by_step[step.index]
             names.update(dict.fromkeys(self._inherited((*own, step.index))))
             # Outputs that exist before the stream go out before its first response.
-            names.update(dict.fromkeys(name for name in self._outputs if self.streams.of_tensor[name] == own))
+            names.update(dict.fromkeys(name for name in self._outputs if self.paths.by_tensor[name] == own))
         return tuple(names)
 
-    def starts(self, awaits: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[Step, ...]]:
-        """A tensor from outside of a step's stream is there whenever the step could begin, so it starts nothing."""
-        of_step, of_tensor = self.streams.of_step, self.streams.of_tensor
+    def started_steps(self, awaits: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[EnsembleStep, ...]]:
+        """Return the steps that each tensor may start.
+
+        A tensor from outside a step's stream starts nothing, because it is available whenever the step could begin.
+        """
+        by_step, by_tensor = self.paths.by_step, self.paths.by_tensor
         names = {name for needed in awaits.values() for name in needed}
         return {
             name: tuple(
-                step for step in self.steps if name in awaits[step.index] and of_tensor[name] == of_step[step.index]
+                step for step in self.steps if name in awaits[step.index] and by_tensor[name] == by_step[step.index]
             )
             for name in names
         }
 
-    def _inherited(self, stream: Stream) -> Iterator[str]:
-        of_step, of_tensor = self.streams.of_step, self.streams.of_tensor
-        inside = (step for step in self.steps if stream and is_within(of_step[step.index], stream))
-        found = dict.fromkeys(name for step in inside for name in step.reads)
-        return (name for name in found if not is_within(of_tensor[name], stream))
+    def _inherited(self, stream: StreamPath) -> Iterator[str]:
+        by_step, by_tensor = self.paths.by_step, self.paths.by_tensor
+        inner = (step for step in self.steps if stream and is_within(by_step[step.index], stream))
+        found = dict.fromkeys(name for step in inner for name in step.reads)
+        return (name for name in found if not is_within(by_tensor[name], stream))
 
 
-_MOST_KEPT = 64
-"""Clients choose outputs, so the schedules that they lead to must be bounded."""
+class ScheduleCache:
+    """Schedules of an ensemble, each built when it is first needed."""
 
-
-class Schedules:
-    """An ensemble's schedules, each made when it is first needed."""
-
-    def __init__(self, spec: ModelSpec, graph: Graph) -> None:
+    def __init__(self, spec: ModelSpec, graph: EnsembleGraph) -> None:
         self._spec = spec
         self._graph = graph
-        self._made: dict[tuple[frozenset[str], frozenset[int]], Schedule] = {}
+        self._schedules: dict[tuple[frozenset[str], frozenset[int]], EnsembleSchedule] = {}
 
-    def get(self, wanted: tuple[str, ...], streaming: frozenset[int]) -> Schedule:
-        """As `schedule_of`."""
-        key = (frozenset(wanted), streaming)
-        found = self._made.get(key)
+    def get(self, requested: tuple[str, ...], streaming: frozenset[int]) -> EnsembleSchedule:
+        """Return the schedule that `build_schedule` would build."""
+        key = (frozenset(requested), streaming)
+        found = self._schedules.get(key)
         if found is None:
-            if len(self._made) >= _MOST_KEPT:
-                self._made.clear()
-            found = self._made[key] = schedule_of(self._spec, self._graph, wanted, streaming)
+            if len(self._schedules) >= _MAX_CACHED:
+                self._schedules.clear()
+            found = self._schedules[key] = build_schedule(self._spec, self._graph, requested, streaming)
         return found
+
+
+class StepLimit:
+    """Limit on the requests that may be in one step at the same time (`max_inflight_requests`).
+
+    The others wait in order. 0 is no limit.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_in_flight = 0
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def acquire(self, begin: Callable[[], bool]) -> None:
+        """Call `begin` as soon as the limit admits it.
+
+        It returns whether it takes the place; if so, `release` must follow once.
+        """
+        self._waiting.append(begin)
+        self._admit()
+
+    def release(self) -> None:
+        """Give the place back, which may begin another request at once."""
+        self._num_in_flight -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and (not self._limit or self._num_in_flight < self._limit):
+            begin = self._waiting.popleft()
+            self._num_in_flight += 1
+            if not begin():
+                self._num_in_flight -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepParameters:
+    """Chooses the request parameters that each step gets: all but those that are for other models alone.
+
+    So two models may give one name (`top_k`) different meanings, and a key for one model stays with it.
+    """
+
+    owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Models that a parameter is for, by parameter. One that is absent is for all."""
+
+    def select(self, model: str, parameters: Parameters) -> Parameters:
+        """Return a copy of the parameters, reduced to those for the steps of `model`."""
+        owners = self.owners
+        if not owners:
+            return parameters.copy()
+        return {name: value for name, value in parameters.items() if name not in owners or model in owners[name]}
+
+
+def parse_step_parameters(config: ModelConfig) -> StepParameters:
+    """Parse `step_parameters`. Raises SluiceError INVALID for a model that no step names."""
+    owners: dict[str, frozenset[str]] = {}
+    models = {step.model_name for step in config.ensemble_scheduling.step}
+    for key, value in config.parameters.items():
+        if not key.startswith(_PREFIX):
+            continue
+        model = key.removeprefix(_PREFIX)
+        if model not in models:
+            raise invalid(key, f"parameter '{key}' of ensemble '{config.name}' is for '{model}', which no step calls")
+        for name in filter(None, map(str.strip, value.string_value.split(","))):
+            owners[name] = owners.get(name, frozenset()) | {model}
+    return StepParameters(owners)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePlan:
+    """Data that all requests to an ensemble share. `decoupled` has the indices of the steps of decoupled models."""
+
+    spec: ModelSpec
+    graph: EnsembleGraph
+    decoupled: frozenset[int]
+    limits: Sequence[StepLimit]
+    models: ModelLookup
+    schedules: ScheduleCache
+    parameters: StepParameters
+
+    @property
+    def is_batching(self) -> bool:
+        return self.spec.max_batch_size > 0
+
+    @property
+    def has_overall_timeout(self) -> bool:
+        """Whether a request's timeout covers all of it, as a language model's does.
+
+        Otherwise it is Triton's: each step has it anew, for as long as it waits to be run.
+        """
+        return bool(self.decoupled)
+
+    def schedule_for(self, request: InferRequest) -> EnsembleSchedule:
+        """Return how `request` runs. Raises SluiceError where the model of a step that may stream is gone."""
+        streaming = frozenset(index for index in self.decoupled if self._is_streaming(self.graph.steps[index], request))
+        return self.schedules.get(request.requested_outputs, streaming)
+
+    def _is_streaming(self, step: EnsembleStep, request: InferRequest) -> bool:
+        """Return whether a step of a decoupled model streams for `request`: an LLM only streams where it is asked to.
+
+        The model sees as much of its request as is known before any step has run.
+        """
+        inputs = {
+            name: request.inputs[tensor].renamed(name)
+            for name, tensor in step.inputs.items()
+            if tensor in request.inputs
+        }
+        model = self.models.find(step.model_name, step.version)
+        return model.is_decoupled_for(replace(request, inputs=inputs, requested_outputs=tuple(step.outputs)))

@@ -1,1 +1,1 @@
-"""ONNX models, run by onnxruntime."""
+"""Backend `onnxruntime`: ONNX models, run by onnxruntime."""

@@ -1,27 +1,29 @@
-"""Loads ONNX models."""
+"""The backend `onnxruntime`: finds a model's file and opens sessions of it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import BackendContext, ModelFile
 from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.signature import Signature
-from serving.backends.onnxruntime.placement import num_usable_gpus, providers_of
-from serving.backends.onnxruntime.session import OnnxSession, model_path
+from serving.backends.arrays.session import Signature
+from serving.backends.onnxruntime.options import choose_providers, num_usable_gpus
+from serving.backends.onnxruntime.session import OnnxSession
 from serving.host_policy import HostPolicy
 from serving.instance import Placement
 from serving.spec import ModelSource
+from sluice.errors import ErrorCode, SluiceError
 
-PLATFORM = "onnxruntime_onnx"
+_PLATFORM = "onnxruntime_onnx"
 _UNOPTIMIZED = 2
 
 
 class OnnxRuntimeBackend(ArrayBackend):
-    """A model is a file, or a folder with a file and its external data."""
+    """Loads ONNX models: a file, or a folder with a file and its external data."""
 
     name = "onnxruntime"
-    model_files: tuple[ModelFile, ...] = (ModelFile("model.onnx", "onnxruntime_onnx"),)
+    model_files: tuple[ModelFile, ...] = (ModelFile("model.onnx", _PLATFORM),)
     detection_order = 10
     supported_fields = ArrayBackend.supported_fields | {
         "instance_group.gpus",
@@ -37,7 +39,7 @@ class OnnxRuntimeBackend(ArrayBackend):
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         config = await super().complete(source, context)
-        config.platform = config.platform or PLATFORM
+        config.platform = config.platform or _PLATFORM
         return config
 
     def num_gpus(self) -> int:
@@ -47,10 +49,22 @@ class OnnxRuntimeBackend(ArrayBackend):
         config = ModelConfig()
         config.CopyFrom(source.config)
         config.optimization.graph.level = _UNOPTIMIZED
-        return OnnxSession(model_path(source), config, providers_of(Placement(config.name), config)).signature
+        return OnnxSession(model_path(source), config, choose_providers(Placement(config.name), config)).signature
 
     def open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> OnnxSession:
         num_threads = len(policy.cores) if policy is not None else 0
-        return OnnxSession(model_path(source), source.config, providers_of(placements[0], source.config), num_threads)
+        return OnnxSession(
+            model_path(source), source.config, choose_providers(placements[0], source.config), num_threads
+        )
+
+
+def model_path(source: ModelSource) -> Path:
+    """Return the file to open; in a folder, its model.onnx. Raises SluiceError UNAVAILABLE where there is none."""
+    path = source.model_file if source.config.default_model_filename else source.version_folder / "model.onnx"
+    if path.is_dir():
+        path = path / "model.onnx"
+    if not path.exists():
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{source.name}'")
+    return path

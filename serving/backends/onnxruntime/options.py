@@ -1,26 +1,45 @@
-"""onnxruntime's options as config.pbtxt gives them, in the names of Triton's backend."""
+"""onnxruntime's options and execution providers from config.pbtxt, in the names of Triton's backend."""
 
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.onnxruntime.processor import overflows_int8
+from serving.instance import Placement
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gpus import num_gpus
 
 if TYPE_CHECKING:
     from onnxruntime import RunOptions, SessionOptions
 
+Provider = str | tuple[str, dict[str, str]]
 _FATAL_ONLY = 4
-"""Of onnxruntime's log: what else goes wrong is the error of a load or of a request."""
+"""Severity of onnxruntime's log. Other failures appear as the error of a load or of a request."""
 _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _SPINNING = "session.intra_op.allow_spinning"
 _INT8_PRECISION = "session.x64quantprecision"
+_VNNI = {"avx512_vnni", "avx_vnni"}
+_CPU, _CUDA, _OPENVINO = "CPUExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider"
+_TENSORRT = "TensorrtExecutionProvider"
+_PRECISIONS: dict[str, dict[str, str]] = {
+    "FP32": {},
+    "FP16": {"trt_fp16_enable": "1"},
+    "BF16": {"trt_bf16_enable": "1"},
+    "INT8": {"trt_int8_enable": "1"},
+}
+_TENSORRT_KEYS = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
 
 
-def session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
-    """`num_threads` within an operator, where the configuration says nothing; 0 is onnxruntime's own choice.
+def build_session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
+    """Build the options of a session. Raises SluiceError INVALID for invalid values.
 
-    Raises SluiceError INVALID for values that there are not.
+    `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
     """
     import onnxruntime
 
@@ -37,28 +56,24 @@ def session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOption
     options.add_session_config_entry(_SPINNING, "0")
     for key, parameter in config.parameters.items():
         if key.startswith("session."):
-            options.add_session_config_entry(key, _session_entry(key, parameter.string_value))
+            options.add_session_config_entry(key, _resolve_session_entry(key, parameter.string_value))
     for library in config.model_operations.op_library_filename:
         options.register_custom_ops_library(library)
     return options
 
 
-def _session_entry(key: str, value: str) -> str:
-    """`auto` for 8-bit precision is what this processor needs; everything else is onnxruntime's to read."""
-    if key == _INT8_PRECISION and value == "auto":
-        return "1" if overflows_int8() else "0"
-    return value
+def read_run_entries(config: ModelConfig) -> dict[str, str]:
+    """Return the entries for the `RunOptions` of every run.
 
-
-def run_entries(config: ModelConfig) -> dict[str, str]:
-    """What goes into `RunOptions` of every run. Asked once: the protobuf is slow to answer."""
+    Read once for each model, because reading a protobuf is slow.
+    """
     if _ARENA_SHRINKAGE not in config.parameters:
         return {}
     return {_ARENA_SHRINKAGE: config.parameters[_ARENA_SHRINKAGE].string_value}
 
 
-def run_options(entries: dict[str, str]) -> "RunOptions":
-    """Of one run."""
+def build_run_options(entries: dict[str, str]) -> "RunOptions":
+    """Build the options of one run."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -68,8 +83,76 @@ def run_options(entries: dict[str, str]) -> "RunOptions":
     return options
 
 
+def num_usable_gpus() -> int:
+    """Return the number of GPUs that the installed onnxruntime can run on."""
+    return num_gpus() if _is_available(_CUDA) else 0
+
+
+def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider]:
+    """Return the execution providers of an instance, best first.
+
+    Raises SluiceError INVALID for an unknown accelerator.
+    """
+    providers: list[Provider] = []
+    if placement.gpu is not None:
+        providers += _gpu_providers(placement.gpu, config)
+    for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
+        if accelerator.name != "openvino" or not _is_available(_OPENVINO):
+            reason = f"unknown Execution Accelerator '{accelerator.name}' is requested"
+            raise SluiceError(ErrorCode.INVALID, reason)
+        providers.append((_OPENVINO, {"device_type": "CPU"}))
+    return [*providers, _CPU]
+
+
+def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
+    """Return the options of each GPU accelerator, `tensorrt` and `cuda`.
+
+    Raises SluiceError INVALID for other accelerators and for invalid values.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        if accelerator.name == "tensorrt":
+            found["tensorrt"] = _tensorrt_options(accelerator.parameters)
+        elif accelerator.name == "cuda":
+            found["cuda"] = dict(accelerator.parameters)
+        else:
+            raise _invalid(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+    return found
+
+
+@cache
+def overflows_int8() -> bool:
+    """Return whether products of signed 8-bit weights may overflow: x86 without VNNI adds them up in 16 bits.
+
+    `session.x64quantprecision` then selects kernels that are exact, and about half as fast.
+    """
+    try:
+        return lacks_vnni(Path("/proc/cpuinfo").read_text())
+    except OSError:  # unknown: exact rather than fast
+        return True
+
+
+def lacks_vnni(cpuinfo: str) -> bool:
+    """Return whether x86 lacks VNNI, by the flags of the first processor in the text of /proc/cpuinfo.
+
+    Other architectures list no flags, and their sums do not overflow.
+    """
+    flags = next((line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")), None)
+    return flags is not None and not _VNNI.intersection(flags)
+
+
+def _resolve_session_entry(key: str, value: str) -> str:
+    """Resolve `auto` for the 8-bit precision to what this processor needs.
+
+    Other values go to onnxruntime as they are.
+    """
+    if key == _INT8_PRECISION and value == "auto":
+        return "1" if overflows_int8() else "0"
+    return value
+
+
 def _optimization_level(level: int) -> object:
-    """Triton's numbers, which are not onnxruntime's: 0, the default, is everything."""
+    """Convert Triton's level, whose numbers are not onnxruntime's: 0, the default, enables everything."""
     from onnxruntime import GraphOptimizationLevel
 
     levels = {
@@ -80,17 +163,48 @@ def _optimization_level(level: int) -> object:
     return levels.get(level, GraphOptimizationLevel.ORT_ENABLE_ALL)
 
 
+def _gpu_providers(gpu: int, config: ModelConfig) -> list[Provider]:
+    device = {"device_id": str(gpu)}
+    accelerators = parse_gpu_accelerators(config)
+    cuda: Provider = (_CUDA, accelerators.get("cuda", {}) | device)
+    if "tensorrt" not in accelerators:
+        return [cuda]
+    if not _is_available(_TENSORRT):
+        raise SluiceError(ErrorCode.INVALID, "unknown Execution Accelerator 'tensorrt' is requested")
+    return [(_TENSORRT, accelerators["tensorrt"] | device), cuda]
+
+
+def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _PRECISIONS:
+                raise _invalid(f"unsupported precision mode '{value}' is requested")
+            options |= _PRECISIONS[value]
+        elif key in _TENSORRT_KEYS or key.startswith("trt_"):
+            options[_TENSORRT_KEYS.get(key, key)] = value
+        else:
+            raise _invalid(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+    return options
+
+
+def _is_available(provider: str) -> bool:
+    import onnxruntime
+
+    return provider in onnxruntime.get_available_providers()
+
+
 def _integer(config: ModelConfig, key: str, highest: int | None = None) -> int:
-    """0, onnxruntime's own choice, where it is not given."""
+    """Return an integer parameter, 0 where it is absent: onnxruntime's own choice."""
     if key not in config.parameters:
         return 0
     text = config.parameters[key].string_value
     try:
         value = int(text)
     except ValueError:
-        raise _wrong(config, key, text, "an integer") from None
+        raise _invalid_value(config, key, text, "an integer") from None
     if value < 0 or (highest is not None and value > highest):
-        raise _wrong(config, key, text, "0 or more" if highest is None else f"0 to {highest}")
+        raise _invalid_value(config, key, text, "0 or more" if highest is None else f"0 to {highest}")
     return value
 
 
@@ -99,10 +213,14 @@ def _switch(config: ModelConfig, key: str, *, default: bool) -> bool:
         return default
     text = config.parameters[key].string_value
     if text.lower() not in ("0", "1", "true", "false"):
-        raise _wrong(config, key, text, "0 or 1")
+        raise _invalid_value(config, key, text, "0 or 1")
     return text.lower() in ("1", "true")
 
 
-def _wrong(config: ModelConfig, key: str, text: str, expected: str) -> SluiceError:
+def _invalid_value(config: ModelConfig, key: str, text: str, expected: str) -> SluiceError:
     message = f"unable to load model '{config.name}', parameter '{key}' is '{text}', expected {expected}"
+    return SluiceError(ErrorCode.INVALID, message)
+
+
+def _invalid(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message)

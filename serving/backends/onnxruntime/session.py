@@ -1,7 +1,8 @@
-"""An ONNX model that is open: arrays in, arrays out."""
+"""An open ONNX model: its signature and its runs."""
 
 import ctypes
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,31 +10,45 @@ import ml_dtypes
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.backends.arrays.signature import Signature
-from serving.backends.onnxruntime.failures import failure_of
-from serving.backends.onnxruntime.options import run_entries, run_options, session_options
-from serving.backends.onnxruntime.signature import signature_of
-from serving.spec import ModelSource
-from serving.tensors.datatypes import DATA_TYPES
+from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
+from serving.backends.onnxruntime.options import Provider, build_run_options, build_session_options, read_run_entries
+from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, OrtValue, RunOptions
+    from onnxruntime import InferenceSession, NodeArg, OrtValue, RunOptions
 
-Provider = str | tuple[str, dict[str, str]]
 _BF16 = DATA_TYPES["BF16"]
 _ONNX_BF16 = 16
-"""TensorProto.BFLOAT16."""
+"""Number of TensorProto.BFLOAT16."""
+_ELEMENT_TYPES: dict[str, DataType] = {
+    "bool": DATA_TYPES["BOOL"],
+    "uint8": DATA_TYPES["UINT8"],
+    "uint16": DATA_TYPES["UINT16"],
+    "uint32": DATA_TYPES["UINT32"],
+    "uint64": DATA_TYPES["UINT64"],
+    "int8": DATA_TYPES["INT8"],
+    "int16": DATA_TYPES["INT16"],
+    "int32": DATA_TYPES["INT32"],
+    "int64": DATA_TYPES["INT64"],
+    "float16": DATA_TYPES["FP16"],
+    "float": DATA_TYPES["FP32"],
+    "double": DATA_TYPES["FP64"],
+    "bfloat16": DATA_TYPES["BF16"],
+    "string": BYTES,
+}
+_CONTAINERS = {"seq": "SEQUENCE", "map": "MAP", "sparse_tensor": "SPARSETENSOR", "optional": "OPTIONAL"}
+_ERROR_PATTERN = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_INVALID_ARGUMENT = "2"
 
 
 class OnnxRun(ArrayRun):
-    """One run: its options can end it at the next operator."""
+    """One run, whose options can stop it at the next operator."""
 
     def __init__(self, session: "OnnxSession", entries: dict[str, str]) -> None:
         self._session = session
-        self._options = run_options(entries)
+        self._options = build_run_options(entries)
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         return self._session.run(inputs, outputs, self._options)
@@ -47,44 +62,44 @@ class OnnxRun(ArrayRun):
 
 
 class OnnxSession(ArraySession):
-    """An ONNX model that is open."""
+    """An ONNX model that is open in onnxruntime."""
 
     library = "onnxruntime"
     strings_are_text = True
 
     def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider], num_threads: int = 0) -> None:
-        """Reads the file: for a thread. Raises SluiceError with onnxruntime's reason.
+        """Open the file: call it on a thread. Raises SluiceError with onnxruntime's reason.
 
-        `num_threads` within an operator, where the configuration says nothing; 0 is onnxruntime's own choice.
+        `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
         """
         import onnxruntime
 
         try:
-            options = session_options(config, num_threads)
+            options = build_session_options(config, num_threads)
             self._session: InferenceSession | None = onnxruntime.InferenceSession(
                 str(path), sess_options=options, providers=list(providers)
             )
         except SluiceError:
             raise
         except Exception as error:
-            raise failure_of(error) from error
-        self.signature: Signature = signature_of(self._session)
+            raise convert_error(error) from error
+        self.signature: Signature = read_signature(self._session)
         tensors = (*self.signature.inputs.values(), *self.signature.outputs.values())
-        self._entries = run_entries(config)
+        self._entries = read_run_entries(config)
         # numpy has no bfloat16 that onnxruntime takes: such a model's tensors go as onnxruntime's own values.
         self._needs_values = any(tensor.data_type is _BF16 for tensor in tensors)
 
     def open_run(self) -> OnnxRun:
         return OnnxRun(self, self._entries)
 
-    def failure_of(self, error: Exception) -> SluiceError:
-        return failure_of(error)
+    def convert_error(self, error: Exception) -> SluiceError:
+        return convert_error(error)
 
     def close(self) -> None:
         self._session = None
 
     def run(self, inputs: dict[str, Array], outputs: list[str], options: "RunOptions") -> list[Array]:
-        """The arrays of `outputs`. BYTES are object arrays of `str`, BF16 has ml_dtypes' type.
+        """Return the arrays of `outputs`. BYTES are object arrays of `str`, BF16 arrays have the dtype of ml_dtypes.
 
         Blocks; setting `options.terminate` ends it early. Raises what onnxruntime raises.
         """
@@ -93,21 +108,45 @@ class OnnxSession(ArraySession):
         if not self._needs_values:
             arrays: list[Array] = session.run(outputs, inputs, options)
             return arrays
-        values = {name: _value_of(array) for name, array in inputs.items()}
-        return [_array_of(value) for value in session.run_with_ort_values(outputs, values, options)]
+        values = {name: _to_ort_value(array) for name, array in inputs.items()}
+        return [_to_array(value) for value in session.run_with_ort_values(outputs, values, options)]
 
 
-def model_path(source: ModelSource) -> Path:
-    """The file to open: of a folder, the model.onnx in it. Raises SluiceError UNAVAILABLE."""
-    path = source.model_file if source.config.default_model_filename else source.version_folder / "model.onnx"
-    if path.is_dir():
-        path = path / "model.onnx"
-    if not path.exists():
-        raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{source.name}'")
-    return path
+def read_signature(session: "InferenceSession") -> Signature:
+    """Return a model's signature.
+
+    Raises SluiceError UNIMPLEMENTED for what is not a tensor, or has a type that the protocol lacks.
+    """
+    return Signature(
+        _read_tensors(session.get_inputs()),
+        _read_tensors(session.get_overridable_initializers()),
+        _read_tensors(session.get_outputs()),
+    )
 
 
-def _value_of(array: Array) -> "OrtValue":
+def _read_tensors(nodes: "Iterable[NodeArg]") -> dict[str, TensorSignature]:
+    return {node.name: TensorSignature(node.name, _read_data_type(node), _read_dims(node.shape)) for node in nodes}
+
+
+def _read_dims(shape: Iterable[object]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) and size >= 0 else -1 for size in shape)
+
+
+def _read_data_type(node: "NodeArg") -> DataType:
+    found = re.fullmatch(r"(\w+)\((.*)\)", node.type)
+    kind, element = (found[1], found[2]) if found else ("", "")
+    if kind != "tensor":
+        raise SluiceError(
+            ErrorCode.UNIMPLEMENTED,
+            f"Unsupported ONNX Type 'ONNX_TYPE_{_CONTAINERS.get(kind, 'UNKNOWN')}' for I/O '{node.name}', "
+            "expected 'ONNX_TYPE_TENSOR'.",
+        )
+    if element not in _ELEMENT_TYPES:
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, f"unsupported datatype {element} for I/O '{node.name}'")
+    return _ELEMENT_TYPES[element]
+
+
+def _to_ort_value(array: Array) -> "OrtValue":
     from onnxruntime import OrtValue
 
     if array.dtype == _BF16.dtype:
@@ -116,9 +155,20 @@ def _value_of(array: Array) -> "OrtValue":
     return OrtValue.ortvalue_from_numpy(array)
 
 
-def _array_of(value: Any) -> Array:
+def _to_array(value: Any) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array
     copied = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(copied, ml_dtypes.bfloat16).reshape(value.shape())
+
+
+def convert_error(error: Exception) -> SluiceError:
+    """Convert an error of onnxruntime to INVALID where it blames its inputs, else to INTERNAL. The message is its
+    own.
+    """
+    found = _ERROR_PATTERN.fullmatch(str(error))
+    if found is None:
+        return SluiceError(ErrorCode.INTERNAL, f"onnx runtime error: {error}")
+    code = ErrorCode.INVALID if found[1] == _INVALID_ARGUMENT else ErrorCode.INTERNAL
+    return SluiceError(code, f"onnx runtime error {found[1]}: {found[2]}")

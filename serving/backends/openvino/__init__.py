@@ -1,1 +1,1 @@
-"""Models that OpenVINO reads: its IR, ONNX, TensorFlow Lite, PaddlePaddle."""
+"""Backend `openvino`: models that OpenVINO reads: its IR, ONNX, TensorFlow Lite, PaddlePaddle."""

@@ -1,4 +1,4 @@
-"""Loads what OpenVINO reads."""
+"""The backend `openvino`: reads, adapts and compiles models. The backend `tensorflow` derives from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +8,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import ModelFile
 from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.signature import Signature
-from serving.backends.openvino.failures import failure_of, reading_failure_of
-from serving.backends.openvino.options import OpenVinoOptions, options_of
-from serving.backends.openvino.preparation import prepared
-from serving.backends.openvino.session import OpenVinoSession
-from serving.backends.openvino.signature import Names, names_in, signature_of
+from serving.backends.arrays.session import Signature
+from serving.backends.openvino.model import TensorNames, adapt_model, configured_names, read_signature
+from serving.backends.openvino.options import OpenVinoOptions, parse_options
+from serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
 from serving.host_policy import HostPolicy
 from serving.instance import Placement
 from serving.spec import ModelSource
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OpenVinoBackend(ArrayBackend):
-    """IR (`model.xml` beside `model.bin`), or another file that OpenVINO reads, by `default_model_filename`."""
+    """Loads IR (`model.xml` beside `model.bin`), or another file that OpenVINO reads, by `default_model_filename`."""
 
     name = "openvino"
     model_files: tuple[ModelFile, ...] = (ModelFile("model.xml"),)
@@ -35,70 +33,70 @@ class OpenVinoBackend(ArrayBackend):
         import openvino  # noqa: F401
 
     def read(self, core: "Core", source: ModelSource) -> "Model":
-        """Raises SluiceError UNAVAILABLE where there is no file, and what OpenVINO raises."""
+        """Read the model's file. Raises SluiceError UNAVAILABLE where there is none, and what OpenVINO raises."""
         return core.read_model(model_path(source))
 
     def options(self, config: ModelConfig) -> OpenVinoOptions:
-        """Raises SluiceError INVALID for values that there are not."""
-        return options_of(config)
+        """Return the options of a configuration. Raises SluiceError INVALID for invalid values."""
+        return parse_options(config)
 
-    def names(self, source: ModelSource) -> Names:
-        """Which of its names a tensor goes by."""
-        return names_in(source.config)
+    def tensor_names(self, source: ModelSource) -> TensorNames:
+        """Return the names by which clients know the model's tensors."""
+        return configured_names(source.config)
 
     def read_signature(self, source: ModelSource) -> Signature:
         options = self.options(source.config)
-        return self._signature(self._prepared(_core(options), source, options), source, options)
+        return self._read_signature(self._read_model(_new_core(options), source, options), source, options)
 
     def open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> OpenVinoSession:
         options = self.options(source.config)
-        core = _core(options)
-        model = self._prepared(core, source, options)
-        signature = self._signature(model, source, options)
+        core = _new_core(options)
+        model = self._read_model(core, source, options)
+        signature = self._read_signature(model, source, options)
         try:
             num_cores = len(policy.cores) if policy is not None else 0
-            properties = options.compiled_for(len(placements), num_cores)
+            properties = options.compile_properties(len(placements), num_cores)
             compiled = core.compile_model(model, options.device, properties)
         except RuntimeError as error:
-            raise failure_of(error, "loading model") from error
+            raise convert_error(error, "loading model") from error
         fixed_batch = source.config.max_batch_size if options.has_fixed_batch else 0
         return OpenVinoSession(compiled, signature, fixed_batch, pads_batches=options.pads_batches)
 
-    def _prepared(self, core: "Core", source: ModelSource, options: OpenVinoOptions) -> "Model":
+    def _read_model(self, core: "Core", source: ModelSource, options: OpenVinoOptions) -> "Model":
         try:
             model = self.read(core, source)
         except RuntimeError as error:
-            raise reading_failure_of(error) from error
+            raise convert_read_error(error) from error
         try:
-            return prepared(model, source.config, options)
+            return adapt_model(model, source.config, options)
         except RuntimeError as error:
-            raise failure_of(error, "fitting the model to its configuration") from error
+            raise convert_error(error, "fitting the model to its configuration") from error
 
-    def _signature(self, model: "Model", source: ModelSource, options: OpenVinoOptions) -> Signature:
+    def _read_signature(self, model: "Model", source: ModelSource, options: OpenVinoOptions) -> Signature:
         has_fixed_batch = options.has_fixed_batch and source.config.max_batch_size > 0
-        return signature_of(model, self.names(source), has_fixed_batch=has_fixed_batch)
+        return read_signature(model, self.tensor_names(source), has_fixed_batch=has_fixed_batch)
 
 
 def model_path(source: ModelSource) -> Path:
-    """Raises SluiceError UNAVAILABLE where there is none."""
+    """Return the model's file. Raises SluiceError UNAVAILABLE where there is none."""
     path = source.model_file
     if not path.exists():
         raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'")
     return path
 
 
-def _core(options: OpenVinoOptions) -> "Core":
-    """One for each model, so that a library of operations is known to its own model alone."""
+def _new_core(options: OpenVinoOptions) -> "Core":
+    """Return a new core. Each model has its own, so that it alone knows its library of custom operations."""
     from openvino import Core
 
     core = Core()
-    # A file that is replaced while it is mapped would change, or end, the model that is being served.
+    # Replacing a mapped file would change or crash the model that is served from it.
     core.set_property({"ENABLE_MMAP": False})
     if options.extension:
         try:
             core.add_extension(options.extension)
         except RuntimeError as error:
-            raise failure_of(error, "loading custom CPU extensions") from error
+            raise convert_error(error, "loading custom CPU extensions") from error
     return core

@@ -1,4 +1,4 @@
-"""OpenVINO's options as config.pbtxt gives them, in the names of Triton's backend."""
+"""OpenVINO's options from config.pbtxt, in the names of Triton's backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,11 @@ _STREAMS = ("AUTO", "NUMA")
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoOptions:
-    """What a model's parameters ask for. `properties` go to `compile_model`, by OpenVINO's names.
+    """Options from a model's parameters.
 
-    `has_fixed_batch`: the model is compiled for batches of `max_batch_size` alone; with `pads_batches` smaller ones are
-    filled up with zeros. `reshapes`: dims are set to the configuration's.
+    `properties` go to `compile_model`, by OpenVINO's names. `has_fixed_batch` compiles the model for batches of
+    `max_batch_size` alone; `pads_batches` then fills smaller ones up with zeros. `reshapes` sets the model's dims to
+    the configuration's.
     """
 
     device: str = "CPU"
@@ -28,10 +29,10 @@ class OpenVinoOptions:
     reshapes: bool = False
     properties: dict[str, str] = field(default_factory=dict)
 
-    def compiled_for(self, num_instances: int, num_cores: int = 0) -> dict[str, str]:
-        """All properties, on so many cores of a host policy, 0 where there is none.
+    def compile_properties(self, num_instances: int, num_cores: int = 0) -> dict[str, str]:
+        """Return all properties for `compile_model`. `num_cores` are those of the host policy, 0 without one.
 
-        Where the configuration wishes nothing else, each instance has a stream, and they share the processors.
+        By default each instance has a stream, and they share the processors.
         """
         found = {}
         if "PERFORMANCE_HINT" not in self.properties and "NUM_STREAMS" not in self.properties:
@@ -42,8 +43,8 @@ class OpenVinoOptions:
         return found | self.properties
 
 
-def options_of(config: ModelConfig) -> OpenVinoOptions:
-    """Raises SluiceError INVALID, in Triton's words, for values that there are not."""
+def parse_options(config: ModelConfig) -> OpenVinoOptions:
+    """Parse a model's parameters. Raises SluiceError INVALID, in Triton's words, for invalid values."""
     given = {_OLD_NAMES.get(key, key): each.string_value for key, each in config.parameters.items()}
     return OpenVinoOptions(
         device=given.get("TARGET_DEVICE", "").upper() or "CPU",
@@ -51,7 +52,7 @@ def options_of(config: ModelConfig) -> OpenVinoOptions:
         has_fixed_batch=_is_yes(given, "SKIP_OV_DYNAMIC_BATCHSIZE"),
         pads_batches=_is_yes(given, "ENABLE_BATCH_PADDING"),
         reshapes=_is_yes(given, "RESHAPE_IO_LAYERS"),
-        properties=_properties(given),
+        properties=_parse_properties(given),
     )
 
 
@@ -59,40 +60,40 @@ def _is_yes(given: Mapping[str, str], key: str) -> bool:
     return given.get(key, "").lower() == "yes"
 
 
-def _properties(given: Mapping[str, str]) -> dict[str, str]:
+def _parse_properties(given: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key in (_THREADS, "COMPILATION_NUM_THREADS"):
         if text := given.get(key):
-            found[key] = _number(key, text)
+            found[key] = _check_number(key, text)
     if text := given.get("NUM_STREAMS"):
-        found["NUM_STREAMS"] = _streams(text)
+        found["NUM_STREAMS"] = _check_streams(text)
     if text := given.get("PERFORMANCE_HINT"):
-        found["PERFORMANCE_HINT"] = _one_of("PERFORMANCE_HINT", text, _HINTS)
+        found["PERFORMANCE_HINT"] = _check_choice("PERFORMANCE_HINT", text, _HINTS)
     if text := given.get("INFERENCE_PRECISION_HINT"):
         found["INFERENCE_PRECISION_HINT"] = text.lower()
     if text := given.get("HINT_BF16"):
-        _one_of("HINT_BF16", text, ("YES",))
+        _check_choice("HINT_BF16", text, ("YES",))
         found["INFERENCE_PRECISION_HINT"] = "bf16"
     return found
 
 
-def _number(key: str, text: str) -> str:
+def _check_number(key: str, text: str) -> str:
     if not (text.isascii() and text.isdigit()):
-        raise _wrong(key, "a non-negative number", text)
+        raise _invalid(key, "a non-negative number", text)
     return text
 
 
-def _streams(text: str) -> str:
+def _check_streams(text: str) -> str:
     if text.upper() in _STREAMS or (text.isascii() and text.isdigit()):
         return text.upper()
-    raise _wrong("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+    raise _invalid("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
 
 
-def _one_of(key: str, text: str, known: tuple[str, ...]) -> str:
+def _check_choice(key: str, text: str, known: tuple[str, ...]) -> str:
     if text.upper() not in known:
-        raise _wrong(key, "/".join(known), text)
+        raise _invalid(key, "/".join(known), text)
     return text.upper()
 
 
-def _wrong(key: str, expected: str, text: str) -> SluiceError:
+def _invalid(key: str, expected: str, text: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, f"expected the parameter '{key}' to be {expected}, got {text}")

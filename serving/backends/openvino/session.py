@@ -1,5 +1,6 @@
-"""An OpenVINO model that is compiled: arrays in, arrays out."""
+"""A compiled OpenVINO model, its runs and its errors."""
 
+import re
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -7,28 +8,29 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.backends.arrays.signature import Signature
-from serving.backends.openvino.failures import failure_of, reason_of
+from serving.backends.arrays.session import ArrayRun, ArraySession, Signature
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
     from openvino import CompiledModel, InferRequest, Tensor
 
+_LOCATION = re.compile(r"^(?:Exception from .*:|Check '.*' failed at .*:|Caught exception:\s*)\s*", re.MULTILINE)
+_UNCONVERTED = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): (.+)")
+
 
 class OpenVinoRun(ArrayRun):
-    """One run: holds one of its session's infer requests while it executes."""
+    """One run. It has one of its session's infer requests while it executes."""
 
     def __init__(self, session: "OpenVinoSession") -> None:
         self._session = session
         self._request: InferRequest | None = None
         self._is_stopped = False
         self._lock = Lock()
-        """Held to cancel `_request` and to give it up: the next run to hold it must not be the one that is ended."""
+        """Held to cancel `_request` and to return it, so that a cancellation cannot hit the request's next run."""
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        rows = _rows_of(inputs)
+        rows = _num_rows(inputs)
         request = self._request = self._session.take_request()
         try:
             self._session.fill(request, inputs, rows)
@@ -37,7 +39,7 @@ class OpenVinoRun(ArrayRun):
         finally:
             with self._lock:
                 self._request = None
-            self._session.give_back(request)
+            self._session.return_request(request)
 
     def _infer(self, request: "InferRequest") -> None:
         request.start_async()
@@ -58,14 +60,14 @@ class OpenVinoRun(ArrayRun):
 
 
 class OpenVinoSession(ArraySession):
-    """A compiled model. Each run has an infer request of its own, and so memory for its tensors."""
+    """A compiled model. Each concurrent run has its own infer request, and so its own memory for tensors."""
 
     library = "OpenVINO"
 
     def __init__(
         self, compiled: "CompiledModel", signature: Signature, fixed_batch: int = 0, *, pads_batches: bool = False
     ) -> None:
-        """`fixed_batch`: the only batch size there is, 0 for any; smaller batches are padded or refused."""
+        """`fixed_batch` is the only batch size the model takes, 0 for any; smaller batches are padded or refused."""
         self.signature = signature
         self._compiled: CompiledModel | None = compiled
         self._fixed_batch = fixed_batch
@@ -77,22 +79,22 @@ class OpenVinoSession(ArraySession):
     def open_run(self) -> OpenVinoRun:
         return OpenVinoRun(self)
 
-    def failure_of(self, error: Exception) -> SluiceError:
-        return failure_of(error, "running inference")
+    def convert_error(self, error: Exception) -> SluiceError:
+        return convert_error(error, "running inference")
 
     def close(self) -> None:
         self._idle.clear()
         self._compiled = None
 
     def take_request(self) -> "InferRequest":
-        """One that nobody uses: at most as many are ever made as instances run side by side."""
+        """Return an idle infer request, or a new one. There are never more than instances."""
         try:
             return self._idle.pop()
         except IndexError:
             assert self._compiled is not None, "the session is closed"
             return self._compiled.create_infer_request()
 
-    def give_back(self, request: "InferRequest") -> None:
+    def return_request(self, request: "InferRequest") -> None:
         self._idle.append(request)
 
     def fill(self, request: "InferRequest", inputs: Mapping[str, Array], rows: int) -> None:
@@ -100,9 +102,9 @@ class OpenVinoSession(ArraySession):
         missing = self._missing_rows(rows)
         for name, array in inputs.items():
             try:
-                _fill(request, self._inputs[name], _padded(array, missing) if missing else array)
+                _fill(request, self._inputs[name], _pad(array, missing) if missing else array)
             except RuntimeError as error:
-                message = f"input '{name}' does not fit the model: {reason_of(error)}"
+                message = f"input '{name}' does not fit the model: {extract_message(error)}"
                 raise SluiceError(ErrorCode.INVALID, message, param=name) from None
 
     def _missing_rows(self, rows: int) -> int:
@@ -116,16 +118,16 @@ class OpenVinoSession(ArraySession):
         return missing
 
     def results(self, request: "InferRequest", outputs: Sequence[str], rows: int) -> list[Array]:
-        """Copies: the request's next run writes over its own memory."""
-        arrays = [_copied(request.get_output_tensor(self._outputs[name])) for name in outputs]
+        """Return copies of the outputs, because the request's next run overwrites its memory."""
+        arrays = [_copy_output(request.get_output_tensor(self._outputs[name])) for name in outputs]
         return [array[:rows] for array in arrays] if self._fixed_batch else arrays
 
 
-def _rows_of(inputs: Mapping[str, Array]) -> int:
+def _num_rows(inputs: Mapping[str, Array]) -> int:
     return next((len(array) for array in inputs.values() if array.ndim), 0)
 
 
-def _padded(array: Array, num_rows: int) -> Array:
+def _pad(array: Array, num_rows: int) -> Array:
     filler = np.full((num_rows, *array.shape[1:]), b"" if array.dtype == np.object_ else 0, array.dtype)
     return np.concatenate([array, filler])
 
@@ -152,7 +154,7 @@ def _string_tensor(array: Array) -> "Tensor":
     return tensor
 
 
-def _copied(tensor: "Tensor") -> Array:
+def _copy_output(tensor: "Tensor") -> Array:
     element = tensor.element_type.get_type_name()
     if element == "string":
         strings: Array = tensor.bytes_data.astype(np.object_)
@@ -160,3 +162,21 @@ def _copied(tensor: "Tensor") -> Array:
     array: Array = np.array(tensor.data)
     # OpenVINO shows bfloat16 as an array of 16-bit floats of the other kind.
     return array.view(ml_dtypes.bfloat16) if element == "bf16" else array
+
+
+def convert_error(error: Exception, doing: str) -> SluiceError:
+    """Convert an error to INTERNAL. `doing` is in Triton's words: reading model, loading model …"""
+    return SluiceError(ErrorCode.INTERNAL, f"openvino error in {doing} : {extract_message(error)}")
+
+
+def convert_read_error(error: Exception) -> SluiceError:
+    """Convert an error of reading: to UNIMPLEMENTED, naming them, where OpenVINO lacks operations, else to INTERNAL."""
+    found = _UNCONVERTED.search(str(error))
+    if found is None:
+        return convert_error(error, "reading model")
+    return SluiceError(ErrorCode.UNIMPLEMENTED, f"OpenVINO cannot convert these operations of the model: {found[1]}")
+
+
+def extract_message(error: Exception) -> str:
+    """Return the error's message in one line, without the source locations that it begins with."""
+    return " ".join(_LOCATION.sub("", str(error)).split())

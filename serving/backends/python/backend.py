@@ -1,36 +1,95 @@
-"""The backend `python`: models written as Triton's `model.py`, which run unmodified."""
+"""The backend `python`: loads models written as Triton's `model.py`, which run unmodified in worker processes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.python.environments import Environments, Lease, environment_path
-from serving.backends.python.frames import Complete, Completed, Load, Report
-from serving.backends.python.held import HeldBatches
-from serving.backends.python.instance import PythonInstance, instances_of
-from serving.backends.python.interpreters import interpreter_at
-from serving.backends.python.launch import OWN, Launch
-from serving.backends.python.options import PythonOptions, check_parameters, options_of
+from serving.backends.python.batch_queue import WorkerBatchQueue
+from serving.backends.python.environments import (
+    SERVER_INTERPRETER,
+    EnvironmentCache,
+    InterpreterLease,
+    WorkerLaunch,
+    environment_path,
+    find_interpreter,
+)
+from serving.backends.python.frames import CompleteConfig, ConfigCompleted, Initialize, Report
+from serving.backends.python.options import PythonOptions, check_parameters, parse_options
 from serving.backends.python.process import WorkerMessage, WorkerProcess
-from serving.backends.python.services import refuse
-from serving.backends.python.supervisor import SupervisedWorker
+from serving.backends.python.services import refuse_request
+from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
 from serving.batching.scheduled import ScheduledModel
 from serving.config.config_json import config_json, parse_config_json
 from serving.host_policy import policy_of
-from serving.instance import Placement, placements_of
+from serving.instance import Instance, Placement, placements_of
+from serving.job import Job
 from serving.labels import read_labels
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.gpus import num_gpus
 
 
+class PythonInstance(Instance):
+    """Place for one batch at a worker: the batch runs, or waits in the worker's process for the one before it.
+
+    A worker of fast models has several places in use, because handing over a batch takes longer than running it.
+    """
+
+    def __init__(self, worker: SupervisedWorker, placement: Placement, workers: Sequence[SupervisedWorker]) -> None:
+        """`workers` are all workers of the model, over which requests are spread."""
+        self.name = worker.name
+        self.placement = placement
+        self._worker = worker
+        self._others = [each for each in workers if each is not worker]
+        self._is_busy = False
+
+    @property
+    def num_starts(self) -> int:  # type: ignore[override]  # counted by the worker, for all of its places
+        return self._worker.num_starts
+
+    @property
+    def is_ready(self) -> bool:
+        worker = self._worker
+        if not worker.is_ready:
+            return False
+        return self._is_busy or (worker.num_batches < worker.depth and self._is_least_loaded())
+
+    def _is_least_loaded(self) -> bool:
+        load = self._worker.num_batches
+        return load == 0 or all(load <= each.num_batches for each in self._others if each.is_ready)
+
+    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+        self._is_busy = True
+
+        def finish() -> None:
+            self._is_busy = False
+            done()
+
+        self._worker.execute(jobs, finish)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+
+def create_instances(
+    workers: Sequence[SupervisedWorker], placements: Sequence[Placement], can_queue_ahead: bool
+) -> list[PythonInstance]:
+    """Return the places of `workers`, the first place of each worker first.
+
+    Without `can_queue_ahead` each has only one.
+    """
+    num_places = 1 + MAX_LOOKAHEAD if can_queue_ahead else 1
+    placed = list(zip(workers, placements, strict=True))
+    return [PythonInstance(worker, placement, workers) for _ in range(num_places) for worker, placement in placed]
+
+
 class PythonModel(ScheduledModel):
-    """Its workers run in an environment that must stay for as long as they do."""
+    """A loaded Python model. It keeps the environment of its workers in place for as long as they run."""
 
     _counts_responses = False
-    """Triton's Python backend keeps no statistics of single responses, and its clients expect none."""
+    """Whether single responses are counted: Triton's Python backend does not, and its clients expect no such counts."""
 
     def __init__(
         self,
@@ -38,7 +97,7 @@ class PythonModel(ScheduledModel):
         instances: Sequence[PythonInstance],
         labels: Mapping[str, Sequence[str]],
         context: BackendContext,
-        environment: Lease,
+        environment: InterpreterLease,
     ) -> None:
         super().__init__(source, instances, labels, context)
         self._environment = environment
@@ -49,7 +108,7 @@ class PythonModel(ScheduledModel):
 
 
 class PythonBackend(Backend):
-    """Each instance is a worker process; so is, for a moment, the completion of a configuration."""
+    """Loads Python models. Each instance is a worker process; completing a configuration starts one for a moment."""
 
     name = "python"
     model_files: tuple[ModelFile, ...] = (ModelFile("model.py"),)
@@ -58,81 +117,93 @@ class PythonBackend(Backend):
     default_model_filename = "model.py"
 
     def __init__(self) -> None:
-        self._environments = Environments()
+        self._environments = EnvironmentCache()
         self._options: PythonOptions | None = None
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        options = self._options_of(context)
-        environment = await self._environment_of(source, options)
-        launch = Launch(environment.interpreter, start_timeout_s=options.start_timeout_s)
-        process = WorkerProcess(source.name, launch, lambda message: _refuse(message, process))
-        command = Complete(str(source.model_file), config_json(source.config).decode(), source.name)
+        options = self._parse_options(context)
+        environment = await self._lease_environment(source, options)
+        launch = WorkerLaunch(environment.interpreter, start_timeout_s=options.start_timeout_s)
+        process = WorkerProcess(source.name, launch, lambda message: _refuse_services(message, process))
+        command = CompleteConfig(str(source.model_file), config_json(source.config).decode(), source.name)
         try:
-            completed = await process.ask(command)
+            completed = await process.run(command)
         finally:
             process.kill()
             await process.close(timeout_s=0)
             environment.release()
-        assert isinstance(completed, Completed)
+        assert isinstance(completed, ConfigCompleted)
         return parse_config_json(completed.config_json)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         check_parameters(source.config)
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
-        options = self._options_of(context)
-        environment = await self._environment_of(source, options)
+        options = self._parse_options(context)
+        environment = await self._lease_environment(source, options)
         placements = placements_of(source.config, num_gpus())
         launches = [
-            Launch(environment.interpreter, _cores_of(each, context), options.start_timeout_s) for each in placements
+            WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
+            for each in placements
         ]
-        workers = workers_of(source, placements, launches, context)
+        workers = create_workers(source, placements, launches, context)
         try:
-            await _start(workers)
+            await _start_all(workers)
         except BaseException:
             environment.release()
             raise
-        instances = instances_of(workers, placements, _may_queue(source.config))
+        instances = create_instances(workers, placements, _can_queue_ahead(source.config))
         return PythonModel(source, instances, labels, context, environment)
 
-    def _options_of(self, context: BackendContext) -> PythonOptions:
-        """The server's, which are the same for all models."""
+    def _parse_options(self, context: BackendContext) -> PythonOptions:
+        """Return the server's options, which are the same for all models."""
         if self._options is None:
-            self._options = options_of(context.backend_options.get(self.name, {}))
+            self._options = parse_options(context.backend_options.get(self.name, {}))
         return self._options
 
-    async def _environment_of(self, source: ModelSource, options: PythonOptions) -> Lease:
-        """The model's own, else the server's runtime for models, else the one that the server runs in."""
+    async def _lease_environment(self, source: ModelSource, options: PythonOptions) -> InterpreterLease:
+        """Lease the model's own environment, else the configured runtime, else the server's own interpreter."""
         path = environment_path(source.config, source.folder) or options.runtime
         if path is None:
-            return Lease(OWN)
+            return InterpreterLease(SERVER_INTERPRETER)
         if path == options.runtime and not await asyncio.to_thread(path.is_dir):
-            return Lease(await interpreter_at(path))
+            return InterpreterLease(await find_interpreter(path))
         return await self._environments.lease(path)
 
 
-def _refuse(message: WorkerMessage, process: WorkerProcess) -> None:
+def _refuse_services(message: WorkerMessage, process: WorkerProcess) -> None:
     if not isinstance(message, Report):
-        refuse(message, process.connection, "a model cannot ask the server while its configuration is completed")
+        refuse_request(
+            message, process.connection, "a model cannot ask the server while its configuration is completed"
+        )
 
 
-def workers_of(
-    source: ModelSource, placements: Sequence[Placement], launches: Sequence[Launch], context: BackendContext
+def create_workers(
+    source: ModelSource, placements: Sequence[Placement], launches: Sequence[WorkerLaunch], context: BackendContext
 ) -> list[SupervisedWorker]:
-    """Not started. What a lost one had not begun, any other may do, unless sequences have their state in it."""
-    shared = None if source.config.HasField("sequence_batching") else HeldBatches(source.name)
+    """Create the workers without starting them.
+
+    They share a queue, so that batches a lost worker had not begun go to any other. With sequences each worker has its
+    own, because the states are in its process.
+    """
+    shared = None if source.config.HasField("sequence_batching") else WorkerBatchQueue(source.name)
     return [
-        SupervisedWorker(_load(source, place), launch, context, HeldBatches(place.name) if shared is None else shared)
+        SupervisedWorker(
+            _initialize_command(source, place),
+            launch,
+            context,
+            WorkerBatchQueue(place.name) if shared is None else shared,
+        )
         for place, launch in zip(placements, launches, strict=True)
     ]
 
 
-def _cores_of(placement: Placement, context: BackendContext) -> frozenset[int]:
+def _find_cores(placement: Placement, context: BackendContext) -> frozenset[int]:
     policy = policy_of(placement, context.host_policies)
     return policy.cores if policy is not None else frozenset()
 
 
-async def _start(workers: list[SupervisedWorker]) -> None:
-    """All of them, at the same time, or none: then the first error is raised."""
+async def _start_all(workers: list[SupervisedWorker]) -> None:
+    """Start all workers at the same time. If one fails, all are closed and the first error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
@@ -142,14 +213,14 @@ async def _start(workers: list[SupervisedWorker]) -> None:
         raise error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error from None
 
 
-def _may_queue(config: ModelConfig) -> bool:
-    """Whether batches may be given to a worker ahead: not where a batch could grow, or be another one's, meanwhile."""
+def _can_queue_ahead(config: ModelConfig) -> bool:
+    """Return whether a worker may get batches ahead: not where a batch could grow, or go elsewhere, in the meantime."""
     return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
 
 
-def _load(source: ModelSource, placement: Placement) -> Load:
-    """What an instance is started with."""
-    return Load(
+def _initialize_command(source: ModelSource, placement: Placement) -> Initialize:
+    """Return the command that starts an instance."""
+    return Initialize(
         str(source.model_file),
         {
             "model_config": config_json(source.config).decode(),

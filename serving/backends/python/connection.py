@@ -1,4 +1,4 @@
-"""The gateway's end of a worker's socket."""
+"""The server's end of a worker's socket, and the conversion of requests and responses to and from frames."""
 
 import asyncio
 import logging
@@ -8,27 +8,60 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.frames import Command, Dropped, Freed, Message, Segments, Stored
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python.frames import (
+    INLINE_BYTES,
+    Command,
+    DroppedSegments,
+    FrameReader,
+    FreedSegments,
+    Message,
+    NewSegments,
+    SegmentRef,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+    encode_frame,
+    fd_ancillary,
+)
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
+from serving.request import InferRequest, InferResponse, SequenceFlag
+from serving.tensors.datatypes import BYTES
+from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
-
 MAX_PIECES = 64
-"""Frames of one write; the kernel takes up to 1024."""
+"""Most frames of one write; the kernel takes up to 1024."""
 _decoder = msgspec.msgpack.Decoder(Message)
+ERROR_CODES = {
+    0: ErrorCode.UNKNOWN,
+    1: ErrorCode.INTERNAL,
+    2: ErrorCode.NOT_FOUND,
+    3: ErrorCode.INVALID,
+    4: ErrorCode.UNAVAILABLE,
+    5: ErrorCode.UNIMPLEMENTED,
+    6: ErrorCode.ALREADY_EXISTS,
+    7: ErrorCode.CANCELLED,
+}
+"""Error codes by Triton's number."""
+_ERROR_NUMBERS = {code: number for number, code in ERROR_CODES.items()} | {
+    ErrorCode.OVERLOADED: 4,
+    ErrorCode.DEADLINE: 4,
+}
+_INTERNAL = 1
 
 
 class Connection:
-    """Frames to and from one worker, and the shared memory that goes with them. Event loop's thread only."""
+    """Exchanges frames and shared memory with one worker. Event loop's thread only."""
 
     def __init__(self, name: str, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
-        """`on_end` is called when the worker has closed its end, or has said what cannot be understood."""
+        """`on_end` is called when the worker has closed its end, or has sent what cannot be decoded."""
         self._name = name
         self._on_message = on_message
         self._on_end = on_end
@@ -38,49 +71,50 @@ class Connection:
         self._reader = FrameReader(self._socket)
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._pool = SegmentPool()
-        self._mapped = MappedSegments(self._freed, can_lend=True)
+        self._mapped = MappedSegments(self._notice_freed, can_forward=True)
         self._is_scheduled = False
         self._is_blocked = False
         self._is_freeing = False
 
     @property
     def far_fd(self) -> int:
-        """The worker's end, until `start`."""
+        """Descriptor of the worker's end, valid until `start`."""
         return self._far_end.fileno()
 
     def start(self) -> None:
-        """The worker has its end: begin to read."""
+        """Begin to read. The worker must have inherited its end, which is closed here."""
         self._far_end.close()
         self._loop.add_reader(self._socket.fileno(), self._read)
 
     def read_rest(self) -> None:
-        """Take in what a worker has said that has ended."""
+        """Read all that a worker sent before it ended."""
         while self._socket.fileno() >= 0 and self._read():
             pass
 
     def send(self, command: Command, is_urgent: bool = True) -> None:
-        """In order, and as soon as the worker's socket takes it. Harmless after its end.
+        """Send a command, in order, as soon as the socket takes it. Does nothing after the worker's end.
 
-        What is not urgent is written at the end of this turn of the event loop, with what follows.
+        A command that is not urgent is written at the end of this turn of the event loop, together with those that
+        follow.
         """
-        news, dropped = self._pool.news()
-        for segments, fds in news:
-            self._queue(encode(segments), fds)
+        notices, dropped = self._pool.take_notices()
+        for segments, fds in notices:
+            self._queue(encode_frame(segments), fds)
         if dropped is not None:
-            self._queue(encode(dropped))
-        self._queue(encode(command))
+            self._queue(encode_frame(dropped))
+        self._queue(encode_frame(command))
         if is_urgent:
             self._flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def store(self, data: NDArray[Any]) -> Stored:
-        """Put a large tensor's bytes where the worker can read them; what is returned goes with the next `send`."""
+    def store(self, data: NDArray[Any]) -> SegmentRef:
+        """Store a large tensor where the worker can read it. The result goes with the next `send`."""
         return self._pool.store(data)
 
-    def open(self, raw: bytes | Stored) -> bytes | memoryview:
-        """A tensor of a report, wherever it lies. To be called once for each."""
+    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
+        """Return a received tensor's bytes, from the frame or from shared memory. Call it once for each tensor."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
     def _queue(self, data: bytes, fds: list[int] | None = None) -> None:
@@ -95,7 +129,7 @@ class Connection:
             self._write()
 
     def _write(self) -> None:
-        """Write what is queued; where the socket takes no more of it, the rest when it does."""
+        """Write what is queued, or as much as the socket takes now and the rest when it takes more."""
         try:
             while self._unsent:
                 self._write_some()
@@ -103,7 +137,7 @@ class Connection:
             if not self._is_blocked:
                 self._is_blocked = True
                 self._loop.add_writer(self._socket.fileno(), self._write)
-        except ConnectionError:  # its end is noticed by who watches the process
+        except ConnectionError:  # the watcher of the process notices its end
             self._discard_unsent()
         else:
             self._unblock()
@@ -116,7 +150,7 @@ class Connection:
     def _write_some(self) -> None:
         data, fds = self._unsent[0]
         if fds:
-            sent = self._socket.sendmsg([data], ancillary(fds))
+            sent = self._socket.sendmsg([data], fd_ancillary(fds))
             _close_all(fds)
         else:
             sent = self._socket.sendmsg(self._next_pieces())
@@ -126,7 +160,7 @@ class Connection:
             self._unsent[0] = (self._unsent[0][0][sent:], [])
 
     def _next_pieces(self) -> list[memoryview]:
-        """Up to those that come with files."""
+        """Return the next frames that have no file descriptors."""
         without_fds = takewhile(lambda piece: not piece[1], self._unsent)
         return [data for data, _ in islice(without_fds, MAX_PIECES)]
 
@@ -137,7 +171,7 @@ class Connection:
         self._unblock()
 
     def _read(self) -> bool:
-        """Take in what lies there. False where nothing did."""
+        """Read once and handle the frames. Return False where nothing was there."""
         try:
             is_open = self._reader.read()
         except BlockingIOError:
@@ -146,8 +180,8 @@ class Connection:
             is_open = False
         try:
             for frame in self._reader.frames():
-                self._take(_decoder.decode(frame))
-        except Exception:  # a frame that is none, or memory that cannot be mapped: nothing after it can be trusted
+                self._receive(_decoder.decode(frame))
+        except Exception:  # an invalid frame, or memory that cannot be mapped: nothing after it can be trusted
             log.exception("%s cannot be understood; ending it", self._name)
             is_open = False
         if not is_open:
@@ -155,19 +189,19 @@ class Connection:
             self._on_end()
         return is_open
 
-    def _take(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         match message:
-            case Segments():
+            case NewSegments():
                 self._mapped.add(message, self._reader.fds)
-            case Dropped():
+            case DroppedSegments():
                 self._mapped.drop(message)
-            case Freed(numbers):
+            case FreedSegments(numbers):
                 self._pool.free(numbers)
             case _:
                 self._on_message(message)
 
-    def _freed(self) -> None:
-        """On any thread: somebody let the last view of a segment go."""
+    def _notice_freed(self) -> None:
+        """Send `FreedSegments` soon. Called on the thread that released the last view of a segment."""
         if not self._is_freeing:
             self._is_freeing = True
             with suppress(RuntimeError):  # the loop may be closed by then
@@ -175,10 +209,10 @@ class Connection:
 
     def _send_freed(self) -> None:
         self._is_freeing = False
-        self.send(Freed(self._mapped.take_freed()))
+        self.send(FreedSegments(self._mapped.take_freed()))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         self._far_end.close()
         if self._socket.fileno() < 0:
             return
@@ -194,3 +228,63 @@ def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
     fds.clear()
+
+
+def to_wire_request(number: int, request: InferRequest, connection: Connection) -> WireRequest:
+    """Convert a request for a worker. Large tensors go to shared memory."""
+    return WireRequest(
+        number,
+        [_wire_tensor(name, tensor, connection) for name, tensor in request.inputs.items()],
+        request.id,
+        request.correlation_id,
+        int(request.sequence),
+        request.timeout_us,
+        request.requested_outputs,
+        request.parameters or None,
+    )
+
+
+def to_wire_response(number: int, response: InferResponse, connection: Connection) -> WireResponse:
+    """Convert another model's response for the worker that called it."""
+    if response.error is not None:
+        return WireResponse(number, response.is_final, error=to_wire_error(response.error))
+    outputs = [_wire_tensor(each.name, each, connection) for each in response.outputs]
+    return WireResponse(number, response.is_final, outputs, None, response.parameters or None)
+
+
+def to_wire_error(error: SluiceError) -> tuple[int, str]:
+    """Return Triton's number of the error's code, and the message."""
+    return _ERROR_NUMBERS.get(error.code, _INTERNAL), error.message
+
+
+def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> WireTensor:
+    data_type = tensor.data_type
+    if data_type is not BYTES and tensor.num_elements * data_type.itemsize > INLINE_BYTES:
+        flat = np.ascontiguousarray(tensor.array, data_type.dtype).reshape(-1)
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(flat.view(np.uint8)))
+    raw = tensor.raw
+    if len(raw) > INLINE_BYTES:
+        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(np.frombuffer(raw, np.uint8)))
+    return WireTensor(name, tensor.datatype, tensor.shape, cast(bytes, raw))  # msgpack encodes any buffer like bytes
+
+
+def from_wire_response(wire: WireResponse, connection: Connection) -> InferResponse:
+    """Convert a worker's response. Large tensors are views of the worker's memory, and remain valid."""
+    if wire.error is not None:
+        code, message = wire.error
+        return InferResponse(error=SluiceError(ERROR_CODES[code], message), is_final=wire.is_final)
+    outputs = [Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.outputs]
+    return InferResponse(outputs, wire.parameters or {}, is_final=wire.is_final)
+
+
+def from_wire_request(wire: WireRequest, connection: Connection) -> InferRequest:
+    """Convert a request that a worker's model makes to another one."""
+    return InferRequest(
+        {each.name: Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.inputs},
+        wire.id,
+        wire.outputs,
+        wire.parameters or {},
+        timeout_us=wire.timeout_us,
+        correlation_id=wire.correlation_id,
+        sequence=SequenceFlag(wire.flags),
+    )

@@ -1,4 +1,4 @@
-"""`--backend-config=python,KEY=VALUE`: which of the real server's options mean something here."""
+"""Options of `--backend-config=python,KEY=VALUE`, and a model's parameters."""
 
 import logging
 import math
@@ -13,39 +13,42 @@ from sluice.errors import ErrorCode, SluiceError
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
-"""As the real server's."""
+"""Default of Triton's `stub-timeout-seconds`."""
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 _SHARED_MEMORY = "shared memory is anonymous, and grows and shrinks with the tensors"
-_ELSEWISE = {
+_NO_EFFECT = {
     "shm-default-byte-size": _SHARED_MEMORY,
     "shm-growth-byte-size": _SHARED_MEMORY,
     "shm-region-prefix-name": _SHARED_MEMORY + ": it has no name that another server could take",
     "shm_message_queue_size": "messages travel over a socket, without a bound on their number",
     "thread-pool-size": "responses are passed on by the event loop, and wait for no thread",
 }
-"""What stands in place of what an option would change."""
+"""Options that change nothing, each with what this backend does instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """`start_timeout_s`: for a worker process to come up, before it loads its model. `runtime`: another interpreter."""
+    """Options of the server. `start_timeout_s` is for a worker process to come up, before it loads its model.
+
+    `runtime` is another interpreter for models without an environment of their own.
+    """
 
     start_timeout_s: float = START_TIMEOUT_S
     runtime: Path | None = None
 
 
-def options_of(given: Mapping[str, str]) -> PythonOptions:
-    """Raises SluiceError INVALID for a value that is none. Options without an effect are said in the log."""
+def parse_options(given: Mapping[str, str]) -> PythonOptions:
+    """Parse the options. Raises SluiceError INVALID for an invalid value. Logs options that have no effect."""
     for key in given:
-        if key in _ELSEWISE:
-            log.info("--backend-config=python,%s changes nothing: %s", key, _ELSEWISE[key])
+        if key in _NO_EFFECT:
+            log.info("--backend-config=python,%s changes nothing: %s", key, _NO_EFFECT[key])
         elif key not in ("stub-timeout-seconds", "python-runtime"):
             log.warning("--backend-config=python,%s is not known and has no effect", key)
     runtime = given.get("python-runtime")
-    return PythonOptions(_seconds(given.get("stub-timeout-seconds")), Path(runtime) if runtime else None)
+    return PythonOptions(_parse_timeout(given.get("stub-timeout-seconds")), Path(runtime) if runtime else None)
 
 
-def _seconds(text: str | None) -> float:
+def _parse_timeout(text: str | None) -> float:
     if text is None:
         return START_TIMEOUT_S
     try:
@@ -61,9 +64,9 @@ def _seconds(text: str | None) -> float:
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Tensors lie in the CPU's memory whatever a model says of that, but it must say something that there is.
+    """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing because tensors are always in the CPU's memory.
 
-    Raises SluiceError UNIMPLEMENTED in Triton's words.
+    Raises SluiceError UNIMPLEMENTED, in Triton's words, for an invalid value.
     """
     value = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if value not in ("yes", "no"):

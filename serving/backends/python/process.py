@@ -1,4 +1,4 @@
-"""One worker process, from its start to its end."""
+"""A worker process, from its start to its end."""
 
 import asyncio
 import logging
@@ -9,50 +9,54 @@ from contextlib import suppress
 from pathlib import Path
 
 from serving.backends.python.connection import Connection
+from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.frames import (
-    Ask,
-    Call,
+    CallModel,
+    CallServer,
+    CancelCall,
     Command,
-    Completed,
-    EndCall,
-    Failed,
-    LetGo,
-    Loaded,
-    Logged,
+    CommandFailed,
+    ConfigCompleted,
+    Finalize,
+    Initialized,
+    LogLine,
     Message,
+    ReleaseMetrics,
     Report,
-    Shutdown,
-    Started,
+    ServiceRequest,
+    WorkerStarted,
 )
-from serving.backends.python.launch import Launch
-from serving.backends.python.progress import Progress, progress_file
+from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
-START = Path(__file__).parent / "worker" / "start.py"
+_START_SCRIPT = Path(__file__).parent / "worker" / "start.py"
 _STDERR = 2
 
-WorkerMessage = Report | Call | EndCall | Ask | LetGo
-"""What a worker says once it is there."""
+WorkerMessage = Report | ServiceRequest
+"""Messages from a worker that has started."""
 
 
 class WorkerProcess:
-    """Started once, closed once; event loop's thread only. What the model prints goes to the server's stderr."""
+    """Runs one worker process, which is started once and closed once. Event loop's thread only.
 
-    def __init__(self, name: str, launch: Launch, on_message: Callable[[WorkerMessage], None]) -> None:
+    The model's output goes to the server's stderr.
+    """
+
+    def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
         self._name = name
         self._launch = launch
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._process: asyncio.subprocess.Process | None = None
-        self.connection = Connection(name, self._take, self._hung_up)
-        self._progress: Progress | None = None
+        self.connection = Connection(name, self._receive, self._handle_disconnect)
+        self._progress: BatchProgress | None = None
         self._is_ending = False
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._first: asyncio.Future[Loaded | Completed | Failed] = self._loop.create_future()
+        self._result: asyncio.Future[Initialized | ConfigCompleted | CommandFailed] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()
-        """The exit code, when it has ended and all that it said was heard; negative for the signal that ended it."""
+        """Exit code, negative for a signal. Set once the last messages have been handled."""
 
     @property
     def pid(self) -> int | None:
@@ -60,36 +64,36 @@ class WorkerProcess:
 
     @property
     def num_begun(self) -> int:
-        """Batches that its model was given, also once it has ended."""
+        """Batches that the model was given. Remains valid after the process has ended."""
         return self._progress.num_begun if self._progress is not None else 0
 
-    async def ask(self, command: Command) -> Loaded | Completed:
-        """Start the process with its first command, and wait for the answer.
+    async def run(self, command: Command) -> Initialized | ConfigCompleted:
+        """Start the process with its first command, and return the response.
 
-        Raises SluiceError INTERNAL with the model's reason, or where the process ends instead of answering.
+        Raises SluiceError INTERNAL with the model's reason, or where the process ends without responding.
         """
         await self._start()
         self.connection.send(command)
         await self._wait_started()
-        await asyncio.wait((self._first, self.exited), return_when=asyncio.FIRST_COMPLETED)
-        if not self._first.done():
-            raise SluiceError(ErrorCode.INTERNAL, not_healthy(self._name))
-        answer = self._first.result()
-        if isinstance(answer, Failed):
-            raise SluiceError(ErrorCode.INTERNAL, answer.message)
-        return answer
+        await asyncio.wait((self._result, self.exited), return_when=asyncio.FIRST_COMPLETED)
+        if not self._result.done():
+            raise SluiceError(ErrorCode.INTERNAL, unhealthy_message(self._name))
+        response = self._result.result()
+        if isinstance(response, CommandFailed):
+            raise SluiceError(ErrorCode.INTERNAL, response.message)
+        return response
 
     async def _start(self) -> None:
-        progress_fd = progress_file()
+        progress_fd = create_progress_file()
         try:
-            self._progress = Progress(progress_fd)
+            self._progress = BatchProgress(progress_fd)
             fds = (self.connection.far_fd, progress_fd)
             self._process = await asyncio.create_subprocess_exec(
-                *self._launch.arguments(START, *fds),
+                *self._launch.arguments(_START_SCRIPT, *fds),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=_STDERR,
                 pass_fds=fds,
-                # A terminal's Ctrl-C is the gateway's to act on; and what the model starts ends with it.
+                # Ctrl-C in a terminal is for the server; and processes that the model starts end with their session.
                 start_new_session=True,
             )
         except OSError as error:
@@ -101,7 +105,10 @@ class WorkerProcess:
         self._watcher = self._loop.create_task(self._watch(self._process))
 
     async def _wait_started(self) -> None:
-        """A process that does not come up; a model may take as long as it does to load."""
+        """Wait until the process has come up.
+
+        The timeout does not cover the loading of the model, which may take any time.
+        """
         limit_s = self._launch.start_timeout_s
         await asyncio.wait((self._started, self.exited), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done() and not self.exited.done():
@@ -116,25 +123,25 @@ class WorkerProcess:
         self.connection.close()
         self.exited.set_result(code)
 
-    def _take(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         match message:
-            case Report() | Call() | EndCall() | Ask() | LetGo():
+            case Report() | CallModel() | CancelCall() | CallServer() | ReleaseMetrics():
                 self._on_message(message)
-            case Logged(level, place, text):
-                log.log(level, "[%s %s] %s", self._name, place, text)
-            case Started():
+            case LogLine(level, location, text):
+                log.log(level, "[%s %s] %s", self._name, location, text)
+            case WorkerStarted():
                 if not self._started.done():
                     self._started.set_result(None)
-            case Loaded() | Completed() | Failed():
-                if not self._first.done():
-                    self._first.set_result(message)
+            case Initialized() | ConfigCompleted() | CommandFailed():
+                if not self._result.done():
+                    self._result.set_result(message)
 
-    def _hung_up(self) -> None:
+    def _handle_disconnect(self) -> None:
         if not self._is_ending:
             self.kill()
 
     def kill(self) -> None:
-        """End it now, with everything that it started. Idempotent."""
+        """Kill the process and the processes that it started. Idempotent."""
         self._is_ending = True
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -146,13 +153,13 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self, timeout_s: float) -> None:
-        """Let the model finalize, for so long, and end the process. Idempotent."""
+        """Let the model finalize for at most `timeout_s`, and end the process. Idempotent."""
         if self._process is None:
             self.connection.close()
             return
         if not self._is_ending:
             self._is_ending = True
-            self.connection.send(Shutdown())
+            self.connection.send(Finalize())
             await asyncio.wait((self.exited,), timeout=timeout_s)
             if not self.exited.done():
                 log.warning("%s did not end within %g s; killing it", self._name, timeout_s)
@@ -160,13 +167,13 @@ class WorkerProcess:
         await asyncio.wait((self.exited,))
 
 
-def not_healthy(name: str) -> str:
-    """What the real server says of a process that has ended."""
+def unhealthy_message(name: str) -> str:
+    """Return Triton's message for a process that has ended."""
     return f"Stub process '{name}' is not healthy."
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as one reads it."""
+    """Describe an exit code for the log."""
     if code >= 0:
         return f"exit code {code}"
     try:

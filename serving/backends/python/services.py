@@ -1,69 +1,172 @@
-"""What a worker's model may ask of the server: other models, the repository, metrics."""
+"""The server's services for the model in a worker: calls of other models, the repository, metrics."""
 
 import asyncio
 import logging
 
-from serving.backend import BackendContext, LoadOverrides
-from serving.backends.python.calls import ModelCalls
-from serving.backends.python.connection import Connection
+from serving.backend import BackendContext, LoadOverrides, ModelLookup
+from serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
 from serving.backends.python.frames import (
-    Answered,
-    Ask,
-    AskReady,
-    Call,
-    Called,
-    EndCall,
-    LetGo,
+    CallModel,
+    CallResponse,
+    CallServer,
+    CancelCall,
+    CheckModelReady,
+    CreateMetric,
+    CreateMetricFamily,
     LoadModel,
-    MakeFamily,
-    MakeMetric,
-    Reply,
+    ReleaseMetrics,
+    ServerResponse,
+    ServiceRequest,
     UnloadModel,
     UseMetric,
+    WireResponse,
 )
-from serving.backends.python.metrics import ModelMetrics
-from serving.backends.python.wire import wire_error
+from serving.custom_metrics import CustomMetric, CustomMetrics, MetricFamily, MetricKind
+from serving.job import Job
+from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
-Asking = Call | EndCall | Ask | LetGo
+
+class WorkerCalls:
+    """Calls of other models by one worker's model that have not ended. They end with the worker."""
+
+    def __init__(self, models: ModelLookup, connection: Connection) -> None:
+        self._models = models
+        self._connection = connection
+        self._jobs: dict[int, Job | None] = {}
+
+    def begin(self, call: CallModel) -> None:
+        """Submit a call. Its responses, or the error that prevents them, go to the worker."""
+        number = call.request.number
+        self._jobs[number] = None
+        try:
+            job = self._submit(call)
+        except SluiceError as error:
+            reason = f"Model {call.model_name} - Error when running inference: {error.message}"
+            self._send(number, InferResponse(error=SluiceError(error.code, reason)))
+            return
+        if number in self._jobs:
+            self._jobs[number] = job
+
+    def _submit(self, call: CallModel) -> Job:
+        # First, because reading the tensors is what frees their segments, whatever is wrong with the call.
+        request = from_wire_request(call.request, self._connection)
+        model = self._models.find(call.model_name, call.version)
+        if model.is_decoupled_for(request) and not call.is_decoupled:
+            raise SluiceError(
+                ErrorCode.UNIMPLEMENTED,
+                f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.",
+            )
+        number = call.request.number
+        return model.submit(request, lambda response: self._send(number, response))
+
+    def _send(self, number: int, response: InferResponse) -> None:
+        if number not in self._jobs:
+            return
+        if response.is_final:
+            del self._jobs[number]
+        self._connection.send(
+            CallResponse(to_wire_response(number, response, self._connection)), is_urgent=response.is_final
+        )
+
+    def cancel(self, number: int) -> None:
+        """Cancel a call and send its final response. Does nothing after the call has ended."""
+        if number not in self._jobs:
+            return
+        job = self._jobs[number]
+        self._send(number, InferResponse(error=SluiceError(ErrorCode.CANCELLED, "the call was cancelled")))
+        if job is not None:
+            job.cancel()
+
+    def close(self) -> None:
+        """Cancel all calls."""
+        for number in list(self._jobs):
+            self.cancel(number)
+
+
+class WorkerMetrics:
+    """Metric families and metrics by the worker's numbers. Families and their series outlive the worker."""
+
+    def __init__(self, metrics: CustomMetrics | None) -> None:
+        self._all = metrics
+        self._families: dict[int, MetricFamily] = {}
+        self._metrics: dict[int, CustomMetric] = {}
+
+    def use(self, request: CreateMetricFamily | CreateMetric | UseMetric) -> float | None:
+        """Create or use a metric. Raises SluiceError where that is not possible."""
+        match request:
+            case CreateMetricFamily():
+                self._families[request.family] = self._family(request)
+            case CreateMetric(metric, family, labels, buckets):
+                self._metrics[metric] = self._families[family].metric(labels, buckets)
+            case UseMetric():
+                return self._use(request)
+        return None
+
+    def _family(self, request: CreateMetricFamily) -> MetricFamily:
+        if self._all is None:
+            raise SluiceError(ErrorCode.UNAVAILABLE, "the server runs without metrics")
+        return self._all.family(request.name, request.description, MetricKind(request.kind))
+
+    def _use(self, request: UseMetric) -> float | None:
+        metric = self._metrics[request.metric]
+        match request.operation:
+            case "increment":
+                metric.increment(request.value)
+            case "set":
+                metric.set(request.value)
+            case "observe":
+                metric.observe(request.value)
+            case _:
+                return metric.value()
+        return None
+
+    def release(self, numbers: list[int]) -> None:
+        """Release families and metrics that the model no longer refers to."""
+        for number in numbers:
+            released = self._metrics.pop(number, None) or self._families.pop(number, None)
+            if released is not None:
+                released.release()
 
 
 class WorkerServices:
-    """For one worker process, and no longer than that. Event loop's thread only."""
+    """Serves one worker process until it ends. Event loop's thread only."""
 
     def __init__(self, model_name: str, context: BackendContext, connection: Connection) -> None:
         self._model_name = model_name
         self._context = context
         self._connection = connection
-        self._calls = ModelCalls(context.models, connection)
-        self._metrics = ModelMetrics(context.custom_metrics)
+        self._calls = WorkerCalls(context.models, connection)
+        self._metrics = WorkerMetrics(context.custom_metrics)
         self._changes: set[asyncio.Task[None]] = set()
         self.is_loading = True
         """Whether the model is still being initialized."""
 
-    def take(self, message: Asking) -> None:
+    def handle(self, message: ServiceRequest) -> None:
         match message:
-            case Call():
+            case CallModel():
                 self._calls.begin(message)
-            case EndCall(number):
-                self._calls.end(number)
-            case LetGo(numbers):
-                self._metrics.let_go(numbers)
-            case Ask():
-                self._answer(message)
+            case CancelCall(number):
+                self._calls.cancel(number)
+            case ReleaseMetrics(numbers):
+                self._metrics.release(numbers)
+            case CallServer():
+                self._handle_server_call(message)
 
-    def _answer(self, ask: Ask) -> None:
-        match ask.question:
-            case LoadModel() | UnloadModel() as question:
-                self._begin_change(ask.number, question)
+    def _handle_server_call(self, message: CallServer) -> None:
+        match message.request:
+            case LoadModel() | UnloadModel() as request:
+                self._begin_change(message.number, request)
                 return
-            case AskReady(name, version):
-                answer = Answered(ask.number, self._is_ready(name, version))
-            case MakeFamily() | MakeMetric() | UseMetric() as question:
-                answer = self._of_metrics(ask.number, question)
-        self._connection.send(answer)
+            case CheckModelReady(name, version):
+                response = ServerResponse(message.number, self._is_ready(name, version))
+            case CreateMetricFamily() | CreateMetric() | UseMetric() as request:
+                response = self._use_metrics(message.number, request)
+        self._connection.send(response)
 
     def _is_ready(self, name: str, version: int) -> bool:
         try:
@@ -71,56 +174,58 @@ class WorkerServices:
         except SluiceError:
             return False
 
-    def _of_metrics(self, number: int, question: MakeFamily | MakeMetric | UseMetric) -> Answered:
+    def _use_metrics(self, number: int, request: CreateMetricFamily | CreateMetric | UseMetric) -> ServerResponse:
         try:
-            return Answered(number, self._metrics.answer(question))
+            return ServerResponse(number, self._metrics.use(request))
         except SluiceError as error:
-            return Answered(number, error=wire_error(error))
+            return ServerResponse(number, error=to_wire_error(error))
 
-    def _begin_change(self, number: int, question: LoadModel | UnloadModel) -> None:
-        task = asyncio.get_running_loop().create_task(self._change(number, question))
+    def _begin_change(self, number: int, request: LoadModel | UnloadModel) -> None:
+        task = asyncio.get_running_loop().create_task(self._change(number, request))
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
 
-    async def _change(self, number: int, question: LoadModel | UnloadModel) -> None:
-        answer = Answered(number)
+    async def _change(self, number: int, request: LoadModel | UnloadModel) -> None:
+        response = ServerResponse(number)
         try:
-            await self._change_repository(question)
+            await self._change_repository(request)
         except SluiceError as error:
-            answer = Answered(number, error=wire_error(error))
+            response = ServerResponse(number, error=to_wire_error(error))
         except Exception as error:
-            log.exception("the request of a model for '%s' failed", question.name)
-            answer = Answered(number, error=wire_error(SluiceError(ErrorCode.INTERNAL, f"internal error: {error}")))
-        self._connection.send(answer)
+            log.exception("the request of a model for '%s' failed", request.name)
+            response = ServerResponse(
+                number, error=to_wire_error(SluiceError(ErrorCode.INTERNAL, f"internal error: {error}"))
+            )
+        self._connection.send(response)
 
-    async def _change_repository(self, question: LoadModel | UnloadModel) -> None:
+    async def _change_repository(self, request: LoadModel | UnloadModel) -> None:
         control = self._context.control
         if control is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "this server has no model repository to load from")
-        if self.is_loading and question.name == self._model_name:
-            raise SluiceError(ErrorCode.INVALID, f"model '{question.name}' is being loaded, and waits for itself")
-        match question:
+        if self.is_loading and request.name == self._model_name:
+            raise SluiceError(ErrorCode.INVALID, f"model '{request.name}' is being loaded, and waits for itself")
+        match request:
             case LoadModel(name, config_json, files):
                 await control.load(name, LoadOverrides(config_json or None, tuple(files.items())))
             case UnloadModel(name, unload_dependents):
                 await control.unload(name, unload_dependents)
 
     def end_calls(self) -> None:
-        """Answer what is open: its model shall finish."""
+        """Cancel all calls, so that the model can finish."""
         self._calls.close()
 
     def close(self) -> None:
-        """The worker has ended: cancel its calls. Loads that it has asked for go on, and what it has counted stays."""
+        """Cancel the calls of a worker that has ended. Loads that it requested go on, and its metrics stay."""
         self._calls.close()
         for task in self._changes:
             task.cancel()
 
 
-def refuse(message: Asking, connection: Connection, reason: str) -> None:
-    """Answer who may not ask."""
-    error = wire_error(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
+def refuse_request(message: ServiceRequest, connection: Connection, reason: str) -> None:
+    """Respond with an error to a worker that may not use the services."""
+    error = to_wire_error(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
     match message:
-        case Call():
-            connection.send(Called(Reply(message.request.number, True, error=error)))
-        case Ask(number):
-            connection.send(Answered(number, error=error))
+        case CallModel():
+            connection.send(CallResponse(WireResponse(message.request.number, True, error=error)))
+        case CallServer(number):
+            connection.send(ServerResponse(number, error=error))

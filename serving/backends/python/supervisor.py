@@ -1,4 +1,4 @@
-"""One copy of a Python model: the batches that its worker process has, and another process when it is lost."""
+"""Supervises the worker of one instance: its batches, its process, and the next process when that is lost."""
 
 import asyncio
 import itertools
@@ -9,52 +9,60 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 
 from serving.backend import BackendContext
-from serving.backends.python.frames import Batch, Cancel, Execution, Load, Reply, Report, WireRequest
-from serving.backends.python.held import HeldBatches, WorkerBatch
-from serving.backends.python.launch import Launch
-from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, not_healthy
+from serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
+from serving.backends.python.connection import from_wire_response, to_wire_request
+from serving.backends.python.environments import WorkerLaunch
+from serving.backends.python.frames import (
+    CancelRequests,
+    ExecuteBatch,
+    Execution,
+    Initialize,
+    Report,
+    WireRequest,
+    WireResponse,
+)
+from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, unhealthy_message
 from serving.backends.python.services import WorkerServices
-from serving.backends.python.wire import response_of, wire_request
 from serving.job import Job
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
-FINALIZE_LIMIT_S = 10.0
-"""How long a model may take to finalize when it is unloaded."""
-BUSY_LIMIT_S = 1.0
-"""How long a model has to end that was working when it was closed."""
+FINALIZE_TIMEOUT_S = 10.0
+"""Seconds that a model may take to finalize when it is unloaded."""
+BUSY_TIMEOUT_S = 1.0
+"""Seconds that a model has to end if it was working when it was closed."""
 LOOKAHEAD_NS = 1_000_000
-"""Work that a process may be given ahead: more than it takes to hand it a batch and to get it back."""
+"""Work that a process may get ahead: more than it takes to send it a batch and to get the responses."""
 MAX_LOOKAHEAD = 15
-"""Batches given ahead."""
+"""Most batches that a process may get ahead."""
 _SMOOTHING = 0.1
 
 
 class SupervisedWorker:
-    """Runs batches in a worker process, one after the other, and starts another one when it ends by itself.
+    """Runs batches in a worker process, one after the other, and starts another process when it ends unexpectedly.
 
-    What the lost process had begun is failed, since the model may have done its work already. What it had not, and what
-    comes meanwhile, is held.
+    Batches that the lost process had begun fail, because the model may have done their work. Batches that it had not
+    begun, and those that arrive in the meantime, wait in the queue.
     """
 
     def __init__(
         self,
-        load: Load,
-        launch: Launch,
+        command: Initialize,
+        launch: WorkerLaunch,
         context: BackendContext,
-        held: HeldBatches,
-        finalize_limit_s: float = FINALIZE_LIMIT_S,
+        queue: WorkerBatchQueue,
+        finalize_timeout_s: float = FINALIZE_TIMEOUT_S,
     ) -> None:
-        """`held` may be shared with other workers of the model."""
-        self.name = load.args["model_instance_name"]
+        """`queue` may be shared with other workers of the model."""
+        self.name = command.args["model_instance_name"]
         self._launch = launch
         self._context = context
-        self._load = load
-        self._held = held
-        held.join(self._take_held)
-        self._finalize_limit_s = finalize_limit_s
+        self._command = command
+        self._queue = queue
+        queue.add_worker(self._take_queued)
+        self._finalize_timeout_s = finalize_timeout_s
         self._process: WorkerProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
@@ -65,46 +73,46 @@ class SupervisedWorker:
         self._budget = RestartBudget()
         self._is_up = False
         self.num_starts = 0
-        """Of processes that came up with the model loaded."""
+        """Number of processes that have loaded the model."""
         self._is_closing = False
         self._loaded_s = 0.0
         self._execution_ns = float(LOOKAHEAD_NS * 2)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs a batch now or after those that it has."""
+        """Whether it would run another batch, now or after those it has."""
         return self._is_up and not self._is_closing
 
     @property
     def num_batches(self) -> int:
-        """Of which it runs one, and the others wait in its process."""
+        """Batches that it has: it runs one, and the others wait in its process."""
         return len(self._running)
 
     @property
     def depth(self) -> int:
-        """How many batches it should have, so that it need not wait for the next one, and none waits long."""
+        """Number of batches that keep it busy without making any wait long."""
         return 1 + int(min(LOOKAHEAD_NS / self._execution_ns, MAX_LOOKAHEAD))
 
     @property
     def pid(self) -> int | None:
-        """Of the present process."""
+        """Process id of the present process."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Load the model in its first process. Raises SluiceError with the model's reason."""
+        """Load the model in a first process. Raises SluiceError with the model's reason."""
         await self._start_process()
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self.name, self._launch, self._take)
+        process = WorkerProcess(self.name, self._launch, self._receive)
         self._process = process
-        self._services = WorkerServices(self._load.args["model_name"], self._context, process.connection)
+        self._services = WorkerServices(self._command.args["model_name"], self._context, process.connection)
         self._num_executed = 0
         try:
-            await process.ask(self._load)
+            await process.run(self._command)
         except BaseException:
             process.kill()
-            await process.close(self._finalize_limit_s)
+            await process.close(self._finalize_timeout_s)
             self._services.close()
             raise
         self._services.is_loading = False
@@ -113,38 +121,38 @@ class SupervisedWorker:
         self._loaded_s = perf_counter()
 
     def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
-        """As `Instance.execute`; while one batch runs, others may follow."""
+        """Run a batch as `Instance.execute` does. More batches may follow while one runs."""
         batch = WorkerBatch(jobs, done)
         if self.is_ready:
             self._send(batch)
         else:
-            self._held.add(batch)
+            self._queue.put(batch)
 
     def _send(self, batch: WorkerBatch) -> None:
-        requests = [each for job in batch.jobs if (each := self._open(job)) is not None]
+        requests = [each for job in batch.jobs if (each := self._prepare_request(job)) is not None]
         if not requests:
             batch.done()
             return
         batch.numbers = [each.number for each in requests]
         assert self._process is not None
-        # While it is busy there is no hurry: what comes in the same turn of the event loop is written together.
-        self._process.connection.send(Batch(requests), is_urgent=not self._running)
+        # A busy worker can wait, so that batches from the same turn of the event loop are written together.
+        self._process.connection.send(ExecuteBatch(requests), is_urgent=not self._running)
         self._running.append(batch)
 
-    def _take_held(self) -> None:
-        """What nobody was there for, one batch at a time: others may be up soon, too."""
-        while self._held and self.is_ready and not self._running:
-            self._send(self._held.take())
+    def _take_queued(self) -> None:
+        """Take a waiting batch. It takes one at a time, because other workers may be up soon."""
+        while self._queue and self.is_ready and not self._running:
+            self._send(self._queue.take())
 
-    def _open(self, job: Job) -> WireRequest | None:
-        """The job in the form in which it is sent; None where it is not to be sent, and has ended."""
+    def _prepare_request(self, job: Job) -> WireRequest | None:
+        """Convert a job into a request. Return None where it has been cancelled, or has failed here."""
         assert self._process is not None
         if job.is_cancelled:
             job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
             return None
         number = next(self._numbers)
         try:
-            request = wire_request(number, job.request, self._process.connection)
+            request = to_wire_request(number, job.request, self._process.connection)
         except Exception as error:
             log.exception("a request to %s cannot be sent", self.name)
             job.fail(SluiceError(ErrorCode.INTERNAL, f"the request cannot be passed to the model: {error}"))
@@ -156,58 +164,59 @@ class SupervisedWorker:
 
     def _cancel(self, number: int) -> None:
         if self._process is not None:
-            self._process.connection.send(Cancel([number]))
+            self._process.connection.send(CancelRequests([number]))
 
-    def _take(self, message: WorkerMessage) -> None:
+    def _receive(self, message: WorkerMessage) -> None:
         if isinstance(message, Report):
-            self._take_report(message)
+            self._receive_report(message)
         else:
-            self._services.take(message)
+            self._services.handle(message)
 
-    def _take_report(self, report: Report) -> None:
+    def _receive_report(self, report: Report) -> None:
         for batch, execution in zip(self._running, report.executions, strict=False):
             self._record(batch, execution)
-        for reply in report.replies:
-            job = self._jobs.pop(reply.number, None) if reply.is_final else self._jobs.get(reply.number)
+        for response in report.responses:
+            job = self._jobs.pop(response.number, None) if response.is_final else self._jobs.get(response.number)
             if job is not None:
-                self._respond(job, reply)
+                self._respond(job, response)
         for _ in report.executions:
-            if self._running:  # none are left of a closed instance
+            if self._running:  # a closed instance has none
                 self._budget.refill()
                 self._num_executed += 1
                 self._running.popleft().done()
-        if self._held:
-            self._take_held()
+        if self._queue:
+            self._take_queued()
 
-    def _respond(self, job: Job, reply: Reply) -> None:
+    def _respond(self, job: Job, response: WireResponse) -> None:
         assert self._process is not None
-        if reply.is_final and not job.infer_ended_ns:  # a decoupled model's, which ends before its execution does
+        if response.is_final and not job.infer_ended_ns:
+            # The responses of a decoupled model may end before its `execute` does.
             job.infer_ended_ns = perf_counter_ns()
         try:
-            if reply.is_rescheduled:
+            if response.is_rescheduled:
                 job.on_cancel, job.infer_ended_ns = None, 0
                 job.reschedule()
             else:
-                job.respond(response_of(reply, self._process.connection))
-        except Exception:  # one request's receiver must not keep the others from their answers
+                job.respond(from_wire_response(response, self._process.connection))
+        except Exception:  # the receiver of one request must not keep the others from their responses
             log.exception("a response of %s could not be passed on", self.name)
 
     def _record(self, batch: WorkerBatch, execution: Execution) -> None:
-        elapsed_ns = max(execution.ended_ns - execution.taken_ns, 1)
+        elapsed_ns = max(execution.ended_ns - execution.received_ns, 1)
         self._execution_ns += _SMOOTHING * (elapsed_ns - self._execution_ns)
         for job in batch.jobs:
-            # It may have waited in the process behind another one, which is queueing and not computing.
-            job.compute_started_ns = execution.taken_ns
+            # Waiting in the process behind another batch counts as queueing, not as computing.
+            job.compute_started_ns = execution.received_ns
             job.infer_started_ns = execution.started_ns
             job.infer_ended_ns = execution.ended_ns
 
     async def _supervise(self) -> None:
-        """Replace each worker that ends, until that is in vain."""
+        """Replace each process that ends, until the restart budget is exhausted."""
         assert self._process is not None
         while True:
             await asyncio.wait((self._process.exited,))
             code = self._process.exited.result()
-            had_culprit = self._lose()
+            had_culprit = self._handle_loss()
             if perf_counter() - self._loaded_s > STABLE_S:
                 self._budget.refill()
             log.error("%s ended with %s; starting another", self.name, describe_exit(code))
@@ -215,8 +224,11 @@ class SupervisedWorker:
             if not await self._restart():
                 return
 
-    def _lose(self) -> bool:
-        """Fail what the worker had begun, which may have killed it, and hold the rest. Tells whether there was any."""
+    def _handle_loss(self) -> bool:
+        """Fail what the lost process had begun, and queue the rest.
+
+        Return whether it had begun anything, which may have killed it.
+        """
         self._is_up = False
         assert self._process is not None
         num_begun = self._process.num_begun - self._num_executed
@@ -225,9 +237,9 @@ class SupervisedWorker:
         for number in (number for batch in batches[num_begun:] for number in batch.numbers):
             self._jobs.pop(number, None)
         was_running = bool(self._jobs)
-        self._fail_all(SluiceError(ErrorCode.INTERNAL, not_healthy(self.name)))
+        self._fail_all(SluiceError(ErrorCode.INTERNAL, unhealthy_message(self.name)))
         self._services.close()
-        self._held.give_back(batches[num_begun:])
+        self._queue.put_back(batches[num_begun:])
         return was_running
 
     def _fail_all(self, error: SluiceError) -> None:
@@ -239,8 +251,8 @@ class SupervisedWorker:
             batch.done()
 
     async def _restart(self) -> bool:
-        """False where it is given up."""
-        reason = not_healthy(self.name)
+        """Start another process. Return False where the restart budget is exhausted."""
+        reason = unhealthy_message(self.name)
         while not self._budget.is_exhausted:
             await asyncio.sleep(self._budget.delay_s())
             try:
@@ -251,28 +263,28 @@ class SupervisedWorker:
                 self._budget.spend()
                 continue
             log.warning("%s is back", self.name)
-            self._take_held()
+            self._take_queued()
             return True
         log.critical("%s is given up", self.name)
         message = f"{self.name} is given up after too many crashes: {reason}"
-        self._held.leave(self._take_held, SluiceError(ErrorCode.UNAVAILABLE, message))
+        self._queue.remove_worker(self._take_queued, SluiceError(ErrorCode.UNAVAILABLE, message))
         return False
 
     async def close(self) -> None:
-        """Fail what is under way and end the process. Idempotent."""
+        """Fail what is in flight and end the process. Idempotent."""
         if not self._is_closing:
             self._is_closing = True
             if self._running or self._jobs:
-                # Who closes a model in the midst of its work has waited long enough for it.
-                self._finalize_limit_s = min(self._finalize_limit_s, BUSY_LIMIT_S)
+                # Whoever closes a working model has already waited for it.
+                self._finalize_timeout_s = min(self._finalize_timeout_s, BUSY_TIMEOUT_S)
             error = SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} is being unloaded")
             if self._supervisor is not None:
                 self._supervisor.cancel()
                 self._services.end_calls()
                 self._fail_all(error)
-            self._held.close(error)
+            self._queue.close(error)
         if self._supervisor is not None:
             await asyncio.wait((self._supervisor,))
         if self._process is not None:
-            await self._process.close(self._finalize_limit_s)
+            await self._process.close(self._finalize_timeout_s)
             self._services.close()

@@ -1,1 +1,1 @@
-"""TorchScript models and AOTInductor packages. torch itself is imported when the first of them is loaded."""
+"""Backend `pytorch`: TorchScript models and AOTInductor packages. torch is imported with the first of them."""

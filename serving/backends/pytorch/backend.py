@@ -1,4 +1,4 @@
-"""Loads TorchScript models and AOTInductor packages."""
+"""The backend `pytorch`: chooses the kind of a model's file and opens its sessions."""
 
 import asyncio
 import logging
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.arrays.agreement import check_agreement
-from serving.backends.arrays.batch import BatchForm
-from serving.backends.arrays.batch_tensors import batch_tensors_of
+from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
+from serving.backends.arrays.config import check_config
 from serving.backends.arrays.instance import ArrayInstance
-from serving.backends.pytorch.configured import ConfiguredTensors, configured_tensors
-from serving.backends.pytorch.library import ThreadCounts, num_usable_gpus, require_torch
-from serving.backends.pytorch.options import TorchOptions, options_of, unobeyed_parameters
+from serving.backends.pytorch.options import ProcessThreads, TorchOptions, ignored_parameters, parse_options
+from serving.backends.pytorch.signature import ConfiguredTensors, read_configured_tensors
 from serving.batching.scheduled import ScheduledModel
 from serving.host_policy import policy_of
 from serving.instance import Placement, placements_of
@@ -28,25 +26,28 @@ from sluice.errors import ErrorCode, SluiceError
 if TYPE_CHECKING:
     from serving.backends.pytorch.session import TorchSession
 
-TORCHSCRIPT, PACKAGE = "pytorch_libtorch", "torch_aoti"
-"""Platforms, in Triton's words."""
-_FILENAMES = {TORCHSCRIPT: "model.pt", PACKAGE: "model.pt2"}
-_log = logging.getLogger(__name__)
+_TORCHSCRIPT, _PACKAGE = "pytorch_libtorch", "torch_aoti"
+"""Platforms, as Triton names them."""
+_FILENAMES = {_TORCHSCRIPT: "model.pt", _PACKAGE: "model.pt2"}
+log = logging.getLogger(__name__)
 
 
 class PyTorchBackend(Backend):
-    """The configuration says inputs and outputs: the files do not."""
+    """Loads TorchScript models and AOTInductor packages.
+
+    The configuration declares inputs and outputs, because the files do not.
+    """
 
     name = "pytorch"
     model_files: tuple[ModelFile, ...] = (
-        ModelFile("model.pt", "pytorch_libtorch"),
-        ModelFile("model.pt2", "torch_aoti"),
+        ModelFile("model.pt", _TORCHSCRIPT),
+        ModelFile("model.pt2", _PACKAGE),
     )
     detection_order = 30
     supported_fields = frozenset({"batch_input", "batch_output", "instance_group.gpus", "instance_group.host_policy"})
 
     def __init__(self) -> None:
-        self._threads = ThreadCounts()
+        self._threads = ProcessThreads()
 
     def start_loading_early(self) -> None:
         import torch  # noqa: F401
@@ -54,45 +55,47 @@ class PyTorchBackend(Backend):
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         config = ModelConfig()
         config.CopyFrom(source.config)
-        config.platform = _platform(source.config)
+        config.platform = _resolve_platform(source.config)
         config.default_model_filename = config.default_model_filename or _FILENAMES[config.platform]
         return config
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
+        """Load the model.
+
+        Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
         model, else INTERNAL with PyTorch's reason.
         """
         config, spec = source.config, spec_of(source.config, source.version)
-        batch_tensors = batch_tensors_of(config)
-        tensors = configured_tensors(spec, batch_tensors)
-        check_agreement(config, spec, tensors.signature)
-        opened = await asyncio.to_thread(self._open, source, tensors)
+        batch_tensors = parse_batch_tensors(config)
+        tensors = read_configured_tensors(spec, batch_tensors)
+        check_config(config, spec, tensors.signature)
+        opened = await asyncio.to_thread(self._open_sessions, source, tensors)
         labels = await asyncio.to_thread(read_labels, config, source.folder)
         instances = [
             ArrayInstance(
                 placement,
                 session,
-                BatchForm(spec, session, batch_tensors),
+                BatchAssembler(spec, session, batch_tensors),
                 policy_of(placement, context.host_policies),
             )
             for placement, session in opened
         ]
         return ScheduledModel(source, instances, labels, context)
 
-    def _open(self, source: ModelSource, tensors: ConfiguredTensors) -> "list[tuple[Placement, TorchSession]]":
-        """Each instance's place and session. On a thread."""
+    def _open_sessions(self, source: ModelSource, tensors: ConfiguredTensors) -> "list[tuple[Placement, TorchSession]]":
+        """Open the sessions, and return them with the placements of their instances. Called on a thread."""
         config, path = source.config, _model_path(source)
-        options = options_of(config)
+        options = parse_options(config)
         require_torch(source.name)
-        if unobeyed := unobeyed_parameters(config):
-            _log.warning("model '%s': not obeyed: %s", source.name, "; ".join(unobeyed))
+        if ignored := ignored_parameters(config):
+            log.warning("model '%s': not obeyed: %s", source.name, "; ".join(ignored))
         self._threads.apply(source.name, options.intra_op_threads, options.inter_op_threads)
         placements = placements_of(config, num_usable_gpus())
-        opener = _Opener(path, tensors, options, is_package=_platform(config) == PACKAGE)
+        opener = _SessionOpener(path, tensors, options, is_package=_resolve_platform(config) == _PACKAGE)
         return list(zip(placements, opener.open(placements), strict=True))
 
 
-class _Opener:
+class _SessionOpener:
     """Opens one model for its instances."""
 
     def __init__(self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, *, is_package: bool) -> None:
@@ -102,17 +105,20 @@ class _Opener:
         self._is_package = is_package
 
     def open(self, placements: Sequence[Placement]) -> "list[TorchSession]":
-        """One a placement; those on one device share it where the options say so. On a thread."""
+        """Return a session for each placement. Called on a thread.
+
+        Placements on one device share a session if the options say so.
+        """
         if not self._options.shares_weights:
-            return [self._session(placement, 1) for placement in placements]
+            return [self._open_session(placement, 1) for placement in placements]
         counts = Counter((each.kind, each.gpu) for each in placements)
         shared = {
-            (each.kind, each.gpu): self._session(each, counts[each.kind, each.gpu])
+            (each.kind, each.gpu): self._open_session(each, counts[each.kind, each.gpu])
             for each in {(each.kind, each.gpu): each for each in placements}.values()
         }
         return [shared[each.kind, each.gpu] for each in placements]
 
-    def _session(self, placement: Placement, num_threads: int) -> "TorchSession":
+    def _open_session(self, placement: Placement, num_threads: int) -> "TorchSession":
         import torch
 
         from serving.backends.pytorch.package import PackageSession
@@ -125,19 +131,42 @@ class _Opener:
         return TorchScriptSession(self._path, self._tensors, self._options, device, is_placed=is_placed)
 
 
-def _platform(config: ModelConfig) -> str:
-    """By what is given and by the file's name. Raises SluiceError INVALID for one that is not PyTorch's."""
+def _resolve_platform(config: ModelConfig) -> str:
+    """Return the platform, from the configuration or the file's name.
+
+    Raises SluiceError INVALID for one that is not PyTorch's.
+    """
     if config.platform and config.platform not in _FILENAMES:
         reason = f"unexpected platform type '{config.platform}' for {config.name}"
         raise SluiceError(ErrorCode.INVALID, f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
-    is_package = config.platform == PACKAGE or config.default_model_filename.endswith(".pt2")
-    return PACKAGE if is_package else TORCHSCRIPT
+    is_package = config.platform == _PACKAGE or config.default_model_filename.endswith(".pt2")
+    return _PACKAGE if is_package else _TORCHSCRIPT
 
 
 def _model_path(source: ModelSource) -> Path:
-    """Raises SluiceError UNAVAILABLE."""
-    name = source.config.default_model_filename or _FILENAMES[_platform(source.config)]
+    """Return the model's file. Raises SluiceError UNAVAILABLE where there is none."""
+    name = source.config.default_model_filename or _FILENAMES[_resolve_platform(source.config)]
     path = source.version_folder / name
     if not path.is_file():
         raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{source.name}'")
     return path
+
+
+def require_torch(model: str) -> None:
+    """Import torch. This takes seconds: call it on a thread.
+
+    Raises SluiceError UNAVAILABLE where torch is missing or broken.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        how = "install it with: pip install 'sluice[pytorch]'"
+        reason = f"backend 'pytorch' needs PyTorch, which cannot be imported ({error}); {how}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to load model '{model}', {reason}") from None
+
+
+def num_usable_gpus() -> int:
+    """Return the number of GPUs that the installed torch can run on."""
+    import torch
+
+    return int(torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""An AOTInductor package that is open: a model compiled ahead of time, with its weights."""
+"""An open AOTInductor package: a model that was compiled ahead of time, with its weights."""
 
 import zipfile
 from collections.abc import Sequence
@@ -7,21 +7,19 @@ from typing import Any
 
 import torch
 
-from serving.backends.pytorch.call_spec import input_paths, output_paths
-from serving.backends.pytorch.configured import ConfiguredTensors
-from serving.backends.pytorch.naming import positions_by_path
 from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.session import TorchSession, message_of
+from serving.backends.pytorch.session import TorchSession, extract_message
+from serving.backends.pytorch.signature import ConfiguredTensors, match_paths, parse_input_paths, parse_output_paths
 from serving.spec import ModelSpec
 from serving.tensors.datatypes import BYTES
 from sluice.errors import ErrorCode, SluiceError
 
 _COMPILED = "/data/aotinductor/"
-"""Where a package has its libraries; one that torch.export.save wrote has none."""
+"""Folder of the libraries in a package. A package that torch.export.save wrote has none."""
 
 
 class PackageSession(TorchSession):
-    """Tensors only, addressed by their paths in the call with which the model was compiled."""
+    """Runs a package. It has tensors only, addressed by their paths in the call that the model was compiled with."""
 
     def __init__(
         self,
@@ -31,7 +29,9 @@ class PackageSession(TorchSession):
         device: torch.device,
         num_runners: int = 1,
     ) -> None:
-        """Unpacks the file: for a thread. `num_runners` threads run it side by side, with one set of weights.
+        """Unpack and load the file: call it on a thread.
+
+        `num_runners` threads may run it at the same time, with one set of weights.
 
         Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
         """
@@ -40,17 +40,14 @@ class PackageSession(TorchSession):
         self._loader: Any = _load(path, spec.name, device, num_runners)
         arguments, results = self._loader.get_call_spec()
         inputs = (*tensors.inputs, *tensors.batcher_inputs)
-        self._positions = positions_by_path(spec.name, "input", inputs, input_paths(arguments))
-        self._places = positions_by_path(spec.name, "output", list(tensors.outputs), output_paths(results))
+        self._input_positions = match_paths(spec.name, "input", inputs, parse_input_paths(arguments))
+        self._output_positions = match_paths(spec.name, "output", list(tensors.outputs), parse_output_paths(results))
         _check_types(spec)
 
-    def _results(self, values: dict[str, object]) -> Sequence[object]:
-        ordered = sorted(values, key=self._positions.__getitem__)
+    def _compute(self, values: dict[str, object]) -> Sequence[object]:
+        ordered = sorted(values, key=self._input_positions.__getitem__)
         results: list[object] = self._loader.boxed_run([values[name] for name in ordered])
         return results
-
-    def _place(self, name: str) -> int:
-        return self._places[name]
 
     def close(self) -> None:
         self._loader = None
@@ -64,7 +61,7 @@ def _load(path: Path, model: str, device: torch.device, num_runners: int) -> Any
     try:
         return load_package(str(path), num_runners=num_runners, device_index=index).loader
     except Exception as error:
-        reason = f"failed to load model '{model}': {message_of(error)}"
+        reason = f"failed to load model '{model}': {extract_message(error)}"
         raise SluiceError(ErrorCode.INTERNAL, reason) from error
 
 

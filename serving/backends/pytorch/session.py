@@ -1,20 +1,38 @@
-"""What TorchScript models and AOTInductor packages have in common: arrays in, arrays out, under the model's options."""
+"""The base of TorchScript and package sessions: converts tensors and runs a model under its options."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import ml_dtypes
+import numpy as np
 import torch
 
-from serving.backends.arrays.session import ArraySession, WholeRun
-from serving.backends.pytorch.configured import ConfiguredTensors
-from serving.backends.pytorch.naming import check_output_index
+from serving.backends.arrays.session import ArraySession, UninterruptibleRun
 from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.tensors import array_of, value_of
+from serving.backends.pytorch.signature import ConfiguredTensors, check_output_index
+from serving.spec import TensorSpec
+from serving.tensors.datatypes import BYTES, DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
 _TRACE = "\nException raised from "
-"""What C++ adds to its messages: the lines of its own stack."""
+"""Start of the C++ stack trace in PyTorch's messages."""
+_BF16 = DATA_TYPES["BF16"]
+_TYPES = {
+    torch.bool: DATA_TYPES["BOOL"],
+    torch.uint8: DATA_TYPES["UINT8"],
+    torch.uint16: DATA_TYPES["UINT16"],
+    torch.uint32: DATA_TYPES["UINT32"],
+    torch.uint64: DATA_TYPES["UINT64"],
+    torch.int8: DATA_TYPES["INT8"],
+    torch.int16: DATA_TYPES["INT16"],
+    torch.int32: DATA_TYPES["INT32"],
+    torch.int64: DATA_TYPES["INT64"],
+    torch.float16: DATA_TYPES["FP16"],
+    torch.float32: DATA_TYPES["FP32"],
+    torch.float64: DATA_TYPES["FP64"],
+    torch.bfloat16: _BF16,
+}
 
 
 class TorchSession(ArraySession):
@@ -22,6 +40,8 @@ class TorchSession(ArraySession):
 
     library = "PyTorch"
     strings_are_text = True
+    _output_positions: Mapping[str, int]
+    """Position of each output among the results, unless these are a dictionary."""
 
     def __init__(self, tensors: ConfiguredTensors, options: TorchOptions, device: torch.device) -> None:
         self.signature = tensors.signature
@@ -29,33 +49,30 @@ class TorchSession(ArraySession):
         self._options = options
         self._device = device
 
-    def open_run(self) -> WholeRun:
-        return WholeRun(self.run)
+    def open_run(self) -> UninterruptibleRun:
+        return UninterruptibleRun(self.run)
 
-    def failure_of(self, error: Exception) -> SluiceError:
-        """INTERNAL, as in Triton: PyTorch does not say whose fault it is."""
-        return SluiceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {message_of(error)}")
+    def convert_error(self, error: Exception) -> SluiceError:
+        """Convert an error to INTERNAL, as Triton does: PyTorch does not say whether the inputs caused it."""
+        return SluiceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {extract_message(error)}")
 
     def run(self, inputs: dict[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """The arrays of `outputs`. Blocks. Raises SluiceError INVALID for results that the configuration does not fit,
-        else what PyTorch raises.
+        """Run the model and return the arrays of `outputs`. Blocks.
+
+        Raises SluiceError INVALID for results that the configuration does not fit, else what PyTorch raises.
         """
         _set_switches(self._options)
         with torch.inference_mode(self._options.uses_inference_mode), torch.no_grad():
-            values = {name: value_of(array, self._device) for name, array in inputs.items()}
-            results = self._results(values)
+            values = {name: to_torch(array, self._device) for name, array in inputs.items()}
+            results = self._compute(values)
             arrays = [self._array(results, name) for name in outputs]
         if self._options.cleans_cache:
             torch.cuda.empty_cache()
         return arrays
 
     @abstractmethod
-    def _results(self, values: dict[str, object]) -> Sequence[object] | dict[str, object]:
-        """Of one run: by place or by name."""
-
-    @abstractmethod
-    def _place(self, name: str) -> int:
-        """Of an output among the results."""
+    def _compute(self, values: dict[str, object]) -> Sequence[object] | dict[str, object]:
+        """Run the model and return its results by position or by name."""
 
     def _array(self, results: Sequence[object] | dict[str, object], name: str) -> Array:
         tensor, is_batched = self._tensors.outputs[name], self._tensors.spec.max_batch_size > 0
@@ -63,19 +80,20 @@ class TorchSession(ArraySession):
             if name not in results:
                 reason = f"unexpected inference output '{name}', the model's results are: {', '.join(results)}"
                 raise SluiceError(ErrorCode.INVALID, reason)
-            return array_of(results[name], tensor, is_batched)
-        check_output_index(name, self._place(name), len(results))
-        return array_of(results[self._place(name)], tensor, is_batched)
+            return to_array(results[name], tensor, is_batched)
+        position = self._output_positions[name]
+        check_output_index(name, position, len(results))
+        return to_array(results[position], tensor, is_batched)
 
 
-def message_of(error: Exception) -> str:
-    """What PyTorch says, without the stack of its C++."""
+def extract_message(error: Exception) -> str:
+    """Return PyTorch's message without the stack trace of its C++ code."""
     return str(error).partition(_TRACE)[0]
 
 
 def _set_switches(options: TorchOptions) -> None:
-    """Before every run, as another model's run may have set them otherwise."""
-    # The first is each thread's own; the others are the process's.
+    """Set the model's switches. Done before every run, because another model's run may have changed them."""
+    # The first switch belongs to the thread, the others to the process.
     torch._C._set_graph_executor_optimize(options.is_optimized)
     if options.jit_profiling is not None:
         torch._C._jit_set_profiling_mode(options.jit_profiling)
@@ -84,3 +102,55 @@ def _set_switches(options: TorchOptions) -> None:
     if options.tensor_fuser is not None:
         torch._C._jit_set_texpr_fuser_enabled(options.tensor_fuser)
     torch.backends.cudnn.enabled = options.has_cudnn
+
+
+def to_torch(array: Array, device: torch.device) -> torch.Tensor | list[str]:
+    """Convert an input: to a tensor on `device`, for strings to a list of `str`."""
+    if array.dtype == BYTES.dtype:
+        strings: list[str] = array.ravel().tolist()
+        return strings
+    # A copy, because models write into their inputs (`relu_`), and others may read those of the request.
+    own = array.copy()
+    if own.dtype == _BF16.dtype:
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(own).to(device)
+
+
+def to_array(value: object, tensor: TensorSpec, is_batched: bool) -> Array:
+    """Convert a result to the output `tensor`.
+
+    Raises SluiceError INVALID, in Triton's words, where it is something else.
+    """
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        _check_type(tensor, BYTES.config_name)
+        strings = np.empty(len(value), BYTES.dtype)
+        strings[:] = value
+        return strings
+    if not isinstance(value, torch.Tensor):
+        raise _invalid(f"output '{tensor.name}' must be of type Tensor or List[str].")
+    _check_type(tensor, _TYPES[value.dtype].config_name if value.dtype in _TYPES else f"TYPE_{value.dtype}")
+    if is_batched and not value.ndim:
+        raise _invalid(f"output '{tensor.name}' is a scalar which is not supported.")
+    return _copy(value)
+
+
+def _copy(value: torch.Tensor) -> Array:
+    """Return a copy: the tensor may be a weight or a state of the model, which the next run changes."""
+    value = value.detach().cpu()
+    if value.dtype == torch.bfloat16:
+        bits: Array = value.contiguous().view(torch.int16).numpy()
+        return np.array(bits.view(ml_dtypes.bfloat16))
+    array: Array = value.numpy()
+    return np.array(array)
+
+
+def _check_type(tensor: TensorSpec, provided: str) -> None:
+    if tensor.data_type.config_name != provided:
+        raise _invalid(
+            f"configuration expects datatype {tensor.data_type.config_name} for output '{tensor.name}', model provides "
+            f"{provided}"
+        )
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)

@@ -1,4 +1,4 @@
-"""A TorchScript model that is open."""
+"""An open TorchScript model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from serving.backends.pytorch.configured import ConfiguredTensors
-from serving.backends.pytorch.naming import (
-    check_any_given,
-    check_output_index,
-    positions_of_inputs,
-    positions_of_outputs,
-)
 from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.session import TorchSession, message_of
+from serving.backends.pytorch.session import TorchSession, extract_message
+from serving.backends.pytorch.signature import (
+    ConfiguredTensors,
+    check_not_empty,
+    check_output_index,
+    match_inputs,
+    match_outputs,
+)
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES
 from sluice.errors import ErrorCode, SluiceError
@@ -23,7 +23,7 @@ _TENSOR, _OPTIONAL_TENSOR, _STRINGS = "Tensor", "Optional[Tensor]", "List[str]"
 
 
 class TorchScriptSession(TorchSession):
-    """`forward` takes tensors and lists of strings, or one dictionary of tensors."""
+    """Runs a TorchScript module, whose `forward` takes tensors and lists of strings, or one dictionary of tensors."""
 
     def __init__(
         self,
@@ -34,42 +34,39 @@ class TorchScriptSession(TorchSession):
         *,
         is_placed: bool = True,
     ) -> None:
-        """Reads the file: for a thread. `is_placed`: on `device`; otherwise where the file says, with inputs on
-        the CPU.
+        """Read the file: call it on a thread.
 
+        The module goes to `device` if `is_placed`; else it stays where the file puts it, and inputs stay on the CPU.
         Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec
         self._module: Any = _load(path, spec.name, options, device if is_placed else None)
-        arguments, results = _schema(self._module, spec.name)
+        arguments, results = _read_schema(self._module, spec.name)
         self._takes_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
         self._num_arguments = len(arguments)
-        self._positions: dict[str, int] = {}
+        self._input_positions: dict[str, int] = {}
         if self._takes_dict:
-            check_any_given("input", list(spec.inputs), "forward takes one dictionary, named are its keys")
+            check_not_empty("input", list(spec.inputs), "forward takes one dictionary, named are its keys")
         else:
-            self._positions = _input_positions(tensors, arguments)
-        self._places = _output_places(tensors, results)
+            self._input_positions = _match_inputs(tensors, arguments)
+        self._output_positions = _match_outputs(tensors, results)
         _check_strings_are_flat(spec)
 
-    def _results(self, values: dict[str, object]) -> Sequence[object] | dict[str, object]:
+    def _compute(self, values: dict[str, object]) -> Sequence[object] | dict[str, object]:
         if self._takes_dict:
-            return _several(self._module(values))
+            return _split_results(self._module(values))
         arguments: list[object] = [None] * self._num_arguments
         for name, value in values.items():
-            arguments[self._positions[name]] = value
-        return _several(self._module(*arguments))
-
-    def _place(self, name: str) -> int:
-        return self._places[name]
+            arguments[self._input_positions[name]] = value
+        return _split_results(self._module(*arguments))
 
     def close(self) -> None:
         self._module = None
 
 
-def _several(result: Any) -> Sequence[object] | dict[str, object]:
-    """What `forward` returned as its results; a list of strings is one."""
+def _split_results(result: Any) -> Sequence[object] | dict[str, object]:
+    """Return the results within what `forward` returned. A list of strings is one result."""
     if isinstance(result, dict | tuple):
         return result
     if isinstance(result, list) and not all(isinstance(each, str) for each in result):
@@ -82,12 +79,12 @@ def _load(path: Path, model: str, options: TorchOptions, device: torch.device | 
         with torch.inference_mode(options.uses_inference_mode):
             return torch.jit.load(path, map_location=device)
     except Exception as error:
-        reason = f"failed to load model '{model}': {message_of(error)}"
+        reason = f"failed to load model '{model}': {extract_message(error)}"
         raise SluiceError(ErrorCode.INTERNAL, reason) from error
 
 
-def _schema(module: Any, model: str) -> tuple[list[Any], Any]:
-    """The arguments of `forward` without `self`, and the type of what it returns."""
+def _read_schema(module: Any, model: str) -> tuple[list[Any], Any]:
+    """Return the arguments of `forward` without `self`, and the type of what it returns."""
     if not hasattr(module, "forward"):
         raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': Method 'forward' is not defined.")
     schema = module.forward.schema
@@ -95,25 +92,28 @@ def _schema(module: Any, model: str) -> tuple[list[Any], Any]:
     return arguments, schema.returns[0].type
 
 
-def _input_positions(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[str, int]:
+def _match_inputs(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[str, int]:
     _check_argument_types(arguments)
     names = [each.name for each in arguments]
     spec = tensors.spec
-    positions = positions_of_inputs(spec.name, tensors.inputs, tensors.batcher_inputs, names)
+    positions = match_inputs(spec.name, tensors.inputs, tensors.batcher_inputs, names)
     for tensor in spec.inputs.values():
         _check_input(spec.name, tensor, str(arguments[positions[tensor.name]].type))
     return positions
 
 
-def _output_places(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
-    """Of the outputs in what `forward` returns; where that is a dictionary, their names are its keys instead."""
+def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
+    """Return the outputs' positions in what `forward` returns.
+
+    Where that is a dictionary, their names are its keys instead.
+    """
     spec = tensors.spec
     states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
-    places = positions_of_outputs(list(spec.outputs), states)
+    positions = match_outputs(list(spec.outputs), states)
     if results.kind() == "TupleType":
-        for name, place in places.items():
-            check_output_index(name, place, len(results.elements()))
-    return places
+        for name, position in positions.items():
+            check_output_index(name, position, len(results.elements()))
+    return positions
 
 
 def _check_argument_types(arguments: Sequence[Any]) -> None:
@@ -131,7 +131,7 @@ def _check_argument_types(arguments: Sequence[Any]) -> None:
 
 
 def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
-    """Strings go where strings are taken, and an input that may be absent where None is."""
+    """Check that strings go to a list of strings, and that an optional input goes to an argument that may be None."""
     if (tensor.data_type is BYTES) != (provided == _STRINGS):
         raise _invalid(
             f"unable to load model '{model}', configuration expects datatype {tensor.data_type.config_name} for input "

@@ -1,1 +1,3 @@
-"""TensorFlow's SavedModels and graphs, run by OpenVINO: TensorFlow itself is not needed."""
+"""Backend `tensorflow`: TensorFlow's SavedModels and frozen graphs, run by OpenVINO. TensorFlow itself is not
+needed.
+"""

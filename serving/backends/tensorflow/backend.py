@@ -1,4 +1,4 @@
-"""Loads SavedModels and frozen graphs of TensorFlow, by OpenVINO's frontend for them."""
+"""The backend `tensorflow`: loads SavedModels and frozen graphs through OpenVINO's TensorFlow frontend."""
 
 import logging
 from dataclasses import replace
@@ -8,8 +8,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import ModelFile
 from serving.backends.openvino.backend import OpenVinoBackend, model_path
-from serving.backends.openvino.options import OpenVinoOptions, options_of
-from serving.backends.openvino.signature import Names
+from serving.backends.openvino.model import TensorNames
+from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from serving.backends.tensorflow.graph import read_graph
 from serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
 from serving.spec import ModelSource
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _THREADS = "TF_NUM_INTRA_THREADS"
-_WITHOUT_SESSIONS = ("TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS", "MAX_SESSION_SHARE_COUNT")
+_IGNORED_PARAMETERS = ("TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS", "MAX_SESSION_SHARE_COUNT")
 
 
 class TensorFlowBackend(OpenVinoBackend):
-    """A folder is a SavedModel, a file a frozen graph."""
+    """Loads TensorFlow models: a folder is a SavedModel, a file a frozen graph."""
 
     name = "tensorflow"
     model_files: tuple[ModelFile, ...] = (
@@ -38,24 +38,24 @@ class TensorFlowBackend(OpenVinoBackend):
         path = model_path(source)
         if not path.is_dir():
             return read_graph(core, path, source.config)
-        with _saved_model(source).served_folder() as folder:
+        with _read_saved_model(source).served_folder() as folder:
             return core.read_model(folder)
 
-    def names(self, source: ModelSource) -> Names:
+    def tensor_names(self, source: ModelSource) -> TensorNames:
         if not source.model_file.is_dir():
-            return super().names(source)
-        saved = _saved_model(source)
-        return Names(saved.inputs, saved.outputs)
+            return super().tensor_names(source)
+        saved = _read_saved_model(source)
+        return TensorNames(saved.inputs, saved.outputs)
 
     def options(self, config: ModelConfig) -> OpenVinoOptions:
         _check_parameters(config)
-        options = options_of(config)
+        options = parse_options(config)
         # TensorFlow computes in the types of the model; OpenVINO would take shorter ones where the processor has them.
-        properties = {"INFERENCE_PRECISION_HINT": "f32", **_threads(config), **options.properties}
+        properties = {"INFERENCE_PRECISION_HINT": "f32", **_thread_properties(config), **options.properties}
         return replace(options, properties=properties)
 
 
-def _saved_model(source: ModelSource) -> SavedModel:
+def _read_saved_model(source: ModelSource) -> SavedModel:
     return read_saved_model(
         source.model_file, _parameter(source.config, "TF_GRAPH_TAG"), _parameter(source.config, "TF_SIGNATURE_DEF")
     )
@@ -68,12 +68,12 @@ def _check_parameters(config: ModelConfig) -> None:
             f"unable to load model '{config.name}', parameter 'TF_INIT_OPS_FILE': graphs are served frozen, without "
             "operations that initialize them",
         )
-    ignored = [key for key in _WITHOUT_SESSIONS if key in config.parameters]
+    ignored = [key for key in _IGNORED_PARAMETERS if key in config.parameters]
     if ignored:
         _log.warning("model '%s': not obeyed: %s (OpenVINO runs it, without sessions)", config.name, ", ".join(ignored))
 
 
-def _threads(config: ModelConfig) -> dict[str, str]:
+def _thread_properties(config: ModelConfig) -> dict[str, str]:
     text = _parameter(config, _THREADS)
     if not text:
         return {}

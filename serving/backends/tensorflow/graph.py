@@ -1,4 +1,4 @@
-"""A frozen graph (`model.graphdef`), cut where the configuration says its inputs and outputs are."""
+"""Reads a frozen graph (`model.graphdef`) and cuts it at the inputs and outputs of its configuration."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.openvino.signature import names_in
+from serving.backends.openvino.model import configured_names
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
@@ -17,33 +17,36 @@ _PARAMETER, _RESULT = "Parameter", "Result"
 
 
 def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
-    """Its tensors also go by the names of their operations, as Triton's configurations have them.
+    """Read a graph. Tensors also get the names of their operations, which Triton's configurations use.
 
     Raises SluiceError INVALID for names that the graph lacks, and what OpenVINO raises.
     """
-    # The frontend's own means of cutting a graph would hold up every other thread while it converts.
+    # The frontend could cut the graph itself, but would block every other thread while it converts.
     model = core.read_model(path)
-    tensors, names = _tensors(model), names_in(config)
-    # Outputs first: what an input replaces may be one.
+    tensors, names = _name_tensors(model), configured_names(config)
+    # Outputs first, because an input may replace a tensor that is an output.
     if names.outputs:
-        _cut_outputs(model, _found(tensors, names.outputs))
+        _cut_outputs(model, _find_tensors(tensors, names.outputs))
     if names.inputs:
-        _cut_inputs(model, _found(tensors, names.inputs))
+        _cut_inputs(model, _find_tensors(tensors, names.inputs))
     return model
 
 
-def _found(tensors: "dict[str, Output]", names: Iterable[str]) -> "list[Output]":
+def _find_tensors(tensors: "dict[str, Output]", names: Iterable[str]) -> "list[Output]":
     for name in names:
         if name.removesuffix(_FIRST_OUTPUT) not in tensors:
             raise SluiceError(ErrorCode.INVALID, f"the graph has no tensor '{name}'")
     return [tensors[name.removesuffix(_FIRST_OUTPUT)] for name in sorted(names)]
 
 
-def _tensors(model: "Model") -> "dict[str, Output]":
-    """By operation, and for outputs but the first with their number. Each is given that name too."""
+def _name_tensors(model: "Model") -> "dict[str, Output]":
+    """Add operation names to the tensors and return the tensors by those names.
+
+    Outputs of an operation after its first have their number in the name.
+    """
     found = {}
     for operation in model.get_ordered_ops():
-        # A result hands on the tensor of another operation, names and all.
+        # A result has the tensor of another operation, and its names.
         outputs = operation.outputs() if operation.get_type_name() != _RESULT else []
         for output in outputs:
             for name in list(output.get_names()):
@@ -52,8 +55,8 @@ def _tensors(model: "Model") -> "dict[str, Output]":
     return found
 
 
-def _cut_inputs(model: "Model", wanted: "Iterable[Output]") -> None:
-    parameters = [_parameter(each) for each in wanted]
+def _cut_inputs(model: "Model", configured: "Iterable[Output]") -> None:
+    parameters = [_make_parameter(each) for each in configured]
     known = {each.get_friendly_name() for each in model.get_parameters()}
     model.add_parameters([each for each in parameters if each.get_friendly_name() not in known])
     kept = {each.get_friendly_name() for each in parameters}
@@ -62,23 +65,23 @@ def _cut_inputs(model: "Model", wanted: "Iterable[Output]") -> None:
             model.remove_parameter(parameter)
 
 
-def _cut_outputs(model: "Model", wanted: "Iterable[Output]") -> None:
+def _cut_outputs(model: "Model", configured: "Iterable[Output]") -> None:
     from openvino import opset13
 
-    places = {_place(each): each for each in wanted}
-    known = {_place(each.input_value(0)): each for each in model.get_results()}
-    model.add_results([opset13.result(each) for place, each in places.items() if place not in known])
-    for place, result in known.items():
-        if place not in places:
+    locations = {_location(each): each for each in configured}
+    known = {_location(each.input_value(0)): each for each in model.get_results()}
+    model.add_results([opset13.result(each) for location, each in locations.items() if location not in known])
+    for location, result in known.items():
+        if location not in locations:
             model.remove_result(result)
 
 
-def _place(tensor: "Output") -> tuple[str, int]:
+def _location(tensor: "Output") -> tuple[str, int]:
     return tensor.get_node().get_friendly_name(), tensor.get_index()
 
 
-def _parameter(tensor: "Output") -> "Node":
-    """What gives the tensor from now on."""
+def _make_parameter(tensor: "Output") -> "Node":
+    """Return the parameter that provides the tensor, made in place of its operation where that is not one."""
     from openvino import opset13
 
     if tensor.get_node().get_type_name() == _PARAMETER:

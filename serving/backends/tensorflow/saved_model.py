@@ -1,21 +1,39 @@
-"""A SavedModel's signature: which of its graphs and functions is served, and how its tensors are called."""
+"""Reads a SavedModel's signature: which of its graphs and functions is served, and the names of its tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from serving.backends.tensorflow.protos import parse_saved_model
 from sluice.errors import ErrorCode, SluiceError
 
 _FILENAME = "saved_model.pb"
 _TAG, _SIGNATURE = "serve", "serving_default"
-"""What OpenVINO serves, and Triton where nothing else is asked for."""
+"""Tag and signature that OpenVINO serves, and that Triton serves by default."""
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+_PACKAGE = "tensorflow"
+_STRING = FieldDescriptorProto.TYPE_STRING
+_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+    "TensorInfo": {"name": (1, "string")},
+    "NamedTensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
+    "SignatureDef": {"inputs": (1, "*NamedTensor"), "outputs": (2, "*NamedTensor")},
+    "NamedSignature": {"key": (1, "string"), "value": (2, "SignatureDef")},
+    "MetaInfoDef": {"tags": (4, "*string")},
+    "MetaGraphDef": {"meta_info_def": (1, "MetaInfoDef"), "signature_def": (5, "*NamedSignature")},
+    "SavedModel": {"meta_graphs": (2, "*MetaGraphDef")},
+}
+"""Fields of `saved_model.proto` that name a model's tensors, by message: number and type, `*` where repeated.
+
+Other fields are kept when a message is written again. On the wire a map is a repeated field of pairs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +44,11 @@ class SavedModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rewritten: bytes | None
-    """`saved_model.pb` with the signature as the one that OpenVINO serves; None where it is that already."""
+    """Contents of a `saved_model.pb` with this signature as the one OpenVINO serves; None where it already is."""
 
     @contextmanager
     def served_folder(self) -> Iterator[Path]:
-        """A folder whose default signature is this one. Reading it ends before it does."""
+        """Yield a folder whose default signature is this one. It is only valid within the context."""
         if self.rewritten is None:
             yield self.folder
             return
@@ -43,23 +61,23 @@ class SavedModel:
 
 
 def read_saved_model(folder: Path, tag: str = "", signature: str = "") -> SavedModel:
-    """`tag` and `signature` empty: those that are served by default, else the first there are.
+    """Read one signature. An empty `tag` or `signature` chooses the default one, else the first.
 
-    Raises SluiceError UNAVAILABLE where there is none, INVALID for a tag or signature that it lacks.
+    Raises SluiceError UNAVAILABLE where `folder` is not a SavedModel, INVALID for a tag or signature that it lacks.
     """
-    message = _parsed(folder)
-    graph = _graph_of(message, tag)
-    chosen = _signature_of(graph, signature)
+    message = _read_message(folder)
+    graph = _choose_graph(message, tag)
+    chosen = _choose_signature(graph, signature)
     is_default = list(graph.meta_info_def.tags) == [_TAG] and chosen.key == _SIGNATURE and len(message.meta_graphs) == 1
     return SavedModel(
         folder,
         tuple(each.key for each in chosen.value.inputs),
         tuple(each.key for each in chosen.value.outputs),
-        None if is_default else _rewritten(message, graph, chosen),
+        None if is_default else _rewrite(message, graph, chosen),
     )
 
 
-def _parsed(folder: Path) -> Any:
+def _read_message(folder: Path) -> Any:
     try:
         return parse_saved_model((folder / _FILENAME).read_bytes())
     except OSError as error:
@@ -70,29 +88,29 @@ def _parsed(folder: Path) -> Any:
         raise SluiceError(ErrorCode.INVALID, f"'{folder / _FILENAME}' cannot be read: {error}") from None
 
 
-def _graph_of(message: Any, tag: str) -> Any:
+def _choose_graph(message: Any, tag: str) -> Any:
     graphs = list(message.meta_graphs)
     found = next((each for each in graphs if (tag or _TAG) in each.meta_info_def.tags), None)
     if found is None and not tag and graphs:
         return graphs[0]
     if found is None:
         known = sorted({each for graph in graphs for each in graph.meta_info_def.tags})
-        raise _absent("graph with the tag", tag or _TAG, known)
+        raise _missing("graph with the tag", tag or _TAG, known)
     return found
 
 
-def _signature_of(graph: Any, name: str) -> Any:
+def _choose_signature(graph: Any, name: str) -> Any:
     known = [each for each in graph.signature_def if each.key not in _INTERNAL_SIGNATURES]
     found = next((each for each in graph.signature_def if each.key == (name or _SIGNATURE)), None)
     if found is None and not name and known:
         return known[0]
     if found is None:
-        raise _absent("signature", name or _SIGNATURE, [each.key for each in known])
+        raise _missing("signature", name or _SIGNATURE, [each.key for each in known])
     return found
 
 
-def _rewritten(message: Any, graph: Any, chosen: Any) -> bytes:
-    """The graph alone, with the chosen signature alone, under the names that OpenVINO looks for."""
+def _rewrite(message: Any, graph: Any, chosen: Any) -> bytes:
+    """Return a SavedModel of that graph and signature alone, under the names that OpenVINO looks for."""
     written = type(message)()
     written.CopyFrom(message)
     del written.meta_graphs[:]
@@ -105,7 +123,40 @@ def _rewritten(message: Any, graph: Any, chosen: Any) -> bytes:
     return data
 
 
-def _absent(what: str, name: str, known: list[str]) -> SluiceError:
+def _missing(what: str, name: str, known: list[str]) -> SluiceError:
     return SluiceError(
         ErrorCode.INVALID, f"the SavedModel has no {what} '{name}'; it has: {', '.join(known) or 'none'}"
     )
+
+
+def parse_saved_model(data: bytes) -> Any:
+    """Parse a `SavedModel` message. Raises google.protobuf.message.DecodeError."""
+    return _saved_model_class().FromString(data)
+
+
+@cache
+def _saved_model_class() -> Any:
+    pool = DescriptorPool()
+    pool.Add(_descriptor())  # type: ignore[no-untyped-call]
+    described = pool.FindMessageTypeByName(f"{_PACKAGE}.SavedModel")  # type: ignore[no-untyped-call]
+    return GetMessageClass(described)
+
+
+def _descriptor() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="saved_model_names.proto", package=_PACKAGE, syntax="proto3")
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            field = described.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            if kind.startswith("*"):
+                field.label = FieldDescriptorProto.LABEL_REPEATED
+            _set_type(field, kind.removeprefix("*"))
+    return file
+
+
+def _set_type(field: FieldDescriptorProto, kind: str) -> None:
+    if kind == "string":
+        field.type = _STRING
+    else:
+        field.type = FieldDescriptorProto.TYPE_MESSAGE
+        field.type_name = f".{_PACKAGE}.{kind}"

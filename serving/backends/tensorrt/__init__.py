@@ -1,1 +1,1 @@
-"""TensorRT plans, which run on NVIDIA GPUs alone. Its libraries are imported when the first plan is loaded."""
+"""Backend `tensorrt`: plans, which run on NVIDIA GPUs alone. TensorRT is imported when the first plan is loaded."""

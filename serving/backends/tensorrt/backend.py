@@ -1,17 +1,20 @@
-"""Loads TensorRT plans."""
+"""The backend `tensorrt`: chooses a plan for each GPU that has instances, and opens its engine and session.
+
+`cc_model_filenames` chooses the plan by compute capability; the others are `default_model_filename`.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
+import pynvml
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import ModelFile
 from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import ArraySession
-from serving.backends.arrays.signature import Signature
-from serving.backends.tensorrt.engine import Engine
-from serving.backends.tensorrt.gpus import Gpu, installed_gpus
-from serving.backends.tensorrt.libraries import check_requirements, import_libraries
-from serving.backends.tensorrt.plan_files import DEFAULT_FILENAME, plan_path
+from serving.backends.arrays.session import ArraySession, Signature
+from serving.backends.tensorrt.engine import PlanEngine, import_modules
 from serving.backends.tensorrt.session import PlanSession
 from serving.findings import Finding
 from serving.host_policy import HostPolicy
@@ -20,9 +23,21 @@ from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gpus import num_gpus
 
+Capability = tuple[int, int]
+"""Major and minor compute capability."""
+DEFAULT_FILENAME = "model.plan"
+_PACKAGES = {"tensorrt": "tensorrt", "cuda.bindings": "cuda-python"}
+"""Packages to install, by module."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledGpu:
+    name: str
+    capability: Capability
+
 
 class TensorRtBackend(ArrayBackend):
-    """A plan is deserialized once for each GPU, and runs nowhere else."""
+    """Loads TensorRT plans. A plan is deserialized once for each GPU, and runs nowhere else."""
 
     name = "tensorrt"
     model_files: tuple[ModelFile, ...] = (ModelFile(DEFAULT_FILENAME, "tensorrt_plan"),)
@@ -35,25 +50,28 @@ class TensorRtBackend(ArrayBackend):
     default_model_filename = DEFAULT_FILENAME
 
     def num_gpus(self) -> int:
-        return len(installed_gpus())
+        return len(list_gpus())
 
     def read_signature(self, source: ModelSource) -> Signature:
-        """Of the first GPU's plan."""
-        return _open(source, 0).signature
+        """Return the signature of the plan for the first GPU."""
+        return _open_engine(source, 0).signature
 
     def open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> ArraySession:
-        return PlanSession(_open(source, placements[0].gpu), source.config, placements)
+        return PlanSession(_open_engine(source, placements[0].gpu), source.config, placements)
 
     def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
         if num_gpus() == 0:
             yield Finding("a TensorRT plan needs an NVIDIA GPU, and this machine has none", "backend")
 
 
-def _open(source: ModelSource, gpu: int | None) -> Engine:
-    """Raises SluiceError UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU."""
-    gpus = installed_gpus()
+def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
+    """Open the engine of a GPU.
+
+    Raises SluiceError UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU.
+    """
+    gpus = list_gpus()
     check_requirements(source.config, gpus)
     if gpu is None:
         reason = (
@@ -62,8 +80,105 @@ def _open(source: ModelSource, gpu: int | None) -> Engine:
         raise SluiceError(ErrorCode.INVALID, f"{reason} kind; write kind: KIND_GPU")
     if gpu >= len(gpus):
         raise SluiceError(ErrorCode.INVALID, _missing_gpu(source.name, gpu, gpus))
-    return Engine(plan_path(source, gpus[gpu]), source.name, import_libraries(), gpu)
+    return PlanEngine(plan_path(source, gpus[gpu]), source.name, import_modules(), gpu)
 
 
-def _missing_gpu(model: str, gpu: int, gpus: list[Gpu]) -> str:
+def _missing_gpu(model: str, gpu: int, gpus: list[InstalledGpu]) -> str:
     return f"unable to load model '{model}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, from 0"
+
+
+def list_gpus() -> list[InstalledGpu]:
+    """Return the GPUs in the driver's order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver.
+
+    Asks the driver: call it on a thread.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [_describe_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _describe_gpu(handle: object) -> InstalledGpu:
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return InstalledGpu(str(pynvml.nvmlDeviceGetName(handle)), (major, minor))
+
+
+def check_requirements(config: ModelConfig, gpus: list[InstalledGpu]) -> None:
+    """Check that GPUs and packages are there.
+
+    Raises SluiceError UNAVAILABLE that says what was found, what is missing, and which GPU takes which plan.
+    """
+    missing = [package for module, package in _PACKAGES.items() if not _is_installed(module)]
+    if gpus and not missing:
+        return
+    lacks = [f"the Python package '{package}' is not installed" for package in missing]
+    raise SluiceError(
+        ErrorCode.UNAVAILABLE,
+        f"unable to load model '{config.name}': a TensorRT plan needs an NVIDIA GPU and the Python packages "
+        f"{' and '.join(_PACKAGES.values())}; {'; '.join([_describe_gpus(config, gpus), *lacks])}",
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _describe_gpus(config: ModelConfig, gpus: list[InstalledGpu]) -> str:
+    if not gpus:
+        return f"there is no GPU (plans: {format_plans(config)})"
+    return ", ".join(
+        f"GPU {index} is {gpu.name} with compute capability {format_capability(gpu.capability)} and takes "
+        f"{plan_filename(config, gpu.capability)}"
+        for index, gpu in enumerate(gpus)
+    )
+
+
+def plan_path(source: ModelSource, gpu: InstalledGpu) -> Path:
+    """Return the plan for `gpu`. Raises SluiceError UNAVAILABLE where the file is missing."""
+    path = source.version_folder / plan_filename(source.config, gpu.capability)
+    if not path.is_file():
+        raise SluiceError(
+            ErrorCode.UNAVAILABLE,
+            f"unable to find '{path}' for model instance '{source.name}', which {gpu.name} with compute capability "
+            f"{format_capability(gpu.capability)} takes ({format_plans(source.config)})",
+        )
+    return path
+
+
+def plan_filename(config: ModelConfig, capability: Capability) -> str:
+    """Return the file name of the plan for a compute capability. A key may be 7.5 or, as some write it, 75."""
+    by_capability = {parse_capability(key): name for key, name in config.cc_model_filenames.items()}
+    return by_capability.get(capability) or _default_filename(config)
+
+
+def format_plans(config: ModelConfig) -> str:
+    """Describe which compute capability takes which file, for errors."""
+    known = {parse_capability(key): name for key, name in config.cc_model_filenames.items()}
+    parts = [f"compute capability {format_capability(each)}: {known[each]}" for each in sorted(filter(None, known))]
+    return ", ".join(
+        [*parts, f"any other: {_default_filename(config)}" if parts else f"any: {_default_filename(config)}"]
+    )
+
+
+def parse_capability(key: str) -> Capability | None:
+    """Parse a compute capability: 7.5 and 75 are the same, and 120 is 12.0. Return None for anything else."""
+    major, dot, minor = key.partition(".")
+    if not dot:
+        major, minor = key[:-1], key[-1:]
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def format_capability(capability: Capability) -> str:
+    """Format a compute capability as config.pbtxt does: 8.6."""
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _default_filename(config: ModelConfig) -> str:
+    return config.default_model_filename or DEFAULT_FILENAME

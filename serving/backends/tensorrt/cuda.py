@@ -1,4 +1,4 @@
-"""One GPU's memory and streams, by CUDA's runtime."""
+"""Memory and streams of one GPU, through CUDA's runtime API."""
 
 import weakref
 from typing import Any
@@ -7,11 +7,13 @@ from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
 
-class Device:
-    """Every thread calls `use` before anything else, TensorRT included: which GPU CUDA means is a thread's choice."""
+class CudaDevice:
+    """One GPU. A thread calls `use` before any other call, also of TensorRT, because CUDA's current device is the
+    thread's.
+    """
 
     def __init__(self, cuda: Any, index: int) -> None:
-        """`cuda`: the module `cuda.bindings.runtime`."""
+        """`cuda` is the module `cuda.bindings.runtime`."""
         self._cuda = cuda
         self._index = index
 
@@ -19,30 +21,30 @@ class Device:
         self._call("cudaSetDevice", self._index)
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of new memory."""
+        """Allocate memory and return its address."""
         return int(self._call("cudaMalloc", size_bytes))
 
     def free(self, address: int) -> None:
         self.use()
         self._call("cudaFree", address)
 
-    def new_stream(self) -> int:
+    def create_stream(self) -> int:
         return int(self._call("cudaStreamCreate"))
 
-    def end_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream: int) -> None:
         self.use()
         self._call("cudaStreamDestroy", stream)
 
     def copy_in(self, address: int, array: Array, stream: int) -> None:
-        """`array` is contiguous, and stays until the stream is through."""
+        """Queue a copy of `array`, which is contiguous and must stay until the stream has been synchronized."""
         self._copy(address, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice", stream)
 
     def copy_out(self, array: Array, address: int, stream: int) -> None:
-        """Likewise."""
+        """Queue a copy to `array`, which is contiguous and must stay until the stream has been synchronized."""
         self._copy(array.ctypes.data, address, array.nbytes, "cudaMemcpyDeviceToHost", stream)
 
     def synchronize(self, stream: int) -> None:
-        """Wait until everything in it is done."""
+        """Wait until the stream has done everything that was queued."""
         self._call("cudaStreamSynchronize", stream)
 
     def _copy(self, to: int, source: int, size_bytes: int, kind: str, stream: int) -> None:
@@ -50,7 +52,7 @@ class Device:
             self._call("cudaMemcpyAsync", to, source, size_bytes, getattr(self._cuda.cudaMemcpyKind, kind), stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """What it gives beside its status. Raises SluiceError INTERNAL."""
+        """Call a function of CUDA and return what it gives beside its status. Raises SluiceError INTERNAL."""
         status, *given = getattr(self._cuda, function)(*arguments)
         if status != self._cuda.cudaError_t.cudaSuccess:
             _, text = self._cuda.cudaGetErrorString(status)
@@ -59,27 +61,27 @@ class Device:
         return given[0] if given else None
 
 
-class Buffer:
-    """Memory of a GPU that grows to the largest that was asked of it."""
+class CudaBuffer:
+    """Memory of a GPU that grows to the largest size it was asked for."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._size_bytes = 0
         self._free: weakref.finalize[..., Any] | None = None
         self._address = 0
 
     def address(self, size_bytes: int) -> int:
-        """Of at least so much; what was in it is lost when it grows."""
+        """Return an address with at least so many bytes. Growing discards the contents."""
         if self._free is None or size_bytes > self._size_bytes:
             self.close()
-            # TensorRT wants an address for tensors without elements too.
+            # TensorRT needs an address for empty tensors too.
             self._size_bytes = max(size_bytes, 1)
             self._address = self._device.allocate(self._size_bytes)
             self._free = weakref.finalize(self, self._device.free, self._address)
         return self._address
 
     def close(self) -> None:
-        """Idempotent; also what happens to a buffer that is forgotten."""
+        """Free the memory. Idempotent; garbage collection does the same."""
         if self._free is not None:
             self._free()
             self._free = None

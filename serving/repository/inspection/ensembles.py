@@ -3,8 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
-from serving.backends.ensemble.graph import graph_of
-from serving.backends.ensemble.step_models import check_step_models, decoupled_steps
+from serving.backends.ensemble.graph import check_step_models, find_decoupled_steps, parse_graph
 from serving.findings import Finding, findings_of
 from serving.job import Job
 from serving.model import Model
@@ -87,11 +86,11 @@ def _tensors(ensemble: Candidate, candidates: Mapping[str, Candidate]) -> Iterat
     members = [candidates[step.model_name] for step in ensemble.config.ensemble_scheduling.step]
     if not ensemble.versions or not all(each.config.input and each.config.output for each in members):
         return
-    spec, graph = spec_of(ensemble.config, ensemble.versions[-1]), graph_of(ensemble.config)
+    spec, graph = spec_of(ensemble.config, ensemble.versions[-1]), parse_graph(ensemble.config)
     models = [_DeclaredModel(each) for each in members]
     try:
         check_step_models(spec, graph, models)
-        decoupled_steps(spec, graph, models)
+        find_decoupled_steps(spec, graph, models)
     except SluiceError as error:
         for each in findings_of(error):
             yield Finding(each.message, each.path or "ensemble_scheduling", each.remedy)

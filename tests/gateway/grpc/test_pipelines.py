@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.request import InferRequest
 from tests.gateway.grpc.parts import SmallService, failure, infer_request, serving, set_parameters
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, ensemble_config, load

@@ -1,4 +1,4 @@
-"""Requests from one model to another (business logic scripting), as the worker sees them."""
+"""Business logic scripting (BLS): requests from one model to another, on the worker's side."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,62 +6,65 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-from serving.backends.python.frames import Call, Reply, WireRequest
+from serving.backends.python.frames import CallModel, WireRequest, WireResponse
 from serving.backends.python.worker.channel import Channel, PendingCall
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode
 from serving.backends.python.worker.response import InferenceResponse
 from serving.backends.python.worker.tensor import Tensor
 
 MAX_WAITING = 1024
-"""Threads that wait for the answers of coroutines; they are started as they are needed."""
+"""Most threads that wait for the responses of coroutines. They are started as needed."""
 
 
-class Calls:
-    """Asks through the gateway. Any thread; each waits for its own answer."""
+class BlsCalls:
+    """Calls other models through the server. Thread-safe; each thread waits for its own response."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    def ask(self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]) -> InferenceResponse:
-        """The one response of a model that is not decoupled. Errors are in it."""
-        return self._answer(self._begin(model_name, version, request, inputs, is_decoupled=False))
+    def call(self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]) -> InferenceResponse:
+        """Return the one response of a model that is not decoupled. It has the error, if there is one."""
+        return self._wait_response(self._begin(model_name, version, request, inputs, is_decoupled=False))
 
     def open_stream(
         self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
     ) -> "ResponseIterator":
-        """Any number of responses. Errors are in them."""
+        """Return an iterator of any number of responses. They have the errors."""
         return ResponseIterator(self, self._begin(model_name, version, request, inputs, is_decoupled=True))
 
-    def ask_later(
+    def call_async(
         self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
     ) -> "asyncio.Future[InferenceResponse]":
-        """`ask` for a coroutine: the request is on its way when this returns, and cancelled with what is returned."""
+        """Call a model from a coroutine. The request is sent when this returns, and cancelled with the future."""
         call = self._begin(model_name, version, request, inputs, is_decoupled=False)
-        future = self.in_background(lambda: self._answer(call))
-        future.add_done_callback(lambda future: self._channel.end_call(call) if future.cancelled() else None)
+        future = self.run_in_thread(lambda: self._wait_response(call))
+        future.add_done_callback(lambda future: self._channel.cancel_call(call) if future.cancelled() else None)
         return future
 
-    def open_stream_later(
+    def open_stream_async(
         self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
     ) -> "asyncio.Future[ResponseIterator]":
-        """`open_stream` for a coroutine, which waits for the first response and then has it without waiting."""
+        """Open a stream from a coroutine.
+
+        The future waits for the first response, so that reading it does not block.
+        """
         responses = self.open_stream(model_name, version, request, inputs)
 
         def wait() -> ResponseIterator:
             responses.wait()
             return responses
 
-        future = self.in_background(wait)
+        future = self.run_in_thread(wait)
         future.add_done_callback(lambda future: responses.cancel() if future.cancelled() else None)
         return future
 
-    def in_background(self, wait: Callable[[], Any]) -> "asyncio.Future[Any]":
-        """Have a thread wait for the running event loop."""
+    def run_in_thread(self, wait: Callable[[], Any]) -> "asyncio.Future[Any]":
+        """Wait for a result in a thread, for the running event loop."""
         return asyncio.get_running_loop().run_in_executor(self._threads, wait)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        # The loop's own executor has few threads: calls beyond those would not even be waited for.
+        # The event loop's own executor has too few threads for models with many concurrent calls.
         return ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="model-calls")
 
     def _begin(
@@ -77,37 +80,39 @@ class Calls:
             request.outputs,
             request.parameters,
         )
-        return self._channel.begin_call(Call(model_name, version, is_decoupled, wire))
+        return self._channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
 
-    def _answer(self, call: PendingCall) -> InferenceResponse:
-        return self.response_of(self.next_reply(call))
+    def _wait_response(self, call: PendingCall) -> InferenceResponse:
+        return self.to_response(self.next_response(call))
 
-    def next_reply(self, call: PendingCall) -> Reply:
-        return self._channel.next_reply(call)
+    def next_response(self, call: PendingCall) -> WireResponse:
+        return self._channel.next_response(call)
 
     def wait(self, call: PendingCall) -> None:
-        self._channel.wait_reply(call)
+        self._channel.wait_response(call)
 
-    def response_of(self, reply: Reply) -> InferenceResponse:
-        if reply.error is not None:
-            code, message = reply.error
+    def to_response(self, response: WireResponse) -> InferenceResponse:
+        if response.error is not None:
+            code, message = response.error
             return InferenceResponse(error=TritonError(message, TritonErrorCode(code)))
         open_ = self._channel.open
-        tensors = [Tensor.received(each.name, each.datatype, each.shape, open_(each.raw)) for each in reply.outputs]
-        return InferenceResponse(tensors, parameters=reply.parameters)
+        tensors = [Tensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs]
+        return InferenceResponse(tensors, parameters=response.parameters)
 
-    def end(self, call: PendingCall) -> None:
-        self._channel.end_call(call)
+    def cancel(self, call: PendingCall) -> None:
+        self._channel.cancel_call(call)
 
 
 class ResponseIterator:
-    """The responses of a decoupled model, as they come. The request is cancelled with the last reference to this.
+    """Responses of a decoupled model, as they arrive.
 
-    It keeps them: who iterates again after the end gets them again, as with the real server. Coroutines may iterate
-    with `async for`, which leaves the event loop to others.
+    The request is cancelled with the last reference to the iterator.
+
+    It keeps the responses: iterating again after the end gives them again, as in Triton. Coroutines may iterate with
+    `async for`, which does not block the event loop.
     """
 
-    def __init__(self, calls: Calls, call: PendingCall) -> None:
+    def __init__(self, calls: BlsCalls, call: PendingCall) -> None:
         self._calls = calls
         self._call = call
         self._is_over = False
@@ -129,39 +134,42 @@ class ResponseIterator:
         return iter(self)
 
     async def __anext__(self) -> InferenceResponse:
-        response = await self._calls.in_background(self._next)
+        response = await self._calls.run_in_thread(self._next)
         if response is None:
             raise StopAsyncIteration
         assert isinstance(response, InferenceResponse)
         return response
 
     def _next(self) -> InferenceResponse | None:
-        """None at the end. A model may end a stream with a response that is empty, which is given like any other."""
-        if self._place == len(self._responses) and not self._take():
+        """Return the next response, or None at the end.
+
+        A model may end a stream with an empty response, which counts as one.
+        """
+        if self._place == len(self._responses) and not self._receive():
             return None
         self._place += 1
         return self._responses[self._place - 1]
 
-    def _take(self) -> bool:
-        """Wait for one more; False where none comes."""
+    def _receive(self) -> bool:
+        """Wait for one more response. Return False at the end."""
         if self._is_over:
             return False
-        reply = self._calls.next_reply(self._call)
-        if self._is_over:  # cancelled while it was waited for
+        response = self._calls.next_response(self._call)
+        if self._is_over:  # cancelled while waiting
             return False
-        self._is_over = reply.is_final
-        self._responses.append(self._calls.response_of(reply))
+        self._is_over = response.is_final
+        self._responses.append(self._calls.to_response(response))
         return True
 
     def wait(self) -> None:
-        """Until `next` would return at once."""
+        """Wait until `next` would return at once."""
         if not self._is_over:
             self._calls.wait(self._call)
 
     def cancel(self) -> None:
-        """Want no more of them. From any thread; who waits for the next one learns of the end."""
+        """Cancel the request. Callable from any thread; a thread that waits for the next response gets the end."""
         self._is_over = True
-        self._calls.end(self._call)
+        self._calls.cancel(self._call)
 
     def __del__(self) -> None:
         self.cancel()

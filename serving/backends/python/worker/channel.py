@@ -1,6 +1,7 @@
-"""The worker's end of the socket. Nobody reads it while nobody waits for a command: there is no second thread.
+"""The worker's end of the socket.
 
-Writing is shared: whoever finds the socket free writes what everybody has posted, as one frame.
+There is no reader thread: the socket is read while some thread waits for a command or a response. Writing is shared:
+the thread that finds the socket free writes what all threads have posted, as one frame.
 """
 
 import itertools
@@ -19,75 +20,80 @@ import numpy as np
 
 from serving.backends.python.frames import (
     INLINE_BYTES,
-    Answered,
-    Ask,
-    Batch,
-    Call,
-    Called,
-    Cancel,
+    CallModel,
+    CallResponse,
+    CallServer,
+    CancelCall,
+    CancelRequests,
     Command,
-    Dropped,
-    EndCall,
+    DroppedSegments,
+    ExecuteBatch,
     Execution,
-    Freed,
-    Lent,
+    ForwardedSegment,
+    FrameReader,
+    FreedSegments,
     Message,
-    Question,
-    Reply,
+    NewSegments,
     Report,
-    Segments,
-    Stored,
+    SegmentRef,
+    ServerRequest,
+    ServerResponse,
+    WireResponse,
     WireTensor,
+    encode_frame,
+    fd_ancillary,
 )
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.backends.python.worker.errors import TritonModelException
 
 if TYPE_CHECKING:
     from serving.backends.python.worker.tensor import Tensor
 
 MAX_POSTED = 4096
-"""Posts that wait for the socket; who has more to say waits with them."""
+"""Posted messages that may wait for the socket; a thread with more waits with them."""
 _CANCELLED = (7, "the call was cancelled")
 
 
 class PendingCall:
-    """A call to another model, until its final response has come. One thread waits for its replies."""
+    """A call to another model, until its final response. One thread waits for its responses."""
 
-    __slots__ = ("is_ended", "number", "replies")
+    __slots__ = ("is_cancelled", "number", "responses")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.replies: deque[Reply] = deque()
-        self.is_ended = False
-        """The model wants no more of it; its final reply only wakes who waits for one."""
+        self.responses: deque[WireResponse] = deque()
+        self.is_cancelled = False
+        """Whether the model has cancelled the call.
+
+        The final response then only wakes the thread that waits for one.
+        """
 
 
 class Channel:
-    """Commands in, messages out. `receive` is the main thread's; everything else is any thread's."""
+    """Receives commands and sends messages. `receive` is for the main thread; everything else is thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader(sock)
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._inbox: deque[Command] = deque()
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._is_reading = False
         self._calls: dict[int, PendingCall] = {}
-        self._questions: dict[int, Answered | None] = {}
+        self._server_calls: dict[int, ServerResponse | None] = {}
         self._numbers = itertools.count()
         self._write_lock = threading.Lock()
-        self._posted: deque[Message | Reply | Execution] = deque()
+        self._posted: deque[Message | WireResponse | Execution] = deque()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
         self._pool = SegmentPool()
         self._mapped = MappedSegments(self.flush)
-        self._is_ours = True
+        self._is_owner = True
         os.register_at_fork(after_in_child=self._disown)
 
     def _disown(self) -> None:
-        """A process that the model forked has nothing to say here, and no commands to take."""
-        self._is_ours = False
+        """Close the socket in a process that the model has forked: it must neither send messages nor take commands."""
+        self._is_owner = False
         self._socket.close()
 
     @property
@@ -96,70 +102,73 @@ class Channel:
         return bool(self._inbox)
 
     def receive(self) -> Command:
-        """The next command, waiting for it. Ends the process where the gateway is gone."""
+        """Wait for the next command. Ends the process where the server is gone."""
         self._wait_until(lambda: bool(self._inbox))
         return self._inbox.popleft()
 
-    def _wait_until(self, has_come: Callable[[], bool]) -> None:
-        """Read until it has. Of several threads that wait one reads for all; when it has its own, the next one does."""
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Read until the condition holds.
+
+        Of several waiting threads one reads for all; when it is done, the next one reads.
+        """
         while True:
-            with self._turn:
-                self._turn.wait_for(lambda: has_come() or not self._is_reading)
-                if has_come():
+            with self._condition:
+                self._condition.wait_for(lambda: is_done() or not self._is_reading)
+                if is_done():
                     return
                 self._is_reading = True
-            self._read_and_tell(0)
+            self._read_and_notify(0)
 
     def _poll(self) -> None:
-        """Take in what lies there, unless somebody is at it."""
-        if not self._turn.acquire(blocking=False):
+        """Read what has arrived, unless another thread is reading."""
+        if not self._condition.acquire(blocking=False):
             return
         try:
             if self._is_reading:
                 return
             self._is_reading = True
         finally:
-            self._turn.release()
+            self._condition.release()
         with suppress(BlockingIOError):
-            self._read_and_tell(socket.MSG_DONTWAIT)
+            self._read_and_notify(socket.MSG_DONTWAIT)
 
-    def _read_and_tell(self, flags: int) -> None:
+    def _read_and_notify(self, flags: int) -> None:
         try:
             self._read(flags)
         finally:
-            with self._turn:
+            with self._condition:
                 self._is_reading = False
-                self._turn.notify_all()
+                self._condition.notify_all()
 
     def _read(self, flags: int) -> None:
-        if not self._is_ours:
+        if not self._is_owner:
             os._exit(1)
         try:
             is_open = self._reader.read(flags)
         except ConnectionError:
             is_open = False
         if not is_open:
-            end_with_gateway()
+            exit_with_server()
         for frame in self._reader.frames():
-            self._take(self._decoder.decode(frame))
+            self._receive(self._decoder.decode(frame))
 
-    def _take(self, command: Command) -> None:
+    def _receive(self, command: Command) -> None:
         match command:
-            case Segments():
+            case NewSegments():
                 self._mapped.add(command, self._reader.fds)
-            case Lent():
-                self._mapped.add_lent(command, self._reader.fds)
-            case Dropped():
+            case ForwardedSegment():
+                self._mapped.add_forwarded(command, self._reader.fds)
+            case DroppedSegments():
                 self._mapped.drop(command)
-            case Freed(numbers):
+            case FreedSegments(numbers):
                 self._pool.free(numbers)
-            case Cancel(numbers):
+            case CancelRequests(numbers):
                 self._cancelled.update(self._live.intersection(numbers))
-            case Called(reply):
-                self._take_reply(reply)
-            case Answered(number):
-                self._questions[number] = command
-            case Batch(requests):
+            case CallResponse(response):
+                self._receive_response(response)
+            case ServerResponse(number):
+                self._server_calls[number] = command
+            case ExecuteBatch(requests):
                 self._live.update([each.number for each in requests])
                 self._inbox.append(command)
             case _:
@@ -169,29 +178,29 @@ class Channel:
         self._poll()
         return number in self._cancelled
 
-    def _take_reply(self, reply: Reply) -> None:
-        call = self._calls[reply.number]
-        if reply.is_final:
-            del self._calls[reply.number]
-        if not call.is_ended:
-            call.replies.append(reply)
+    def _receive_response(self, response: WireResponse) -> None:
+        call = self._calls[response.number]
+        if response.is_final:
+            del self._calls[response.number]
+        if not call.is_cancelled:
+            call.responses.append(response)
             return
-        self._discard(reply)
-        if reply.is_final:
-            call.replies.append(Reply(reply.number, True, error=_CANCELLED))
+        self._discard(response)
+        if response.is_final:
+            call.responses.append(WireResponse(response.number, True, error=_CANCELLED))
 
-    def _discard(self, reply: Reply) -> None:
-        """Nobody reads it; what it has in shared memory is given back."""
-        for tensor in reply.outputs:
+    def _discard(self, response: WireResponse) -> None:
+        """Free the shared memory of a response that nobody reads."""
+        for tensor in response.outputs:
             self.open(tensor.raw)
 
-    def _check_ours(self) -> None:
-        if not self._is_ours:
+    def _check_owner(self) -> None:
+        if not self._is_owner:
             raise TritonModelException("a process that the model has forked cannot ask the server")
 
-    def begin_call(self, call: Call) -> PendingCall:
-        """Ask another model. Raises TritonModelException in a process that the model has forked."""
-        self._check_ours()
+    def begin_call(self, call: CallModel) -> PendingCall:
+        """Call another model. Raises TritonModelException in a process that the model has forked."""
+        self._check_owner()
         pending = PendingCall(next(self._numbers))
         call.request.number = pending.number
         self._calls[pending.number] = pending
@@ -199,74 +208,74 @@ class Channel:
         self.flush()
         return pending
 
-    def wait_reply(self, call: PendingCall) -> None:
-        """Until `next_reply` has one. Not to be called after the final one."""
-        self._wait_until(lambda: bool(call.replies))
+    def wait_response(self, call: PendingCall) -> None:
+        """Wait until `next_response` has a response. Must not be called after the final one."""
+        self._wait_until(lambda: bool(call.responses))
 
-    def next_reply(self, call: PendingCall) -> Reply:
-        """Waits for it. Not to be called after the final one."""
+    def next_response(self, call: PendingCall) -> WireResponse:
+        """Wait for the next response. Must not be called after the final one."""
         while True:
-            self.wait_reply(call)
-            with suppress(IndexError):  # the call was ended meanwhile, and its replies discarded
-                return call.replies.popleft()
+            self.wait_response(call)
+            with suppress(IndexError):  # the call was cancelled in the meantime, and its responses discarded
+                return call.responses.popleft()
 
-    def end_call(self, call: PendingCall) -> None:
-        """Want no more of it. Idempotent, and harmless after its end."""
-        if call.is_ended:
+    def cancel_call(self, call: PendingCall) -> None:
+        """Cancel a call. Idempotent, and does nothing after its end."""
+        if call.is_cancelled:
             return
-        call.is_ended = True
+        call.is_cancelled = True
         with suppress(IndexError):
             while True:
-                self._discard(call.replies.popleft())
+                self._discard(call.responses.popleft())
         if call.number in self._calls:
-            self.post(EndCall(call.number))
+            self.post(CancelCall(call.number))
             self.flush()
 
-    def ask(self, question: Question) -> Answered:
-        """The server's answer, waiting for it. Raises as `begin_call`."""
-        self._check_ours()
+    def call_server(self, request: ServerRequest) -> ServerResponse:
+        """Call the server and wait for its response. Raises as `begin_call`."""
+        self._check_owner()
         number = next(self._numbers)
-        self._questions[number] = None
-        self.post(Ask(number, question))
+        self._server_calls[number] = None
+        self.post(CallServer(number, request))
         self.flush()
-        self._wait_until(lambda: self._questions[number] is not None)
-        answer = self._questions.pop(number)
-        assert answer is not None
-        return answer
+        self._wait_until(lambda: self._server_calls[number] is not None)
+        response = self._server_calls.pop(number)
+        assert response is not None
+        return response
 
     def wire_tensor(self, tensor: "Tensor") -> WireTensor:
-        """The tensor as it is now, for a frame."""
+        """Return the tensor's present contents for a frame."""
         raw = tensor.wire_form()
-        stored: bytes | Stored
+        stored: bytes | SegmentRef
         if len(raw) > INLINE_BYTES:
             stored = self.store(memoryview(raw))
         else:
             stored = raw if isinstance(raw, bytes) else bytes(raw)
         return WireTensor(tensor.name(), tensor.datatype, tensor._shape, stored)
 
-    def open(self, raw: bytes | Stored) -> bytes | memoryview:
-        """A tensor's bytes, wherever they lie."""
+    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
+        """Return a tensor's bytes, from the frame or from shared memory."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
-    def store(self, data: memoryview) -> Stored:
-        """Copy a large tensor to where the gateway can read it."""
+    def store(self, data: memoryview) -> SegmentRef:
+        """Copy a large tensor to where the server can read it."""
         if not self._pool.has_free(data.nbytes):
             self._poll()
         return self._pool.store(np.frombuffer(data, np.uint8))
 
-    def post_reply(self, reply: Reply) -> None:
-        if reply.is_final:
-            self._live.discard(reply.number)
-            self._cancelled.discard(reply.number)
-        self._posted.append(reply)
+    def post_response(self, response: WireResponse) -> None:
+        if response.is_final:
+            self._live.discard(response.number)
+            self._cancelled.discard(response.number)
+        self._posted.append(response)
 
     def post(self, message: Message | Execution) -> None:
-        """To be sent with the next `flush`."""
+        """Post a message, which the next `flush` sends."""
         self._posted.append(message)
 
     def flush(self) -> None:
         """Send what was posted, or leave it to the thread that is sending."""
-        if not self._is_ours:
+        if not self._is_owner:
             return
         if len(self._posted) > MAX_POSTED and self._write_lock.acquire(timeout=1):
             self._write_lock.release()
@@ -279,29 +288,29 @@ class Channel:
                 self._write_lock.release()
 
     def _write(self) -> None:
-        replies: list[Reply] = []
+        responses: list[WireResponse] = []
         executions: list[Execution] = []
         others: list[Message] = []
         while self._posted:
             each = self._posted.popleft()
-            if isinstance(each, Reply):
-                replies.append(each)
+            if isinstance(each, WireResponse):
+                responses.append(each)
             elif isinstance(each, Execution):
                 executions.append(each)
             else:
                 others.append(each)
         self._write_segments(others)
         if self._mapped.freed:
-            others.append(Freed(self._mapped.take_freed()))
-        if replies or executions:
-            others.append(Report(replies, executions))
-        self._send(b"".join(map(encode, others)))
+            others.append(FreedSegments(self._mapped.take_freed()))
+        if responses or executions:
+            others.append(Report(responses, executions))
+        self._send(b"".join(map(encode_frame, others)))
 
     def _write_segments(self, others: list[Message]) -> None:
-        """New segments go ahead of the replies that name them."""
-        news, dropped = self._pool.news()
-        for segments, fds in news:
-            self._send(encode(segments), fds)
+        """Send new segments ahead of the responses that refer to them."""
+        notices, dropped = self._pool.take_notices()
+        for segments, fds in notices:
+            self._send(encode_frame(segments), fds)
             for fd in fds:
                 os.close(fd)
         if dropped is not None:
@@ -310,28 +319,28 @@ class Channel:
     def _send(self, data: bytes, fds: list[int] | None = None) -> None:
         try:
             if fds:
-                sent = self._socket.sendmsg([data], ancillary(fds))
+                sent = self._socket.sendmsg([data], fd_ancillary(fds))
                 data = data[sent:]
             self._socket.sendall(data)
         except ConnectionError:
-            end_with_gateway()
+            exit_with_server()
 
 
-def end_with_gateway() -> None:
-    """End this process and what it has started: nobody is left who would."""
+def exit_with_server() -> None:
+    """End this process and those it started, because the server that would do so is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
-def watch_gateway(sock: socket.socket) -> None:
-    """Never outlive the gateway, whatever the model is doing."""
+def watch_server(sock: socket.socket) -> None:
+    """Start a thread that ends the process when the server is gone, whatever the model is doing."""
 
     def watch() -> None:
         poller = poll()
-        poller.register(sock, 0)  # a hang-up is reported always
+        poller.register(sock, 0)  # without events: a hang-up is always reported
         while not any(event & POLLHUP for _, event in poller.poll()):
             pass
-        end_with_gateway()
+        exit_with_server()
 
-    threading.Thread(target=watch, name="gateway-watch", daemon=True).start()
+    threading.Thread(target=watch, name="server-watch", daemon=True).start()

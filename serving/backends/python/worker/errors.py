@@ -1,6 +1,17 @@
-"""What models raise, and the errors they answer with."""
+"""Errors of `pb_utils`, and checks of its arguments.
 
+Arguments are checked where the model passes them, so that a mistake fails there and not later on its way.
+"""
+
+from collections.abc import Mapping
 from enum import IntEnum
+from operator import index
+from typing import Any
+
+Parameters = dict[str, bool | int | float | str]
+UINT32 = 2**32 - 1
+UINT64 = 2**64 - 1
+INT64 = 2**63 - 1
 
 
 class TritonModelException(Exception):
@@ -8,7 +19,7 @@ class TritonModelException(Exception):
 
 
 class TritonErrorCode(IntEnum):
-    """Values are the server's."""
+    """Triton's error codes."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -21,7 +32,7 @@ class TritonErrorCode(IntEnum):
 
 
 class TritonError:
-    """The error of one response."""
+    """Error of one response."""
 
     UNKNOWN = TritonErrorCode.UNKNOWN
     INTERNAL = TritonErrorCode.INTERNAL
@@ -50,3 +61,40 @@ class TritonError:
 
     def __str__(self) -> str:
         return self._message
+
+
+def check_str(value: Any, what: str) -> str:
+    """Return a string. As in Triton, `bytes` are decoded: the elements of BYTES tensors are such. Raises TypeError."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, not {type(value).__name__}")
+    return str(value)
+
+
+def check_int(value: Any, what: str, highest: int = UINT64, lowest: int = 0) -> int:
+    """Return an integer. Raises TypeError for other types, ValueError for one that is out of range."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{what} is an int, not {type(value).__name__}") from None
+    if not lowest <= number <= highest:
+        raise ValueError(f"{what} is from {lowest} to {highest}, not {number}")
+    return number
+
+
+def check_parameters(given: Any) -> Parameters:
+    """Return a copy of a request's or response's parameters. Raises TritonModelException in Triton's words.
+
+    Unlike Triton's, values may also be floats, which the protocol allows.
+    """
+    if not isinstance(given, Mapping):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(given)}")
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, float, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if isinstance(value, int):
+            check_int(value, key, UINT64, -INT64)
+    return dict(given)

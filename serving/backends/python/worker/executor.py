@@ -1,25 +1,39 @@
-"""Batches through the model's `execute`, and its answers."""
+"""Loads a model's Python file and runs batches through its `execute`."""
 
+import asyncio
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from time import perf_counter_ns
-from types import CoroutineType
+from types import CoroutineType, ModuleType, TracebackType
 from typing import Any
 
 import msgspec
 
-from serving.backends.python.frames import Batch, Execution, WireRequest
+from serving.backends.python.frames import ExecuteBatch, Execution, WireRequest
 from serving.backends.python.worker.channel import Channel
 from serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
-from serving.backends.python.worker.model_file import describe
 from serving.backends.python.worker.request import InferenceRequest
-from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, Answer, InferenceResponse
+from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, Responder
 from serving.backends.python.worker.tensor import Tensor
+
+_CLASS_NAME = "TritonPythonModel"
+_WORKER_FOLDER = str(Path(__file__).parent)
+
+
+class _InvalidResult(Exception):
+    """The model has returned something invalid; the message is complete."""
 
 
 class Executor:
     """Runs one model, a batch at a time, on the main thread."""
 
     def __init__(self, channel: Channel, model: Any, args: dict[str, str]) -> None:
-        """`args` as `initialize` gets them."""
+        """`args` are those that `initialize` gets."""
         config = msgspec.json.decode(args["model_config"])
         self._channel = channel
         self._execute = model.execute
@@ -30,105 +44,180 @@ class Executor:
         self._instance_name = args["model_instance_name"]
         self._label = f"Failed to process the request(s) for model '{self._instance_name}'"
 
-    def run(self, batch: Batch) -> None:
-        """Answer every request of the batch, or see to it that its threads do. Raises nothing; does not flush."""
-        taken_ns = perf_counter_ns()
+    def run(self, batch: ExecuteBatch) -> None:
+        """Run a batch.
+
+        Its requests are responded to now, or later by the model's threads. Never raises; does not flush.
+        """
+        received_ns = perf_counter_ns()
         requests = [self._request(wire) for wire in batch.requests]
-        answers = [request._answer for request in requests]
+        responders = [request._responder for request in requests]
         started_ns = perf_counter_ns()
         try:
             returned = self._execute(requests)
             if isinstance(returned, CoroutineType) and self._is_decoupled:
-                self._start(returned, answers)
+                self._start(returned, responders)
             else:
-                self._respond(_result(returned), answers)
-                self._reschedule(answers)
-        except _Refused as error:
-            self._fail(answers, str(error))
-        except BaseException as error:  # SystemExit, too, is one batch's failure
-            self._fail(answers, describe(error))
-        self._channel.post(Execution(taken_ns, started_ns, perf_counter_ns()))
+                self._respond(_result(returned), responders)
+                self._reschedule(responders)
+        except _InvalidResult as error:
+            self._fail(responders, str(error))
+        except BaseException as error:  # even SystemExit fails only one batch
+            self._fail(responders, describe_error(error))
+        self._channel.post(Execution(received_ns, started_ns, perf_counter_ns()))
 
     def _request(self, wire: WireRequest) -> InferenceRequest:
         wire.outputs = wire.outputs or self._outputs
-        answer = Answer(self._channel, wire.number, wire.outputs, self._is_decoupled, self._label)
+        responder = Responder(self._channel, wire.number, wire.outputs, self._is_decoupled, self._label)
         channel = self._channel
-        inputs = [Tensor.received(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs]
-        return InferenceRequest.received(wire, inputs, answer, self._model_name, self._model_version)
+        inputs = [
+            Tensor.from_wire(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs
+        ]
+        return InferenceRequest.from_wire(wire, inputs, responder, self._model_name, self._model_version)
 
-    def _start(self, coroutine: "CoroutineType[Any, Any, Any]", answers: list[Answer]) -> None:
-        """Let a decoupled model's coroutine go on beside the next batches, as the real server has it."""
-        from serving.backends.python.worker import coroutines
+    def _start(self, coroutine: "CoroutineType[Any, Any, Any]", responders: list[Responder]) -> None:
+        """Run a decoupled model's coroutine concurrently with the next batches, as Triton does."""
 
         def end(error: BaseException | None) -> None:
             if error is not None:
-                self._fail(answers, describe(error))
+                self._fail(responders, describe_error(error))
             else:
-                self._reschedule(answers)
+                self._reschedule(responders)
             self._channel.flush()
 
-        coroutines.start(coroutine, end)
+        _start_coroutine(coroutine, end)
 
-    def _respond(self, returned: Any, answers: list[Answer]) -> None:
+    def _respond(self, returned: Any, responders: list[Responder]) -> None:
         if self._is_decoupled:
             if returned is not None:
-                raise _Refused(
+                raise _InvalidResult(
                     f"Python model '{self._instance_name}' is using the decoupled mode "
                     "and the execute function must return None."
                 )
             return
-        if returned is None:  # then the responses come through the senders
+        if returned is None:  # the model uses response senders
             return
-        self._check(returned, answers)
-        for answer, response in zip(answers, returned, strict=True):
+        self._check_result(returned, responders)
+        for responder, response in zip(responders, returned, strict=True):
             if response is not None:
-                self._respond_one(answer, response)
+                self._send_response(responder, response)
 
-    def _respond_one(self, answer: Answer, response: InferenceResponse) -> None:
+    def _send_response(self, responder: Responder, response: InferenceResponse) -> None:
         try:
-            answer.post(response, RESPONSE_COMPLETE_FINAL)
+            responder.post(response, RESPONSE_COMPLETE_FINAL)
         except Exception as error:
-            self._fail([answer], describe(error))
+            self._fail([responder], describe_error(error))
 
-    def _check(self, returned: Any, answers: list[Answer]) -> None:
-        num_requests = len(answers)
+    def _check_result(self, returned: Any, responders: list[Responder]) -> None:
+        num_requests = len(responders)
         if not isinstance(returned, list):
-            raise _Refused(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise _InvalidResult(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != num_requests:
-            raise _Refused(
+            raise _InvalidResult(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{num_requests}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
-        for response, answer in zip(returned, answers, strict=True):
-            if response is not None and answer.is_wanted_again:
-                raise _Refused(  # spelled as the real server does
+        for response, responder in zip(returned, responders, strict=True):
+            if response is not None and responder.is_rescheduled:
+                raise _InvalidResult(  # Triton's spelling
                     "Expected a None object in the execute function return list for reschduled request, "
                     f"found type '{type(response)}'."
                 )
             if response is not None and not isinstance(response, InferenceResponse):
-                raise _Refused(
+                raise _InvalidResult(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
 
-    def _reschedule(self, answers: list[Answer]) -> None:
-        for answer in answers:
-            if answer.is_wanted_again:
-                answer.reschedule()
+    def _reschedule(self, responders: list[Responder]) -> None:
+        for responder in responders:
+            if responder.is_rescheduled:
+                responder.reschedule()
 
-    def _fail(self, answers: list[Answer], message: str) -> None:
-        for answer in answers:
-            answer.fail(f"{self._label}, message: {message}")
+    def _fail(self, responders: list[Responder], message: str) -> None:
+        for responder in responders:
+            responder.fail(f"{self._label}, message: {message}")
 
 
 def _result(returned: Any) -> Any:
-    """What `execute` has returned, or its coroutine does."""
+    """Return what `execute` returned, or the result of its coroutine."""
     if not isinstance(returned, CoroutineType):
         return returned
-    from serving.backends.python.worker import coroutines
-
-    return coroutines.result(returned)
+    return _run_coroutine(returned)
 
 
-class _Refused(Exception):
-    """What the model returned is not what it should; the message is the whole of it."""
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="model-coroutines", daemon=True).start()
+    return loop
+
+
+def _run_coroutine(coroutine: Any) -> Any:
+    """Run a coroutine to its end on the event loop's thread. Raises what it raises."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+
+
+def _start_coroutine(coroutine: Any, end: Callable[[BaseException | None], None]) -> None:
+    """Run a coroutine concurrently. `end` gets its error or None, on the event loop's thread."""
+
+    async def run() -> None:
+        try:
+            await coroutine
+        except BaseException as error:
+            end(error)
+            raise
+        end(None)
+
+    asyncio.run_coroutine_threadsafe(run(), _loop())
+
+
+def import_model(file: Path) -> Any:
+    """Import the model's class. The folder of its version becomes a package, so that `from .` imports files in it.
+
+    Modules beside the file, and beside its version's folder, can also be imported by name, after all other modules.
+    """
+    if file.suffix != ".py":
+        raise ImportError(f"Model name must end with '.py'. Model name is \"{file.name}\".")
+    if not file.is_file():
+        raise FileNotFoundError(f"the model file '{file}' does not exist")
+    # A byte code cache in the model's folder would look like a change to the repository that polls it.
+    sys.dont_write_bytecode = True
+    sys.path += [str(file.parent), str(file.parent.parent)]
+    _add_package(file.parent)
+    module = importlib.import_module(f"{file.parent.name}.{file.stem}")
+    return getattr(module, _CLASS_NAME)
+
+
+def _add_package(folder: Path) -> None:
+    """Make the folder a package of its name, even if the path has another module of that name."""
+    init = folder / "__init__.py"
+    if not init.is_file():
+        sys.modules[folder.name] = package = ModuleType(folder.name)
+        package.__path__ = [str(folder)]
+        return
+    spec = importlib.util.spec_from_file_location(folder.name, init, submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    sys.modules[folder.name] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error and where it was raised, innermost frame first, in Triton's format."""
+    text = f"{type(error).__name__}: {error}"
+    frames = _format_frames(error.__traceback__)
+    if frames:
+        text += "\n\nAt:\n" + "".join(f"  {frame}\n" for frame in frames)
+    return text
+
+
+def _format_frames(traceback: TracebackType | None) -> list[str]:
+    """Format the frames of the model and the code it called, without those of the worker and of the import system."""
+    frames = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        file = code.co_filename
+        if not file.startswith((_WORKER_FOLDER, "<frozen importlib")) and "importlib/__init__" not in file:
+            frames.append(f"{file}({traceback.tb_lineno}): {code.co_name}")
+        traceback = traceback.tb_next
+    return frames[::-1]

@@ -1,6 +1,6 @@
-"""One instance of a Python model as a process. `start.py` is its beginning.
+"""Runs one instance of a Python model as a process. `start.py` calls it.
 
-Imports numpy and little else: a gateway may have many of these.
+Imports numpy and little else, because a server may have many workers.
 """
 
 import gc
@@ -14,69 +14,77 @@ from types import FrameType
 
 import msgspec
 
-from serving.backends.python.frames import Batch, Complete, Completed, Failed, Load, Loaded, Logged, Started
-from serving.backends.python.progress import Progress
+from serving.backends.python.frames import (
+    CommandFailed,
+    CompleteConfig,
+    ConfigCompleted,
+    ExecuteBatch,
+    Initialize,
+    Initialized,
+    LogLine,
+    WorkerStarted,
+)
+from serving.backends.python.shared_memory import BatchProgress
 from serving.backends.python.worker import pb_utils
-from serving.backends.python.worker.asking import Server
-from serving.backends.python.worker.calls import Calls
-from serving.backends.python.worker.channel import Channel, watch_gateway
-from serving.backends.python.worker.executor import Executor
-from serving.backends.python.worker.logger import Logger
-from serving.backends.python.worker.model_file import describe, import_model
+from serving.backends.python.worker.calls import BlsCalls
+from serving.backends.python.worker.channel import Channel, watch_server
+from serving.backends.python.worker.executor import Executor, describe_error, import_model
+from serving.backends.python.worker.pb_utils import Logger
+from serving.backends.python.worker.server import ServerProxy
 
 MAX_UNSENT_NS = 300_000
-"""Answers may wait so long for those of the batches that are here already, to be sent with them."""
+"""Responses may wait this long for those of batches that have already arrived, to be sent together."""
 
 
 def main(socket_fd: int, progress_fd: int) -> int:
-    # The gateway decides when it ends. A handler and not SIG_IGN, which the processes of the model would inherit.
-    signal.signal(signal.SIGTERM, _go_on)
+    # The server decides when the worker ends. A handler, because processes of the model would inherit SIG_IGN.
+    signal.signal(signal.SIGTERM, _ignore_signal)
     sock = socket.socket(fileno=socket_fd)
     sock.set_inheritable(False)
-    progress = Progress(progress_fd)
+    progress = BatchProgress(progress_fd)
     os.close(progress_fd)
-    watch_gateway(sock)
+    watch_server(sock)
     channel = Channel(sock)
     _install_pb_utils(channel)
-    channel.post(Started())
+    channel.post(WorkerStarted())
     channel.flush()
     match channel.receive():
-        case Complete() as command:
-            return _complete(channel, command)
-        case Load() as command:
-            return _serve(channel, command, progress)
+        case CompleteConfig() as command:
+            return _complete_config(channel, command)
+        case Initialize() as command:
+            return _serve_model(channel, command, progress)
         case command:
             raise AssertionError(f"the first command is {command}")
 
 
-def _go_on(signum: int, frame: FrameType | None) -> None:
-    """Take no notice of a signal."""
+def _ignore_signal(signum: int, frame: FrameType | None) -> None:
+    """Ignore a signal."""
 
 
 def _install_pb_utils(channel: Channel) -> None:
     sys.modules["triton_python_backend_utils"] = pb_utils
 
-    def write(level: int, place: str, message: str) -> None:
-        channel.post(Logged(level, place, message))
+    def write(level: int, location: str, message: str) -> None:
+        channel.post(LogLine(level, location, message))
         channel.flush()
 
     Logger._write = write
-    pb_utils.InferenceRequest._calls = Calls(channel)
-    Server._channel = channel
+    pb_utils.InferenceRequest._calls = BlsCalls(channel)
+    ServerProxy._channel = channel
 
 
-def _complete(channel: Channel, command: Complete) -> int:
+def _complete_config(channel: Channel, command: CompleteConfig) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
         function = getattr(import_model(file), "auto_complete_config", None)
         completed = function(pb_utils.ModelConfig(command.config_json)) if function is not None else None
     except BaseException as error:
-        return _fail(channel, describe(error))
+        return _fail(channel, describe_error(error))
     if function is None:
-        channel.post(Completed(command.config_json))
+        channel.post(ConfigCompleted(command.config_json))
     elif isinstance(completed, pb_utils.ModelConfig):
-        channel.post(Completed(msgspec.json.encode(completed.as_dict()).decode()))
+        channel.post(ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
     else:
         return _fail(
             channel,
@@ -86,7 +94,7 @@ def _complete(channel: Channel, command: Complete) -> int:
     return 0
 
 
-def _serve(channel: Channel, command: Load, progress: Progress) -> int:
+def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -96,24 +104,24 @@ def _serve(channel: Channel, command: Load, progress: Progress) -> int:
         if hasattr(model, "initialize"):
             model.initialize(dict(command.args))
     except BaseException as error:
-        return _fail(channel, describe(error))
-    # What the model holds now it keeps; looking through it again and again would only cost time.
+        return _fail(channel, describe_error(error))
+    # Objects that the model has now will stay, so the garbage collector need not look at them again.
     gc.collect()
     gc.freeze()
-    channel.post(Loaded())
+    channel.post(Initialized())
     channel.flush()
-    _run(channel, Executor(channel, model, command.args), progress)
+    _run_batches(channel, Executor(channel, model, command.args), progress)
     if hasattr(model, "finalize"):
         model.finalize()
-    # What its metrics have counted outlives the model; only one that deletes a family takes it away.
-    Server.close()
+    # Metrics outlive the model: only a family that it deletes itself is released.
+    ServerProxy.close()
     return 0
 
 
-def _run(channel: Channel, executor: Executor, progress: Progress) -> None:
-    """Batches until the end is ordered."""
+def _run_batches(channel: Channel, executor: Executor, progress: BatchProgress) -> None:
+    """Run batches until the command to finalize."""
     flushed_ns = 0
-    while isinstance(batch := channel.receive(), Batch):
+    while isinstance(batch := channel.receive(), ExecuteBatch):
         progress.begin()
         executor.run(batch)
         del batch
@@ -124,6 +132,6 @@ def _run(channel: Channel, executor: Executor, progress: Progress) -> None:
 
 
 def _fail(channel: Channel, message: str) -> int:
-    channel.post(Failed(message))
+    channel.post(CommandFailed(message))
     channel.flush()
     return 1

@@ -1,4 +1,4 @@
-"""What `auto_complete_config` gets, and what models look up in their configuration."""
+"""`pb_utils.ModelConfig`, which `auto_complete_config` gets, and lookups in a model's configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Properties = dict[str, Any]
 
 
 class ModelConfig:
-    """A configuration that the model may complete. Setters raise ValueError where it says otherwise already."""
+    """A configuration that the model may complete. Setters raise ValueError where it already has another value."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: Properties = msgspec.json.decode(model_config)
@@ -103,12 +103,12 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Properties, name: str) -> Properties | None:
-    """The input of that name; None where there is none."""
+    """Return the input of that name; None where there is none."""
     return _named(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Properties, name: str) -> Properties | None:
-    """The output of that name; None where there is none."""
+    """Return the output of that name; None where there is none."""
     return _named(model_config.get("output", ()), name)
 
 

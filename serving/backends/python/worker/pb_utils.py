@@ -1,39 +1,46 @@
-"""The module that models import as `triton_python_backend_utils`; its names are NVIDIA's."""
+"""The module that models import as `triton_python_backend_utils`, with NVIDIA's names."""
 
+import sys
+from collections.abc import Callable
 from enum import IntEnum
 
 from serving.backends.python.worker.calls import ResponseIterator
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
-from serving.backends.python.worker.logger import Logger
-from serving.backends.python.worker.metrics import Metric, MetricFamily, MetricKind
+from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_str
 from serving.backends.python.worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from serving.backends.python.worker.numpy_types import (
+from serving.backends.python.worker.request import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace
+from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, InferenceResponseSender
+from serving.backends.python.worker.server import (
+    Metric,
+    MetricFamily,
+    MetricKind,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
+from serving.backends.python.worker.tensor import (
     TRITON_STRING_TO_NUMPY,
+    Tensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from serving.backends.python.worker.repository import is_model_ready, load_model, unload_model
-from serving.backends.python.worker.request import InferenceRequest, InferenceTrace
-from serving.backends.python.worker.response import InferenceResponse, InferenceResponseSender
-from serving.backends.python.worker.tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-TRITONSERVER_REQUEST_RELEASE_ALL = 1
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
+TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 
 
 class MemoryType(IntEnum):
-    """Where memory lies; values are the server's."""
+    """Kinds of memory, with Triton's values."""
 
     TRITONSERVER_MEMORY_CPU = 0
     TRITONSERVER_MEMORY_CPU_PINNED = 1
@@ -43,23 +50,74 @@ class MemoryType(IntEnum):
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_CPU_PINNED = MemoryType.TRITONSERVER_MEMORY_CPU_PINNED
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
-
 _folder = ""
 
 
+class _LogLevel(IntEnum):
+    """Levels with the values of `logging`, which is not imported because that is slow."""
+
+    VERBOSE = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Logger:
+    """Writes the model's lines to the server's log. Has only class methods, as in Triton."""
+
+    LogLevel = _LogLevel
+    VERBOSE = _LogLevel.VERBOSE
+    INFO = _LogLevel.INFO
+    WARNING = _LogLevel.WARNING
+    ERROR = _LogLevel.ERROR
+
+    _write: Callable[[int, str, str], None] | None = None
+
+    @classmethod
+    def log(cls, message: str, level: _LogLevel = _LogLevel.INFO) -> None:
+        """Write a line. Raises TypeError for an invalid message or level."""
+        if not isinstance(level, _LogLevel):
+            raise TypeError(f"level is one of Logger.LogLevel, not {level!r}")
+        cls._log(level, message)
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        cls._log(_LogLevel.INFO, message)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        cls._log(_LogLevel.WARNING, message)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        cls._log(_LogLevel.ERROR, message)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        cls._log(_LogLevel.VERBOSE, message)
+
+    @classmethod
+    def _log(cls, level: int, message: str) -> None:
+        if cls._write is None:
+            raise RuntimeError("the logger works in a worker process only")
+        caller = sys._getframe(2)
+        file = caller.f_code.co_filename.rpartition("/")[2]
+        cls._write(int(level), f"{file}:{caller.f_lineno}", check_str(message, "message"))
+
+
 def get_model_dir() -> str:
-    """The folder of the model's version."""
+    """Return the folder of the model's version."""
     return _folder
 
 
 def set_model_dir(folder: str) -> None:
-    """Called once, by the worker."""
+    """Set the folder of the model's version. The worker does so once."""
     global _folder
     _folder = folder
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of that name; None where the request has none."""
+    """Return the input of that name; None where the request has none."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor
@@ -67,7 +125,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of that name; None where the response has none."""
+    """Return the output of that name; None where the response has none."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor
@@ -75,7 +133,10 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 class PreferredMemory:
-    """Where a model would like its outputs: everything lies in the CPU's memory here, so it changes nothing."""
+    """Preference of a model for the memory of its outputs.
+
+    It changes nothing, because tensors are always in the CPU's memory.
+    """
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type

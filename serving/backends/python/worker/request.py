@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceRequest`: what `execute` gets, and what models ask other models with."""
+"""`pb_utils.InferenceRequest`: the requests that `execute` gets, and those that a model makes to other models."""
 
 import json
 from collections.abc import Awaitable, Sequence
@@ -7,12 +7,17 @@ from typing import Any, ClassVar
 import msgspec
 
 from serving.backends.python.frames import WireRequest
-from serving.backends.python.worker.arguments import INT64, UINT32, text, whole
-from serving.backends.python.worker.arguments import parameters as checked_parameters
-from serving.backends.python.worker.calls import Calls
-from serving.backends.python.worker.errors import TritonModelException
-from serving.backends.python.worker.response import Answer, InferenceResponseSender
-from serving.backends.python.worker.tensor import Tensor, tensors
+from serving.backends.python.worker.calls import BlsCalls
+from serving.backends.python.worker.errors import (
+    INT64,
+    UINT32,
+    TritonModelException,
+    check_int,
+    check_parameters,
+    check_str,
+)
+from serving.backends.python.worker.response import InferenceResponseSender, Responder
+from serving.backends.python.worker.tensor import Tensor, check_tensors
 
 _REQUIRED: Any = object()
 RELEASE_ALL = 1
@@ -20,25 +25,28 @@ RELEASE_RESCHEDULE = 2
 
 
 class InferenceTrace:
-    """The trace that a request belongs to; one that a model makes itself hands it on. No request is traced here."""
+    """Trace of a request, which a model may pass on with its own requests. Requests to Python models are not traced."""
 
     def get_context(self) -> str | None:
         return None
 
 
 class InferenceRequest:
-    """One request of a batch, or one that the model makes. It and its tensors may be kept after `execute` returned."""
+    """A request of a batch, or one that the model makes.
 
-    __slots__ = ("_answer", "_inputs", "_model_name", "_model_version", "_preferred_memory", "_trace", "_wire")
+    It and its tensors may be kept after `execute` has returned.
+    """
 
-    _answer: Answer
+    __slots__ = ("_inputs", "_model_name", "_model_version", "_preferred_memory", "_responder", "_trace", "_wire")
+
+    _responder: Responder
     _inputs: list[Tensor]
     _model_name: str
     _model_version: int
     _wire: WireRequest
 
-    _calls: ClassVar[Calls | None] = None
-    """Set once, by the worker."""
+    _calls: ClassVar[BlsCalls | None] = None
+    """Calls of other models. The worker sets it once."""
 
     def __init__(
         self,
@@ -54,9 +62,9 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: str | dict[str, bool | int | float | str] | None = None,
     ) -> None:
-        """A request to another model, for `exec`. `preferred_memory` and `trace` change nothing here.
+        """Make a request to another model, for `exec`. `preferred_memory` and `trace` change nothing.
 
-        Raises TypeError for arguments of other types, TritonModelException where the real server does.
+        Raises TypeError for arguments of wrong types, TritonModelException where Triton does.
         """
         _check_given(inputs=inputs, requested_output_names=requested_output_names, model_name=model_name)
         if isinstance(parameters, str):
@@ -64,49 +72,54 @@ class InferenceRequest:
         self._wire = WireRequest(
             0,
             [],
-            text(request_id, "request_id"),
+            check_str(request_id, "request_id"),
             _correlation_id(correlation_id),
-            whole(flags, "flags", UINT32),
-            whole(timeout, "timeout"),
-            tuple(text(name, "a name of requested_output_names") for name in requested_output_names),
-            (checked_parameters(parameters) if parameters is not None else None) or None,
+            check_int(flags, "flags", UINT32),
+            check_int(timeout, "timeout"),
+            tuple(check_str(name, "a name of requested_output_names") for name in requested_output_names),
+            (check_parameters(parameters) if parameters is not None else None) or None,
         )
-        self._inputs = tensors(inputs, "inputs")
-        self._model_name = text(model_name, "model_name")
+        self._inputs = check_tensors(inputs, "inputs")
+        self._model_name = check_str(model_name, "model_name")
         if not self._model_name:
             raise TritonModelException("InferenceRequest takes a model_name that is not empty")
-        self._model_version = whole(model_version, "model_version", INT64, -1)
+        self._model_version = check_int(model_version, "model_version", INT64, -1)
         self._preferred_memory = preferred_memory
         self._trace = trace
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Ask the model: its response, with an error where it failed, or with `decoupled` an iterator of them."""
-        calls = self._required_calls()
-        ask = calls.open_stream if decoupled else calls.ask
-        return ask(self._model_name, self._model_version, self._wire, self._inputs)
+        """Call the model and return its response, or with `decoupled` an iterator of its responses.
 
-    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """`exec` for a coroutine. The request is on its way when this returns, whether it is awaited or not.
-
-        With `decoupled` what it awaits is the first response, and it gets an iterator of all of them.
+        Responses have the errors.
         """
         calls = self._required_calls()
-        ask = calls.open_stream_later if decoupled else calls.ask_later
-        return ask(self._model_name, self._model_version, self._wire, self._inputs)
+        call = calls.open_stream if decoupled else calls.call
+        return call(self._model_name, self._model_version, self._wire, self._inputs)
 
-    def _required_calls(self) -> Calls:
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """Call the model from a coroutine.
+
+        The request is sent when this returns, whether the result is awaited or not.
+
+        With `decoupled` the result waits for the first response, and is an iterator of all.
+        """
+        calls = self._required_calls()
+        call = calls.open_stream_async if decoupled else calls.call_async
+        return call(self._model_name, self._model_version, self._wire, self._inputs)
+
+    def _required_calls(self) -> BlsCalls:
         if self._calls is None:
             raise RuntimeError("models can be asked in a worker process only")
         return self._calls
 
     @classmethod
-    def received(
-        cls, wire: WireRequest, inputs: list[Tensor], answer: Answer, model_name: str, model_version: int
+    def from_wire(
+        cls, wire: WireRequest, inputs: list[Tensor], responder: Responder, model_name: str, model_version: int
     ) -> "InferenceRequest":
         self = cls.__new__(cls)
         self._wire = wire
         self._inputs = inputs
-        self._answer = answer
+        self._responder = responder
         self._model_name = model_name
         self._model_version = model_version
         self._preferred_memory = self._trace = None
@@ -122,26 +135,26 @@ class InferenceRequest:
         return self._wire.correlation_id
 
     def requested_output_names(self) -> set[str]:
-        """All of the model's where the request names none."""
+        """Return the names of the requested outputs, all of the model's where the request names none."""
         return set(self._wire.outputs)
 
     def parameters(self) -> str:
-        """The request's own parameters as a JSON object, in which NaN and infinities are bare words, as in Triton."""
+        """Return the parameters as a JSON object, in which NaN and infinities are bare words, as in Triton."""
         return json.dumps(self._wire.parameters or {}, ensure_ascii=False, separators=(",", ":"))
 
     def flags(self) -> int:
-        """Where it stands in its sequence: 1 starts it, 2 ends it."""
+        """Return the position in the sequence: 1 starts it, 2 ends it."""
         return self._wire.flags
 
     def set_flags(self, flags: int) -> None:
-        self._wire.flags = whole(flags, "flags", UINT32)
+        self._wire.flags = check_int(flags, "flags", UINT32)
 
     def timeout(self) -> int:
-        """In microseconds; 0 is none."""
+        """Return the timeout in microseconds; 0 is none."""
         return self._wire.timeout_us
 
     def preferred_memory(self) -> object:
-        """Where the model that made it would like the outputs; None where it did not say."""
+        """Return where the model that made the request prefers the outputs; None where it did not say."""
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
@@ -154,24 +167,24 @@ class InferenceRequest:
         return self._model_version
 
     def is_cancelled(self) -> bool:
-        """Whether the client wants no more of it."""
-        return self._answer.is_cancelled()
+        """Return whether the client has cancelled the request."""
+        return self._responder.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
-        return InferenceResponseSender(self._answer)
+        return InferenceResponseSender(self._responder)
 
     def set_release_flags(self, flags: int) -> None:
-        """With RESCHEDULE the request comes again in a later batch, in place of a final response now.
+        """With RESCHEDULE, have the request come again in a later batch instead of ending it.
 
         To be called within `execute`.
         """
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException("Unsupported release flag provided.")
-        self._answer.is_wanted_again = flags == RELEASE_RESCHEDULE
+        self._responder.is_rescheduled = flags == RELEASE_RESCHEDULE
 
 
 def _check_given(**required: object) -> None:
-    """They stand among others that may be left out, so that Python does not ask for them itself."""
+    """Check that the required arguments are given. They follow optional ones, so Python does not check them."""
     missing = [name for name, value in required.items() if value is _REQUIRED]
     if missing:
         raise TypeError(f"InferenceRequest takes {', '.join(missing)}, too")
@@ -182,4 +195,4 @@ def _correlation_id(value: Any) -> int | str:
         return value
     if isinstance(value, float):
         raise TritonModelException("Correlation ID must be integer or string")
-    return whole(value, "correlation_id")
+    return check_int(value, "correlation_id")

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.backends.python.frames import Reply
-from serving.backends.python.worker.arguments import parameters as checked_parameters
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException
-from serving.backends.python.worker.tensor import Tensor, tensors
+from serving.backends.python.frames import WireResponse
+from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_parameters
+from serving.backends.python.worker.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:
     from serving.backends.python.worker.channel import Channel
@@ -17,7 +16,7 @@ RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """Outputs, or an error in place of them. `parameters` is a dict of str, bool, int and float values."""
+    """Outputs, or an error instead. `parameters` is a dict of str, bool, int and float values."""
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
@@ -27,11 +26,11 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        self._output_tensors = tensors(output_tensors, "output_tensors")
+        self._output_tensors = check_tensors(output_tensors, "output_tensors")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse takes a TritonError as error, not {type(error).__name__}")
         self._error = error
-        self._parameters = checked_parameters(parameters) if parameters is not None else None
+        self._parameters = check_parameters(parameters) if parameters is not None else None
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -43,24 +42,24 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """As JSON; "" where there are none."""
+        """Return the parameters as JSON; "" where there are none."""
         return msgspec.json.encode(self._parameters).decode() if self._parameters else ""
 
 
-class Answer:
-    """The answering of one request, whichever thread does it; shared by the request and all its senders.
+class Responder:
+    """Responds to one request, from any thread. The request and all its senders share it.
 
-    Where all of them are gone before the final response, nobody could send it any more: then the request fails.
+    If all of them are gone before the final response, nobody can send it any more, and the request fails.
     """
 
     __slots__ = (
         "_channel",
-        "_is_answered",
+        "_has_responded",
         "_is_closed",
         "_is_decoupled",
         "_label",
         "_outputs",
-        "is_wanted_again",
+        "is_rescheduled",
         "number",
     )
 
@@ -71,17 +70,17 @@ class Answer:
         self._outputs = outputs
         self._is_decoupled = is_decoupled
         self._label = label
-        self._is_answered = False
+        self._has_responded = False
         self._is_closed = False
-        self.is_wanted_again = False
-        """Whether the request is to come again, in place of a final response."""
+        self.is_rescheduled = False
+        """Whether the request comes again, instead of a final response."""
         self.number = number
 
     def is_cancelled(self) -> bool:
         return self._channel.is_cancelled(self.number)
 
     def post(self, response: InferenceResponse | None, flags: int) -> None:
-        """Take one response over; its tensors may be changed afterwards. The channel sends it when flushed."""
+        """Post one response; its tensors may be changed afterwards. The channel sends it when flushed."""
         self._check(response, flags)
         is_final = flags == RESPONSE_COMPLETE_FINAL
         if self._is_decoupled:
@@ -103,49 +102,49 @@ class Answer:
             )
         if self._is_decoupled:
             return
-        if response is not None and self._is_answered:
+        if response is not None and self._has_responded:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send more than one response."
             )
-        if response is None and not self._is_answered:
+        if response is None and not self._has_responded:
             raise TritonModelException(
                 "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
             )
 
     def _post(self, response: InferenceResponse | None, is_final: bool) -> None:
-        reply = self._reply(response, is_final)
-        self._is_answered = is_final
-        self._channel.post_reply(reply)
+        wire = self._wire_response(response, is_final)
+        self._has_responded = is_final
+        self._channel.post_response(wire)
 
-    def _reply(self, response: InferenceResponse | None, is_final: bool) -> Reply:
+    def _wire_response(self, response: InferenceResponse | None, is_final: bool) -> WireResponse:
         if response is None:
-            return Reply(self.number, is_final)
+            return WireResponse(self.number, is_final)
         error = response.error()
         if error is not None:
-            return Reply(self.number, is_final, error=(error.code(), error.message()))
-        wanted = self._outputs
-        outputs = [self._channel.wire_tensor(each) for each in response.output_tensors() if each.name() in wanted]
-        return Reply(self.number, is_final, outputs, None, response._parameters)
+            return WireResponse(self.number, is_final, error=(error.code(), error.message()))
+        requested = self._outputs
+        outputs = [self._channel.wire_tensor(each) for each in response.output_tensors() if each.name() in requested]
+        return WireResponse(self.number, is_final, outputs, None, response._parameters)
 
     def reschedule(self) -> None:
         """Give the request back, unless it has ended. Does not flush."""
-        if self._is_answered:
+        if self._has_responded:
             return
-        self._is_answered = self._is_closed = True
-        self._channel.post_reply(Reply(self.number, True, is_rescheduled=True))
+        self._has_responded = self._is_closed = True
+        self._channel.post_response(WireResponse(self.number, True, is_rescheduled=True))
 
     def fail(self, message: str) -> None:
         """End the request with an internal error, unless it has ended. Does not flush."""
-        if self._is_answered:
+        if self._has_responded:
             return
-        self._is_answered = self._is_closed = True
-        self._channel.post_reply(Reply(self.number, True, error=(TritonErrorCode.INTERNAL, message)))
+        self._has_responded = self._is_closed = True
+        self._channel.post_response(WireResponse(self.number, True, error=(TritonErrorCode.INTERNAL, message)))
 
     def flush(self) -> None:
         self._channel.flush()
 
     def __del__(self) -> None:
-        if self._is_answered:
+        if self._has_responded:
             return
         self.fail(f"{self._label}, message: the request was let go without a final response")
         self._channel.flush()
@@ -154,16 +153,16 @@ class Answer:
 class InferenceResponseSender:
     """Sends the responses of one request, from any thread, also after `execute` has returned."""
 
-    __slots__ = ("_answer",)
+    __slots__ = ("_responder",)
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Raises TritonModelException after the final flag was sent, and for flags that there are not."""
-        self._answer.post(response, flags)
-        self._answer.flush()
+        """Send a response. Raises TritonModelException after the final flag was sent, and for unknown flags."""
+        self._responder.post(response, flags)
+        self._responder.flush()
 
     def is_cancelled(self) -> bool:
-        """Whether the client wants no more of it."""
-        return self._answer.is_cancelled()
+        """Return whether the client has cancelled the request."""
+        return self._responder.is_cancelled()

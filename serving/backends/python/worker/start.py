@@ -1,7 +1,7 @@
-"""How a worker's process begins: `PYTHON start.py LAUNCH`, before anything but the standard library is imported.
+"""Start of a worker process: `PYTHON start.py LAUNCH`, run before anything but the standard library is imported.
 
-It runs in the interpreter of an environment that may know nothing of Sluice: what the worker needs and the environment
-lacks is lent by the server's own installation, and nothing else of that can be imported.
+The interpreter may be that of an environment without Sluice. The server's installation then provides the packages that
+the worker needs and the environment lacks, and nothing else can be imported from there.
 """
 
 import json
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-OURS = "serving"
+OWN_PACKAGE = "serving"
 
 
-class _Lender:
+class _PackageFinder:
     """Finds packages by name, each in a folder of its own."""
 
     def __init__(self, folders: dict[str, str]) -> None:
@@ -30,19 +30,19 @@ class _Lender:
 def main(argv: list[str]) -> int:
     launch = json.loads(argv[1])
     sys.argv = argv[:1]
-    # This script's own folder, whose modules are not to be imported by their bare names.
+    # Remove this script's folder: its modules must not be importable by their bare names.
     del sys.path[0]
     if launch["cores"]:
-        # Before numpy is imported: the threads of its libraries keep to what holds when they are made.
+        # Before numpy is imported, because the threads of its libraries inherit the affinity.
         os.sched_setaffinity(0, launch["cores"])
-    environ = os.environ  # noqa: TID251 - the model's own, which the processes that it starts inherit
+    environ = os.environ  # noqa: TID251 - the environment of the model and of processes that it starts
     environ.update(launch["variables"])
     if launch["bin"]:
         environ["PATH"] = os.pathsep.join([launch["bin"], environ.get("PATH", os.defpath)])
-    lent: dict[str, str] = launch["lent"]
-    # The model may have a module of the same name as ours; what is lent only stands in for what is not there.
-    sys.meta_path.insert(0, _Lender({OURS: lent.pop(OURS)}))
-    sys.meta_path.append(_Lender(lent))
+    packages: dict[str, str] = launch["packages"]
+    # Our package wins over a module of that name beside the model; the others only fill gaps.
+    sys.meta_path.insert(0, _PackageFinder({OWN_PACKAGE: packages.pop(OWN_PACKAGE)}))
+    sys.meta_path.append(_PackageFinder(packages))
 
     from serving.backends.python.worker.main import main as serve
 

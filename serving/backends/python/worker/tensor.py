@@ -1,31 +1,41 @@
-"""`pb_utils.Tensor`."""
+"""`pb_utils.Tensor`, and the conversions of `pb_utils` between types of numpy and of the server."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.worker.arguments import text
-from serving.backends.python.worker.errors import TritonModelException
-from serving.backends.python.worker.numpy_types import NUMBER_OF
+from serving.backends.python.worker.errors import TritonModelException, check_str
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
 
 Array = NDArray[Any]
-
 _TYPES: dict[np.dtype, DataType] = {each.dtype: each for each in DATA_TYPES.values()}
+_NAMES = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+)
+NUMBER_OF = {name: number for number, name in enumerate(_NAMES, start=1)}
+"""Triton's number of each type of the protocol."""
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    each.config_name: bool if each.name == "BOOL" else each.dtype.type for each in DATA_TYPES.values()
+}
+"""Scalar types of numpy by the types of config.pbtxt, as in TYPE_FP32."""
 
 
 class Tensor:
-    """A named array. An input's array is the model's own: it may be written, and kept after the request."""
+    """A named array.
+
+    The array of an input belongs to the model, which may write to it and keep it after the request.
+    """
 
     __slots__ = ("_array", "_name", "_raw", "_shape", "_type")
 
     def __init__(self, name: str, array: Array) -> None:
-        """Raises TypeError for what is no array, TritonModelException for a dtype that the protocol lacks."""
+        """Raises TypeError for what is not an array, TritonModelException for a dtype that the protocol lacks."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor '{name!s}' takes a numpy.ndarray, not {type(array).__name__}")
-        self._name = name if type(name) is str else text(name, "the name of a Tensor")
+        self._name = name if type(name) is str else check_str(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         data_type = _TYPES.get(array.dtype) or of_numpy(array.dtype)
@@ -37,8 +47,11 @@ class Tensor:
         self._array: Array | None = array
 
     @classmethod
-    def received(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
-        """From wire bytes that fit; a memoryview is shared memory that is the tensor's for as long as it lives."""
+    def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
+        """Make a tensor of wire bytes that fit.
+
+        A memoryview is shared memory that belongs to the tensor while it lives.
+        """
         self = cls.__new__(cls)
         self._name, self._type, self._shape, self._raw, self._array = name, DATA_TYPES[datatype], shape, raw, None
         return self
@@ -56,10 +69,10 @@ class Tensor:
         return True
 
     def as_numpy(self) -> Array:
-        """The array; BYTES is an object array of `bytes`, BF16 has the dtype of ml_dtypes."""
+        """Return the array. BYTES is an object array of `bytes`, BF16 has the dtype of ml_dtypes."""
         if self._array is None:
             assert self._raw is not None
-            self._array = _array_of(self._raw, self._type, self._shape)
+            self._array = _read_array(self._raw, self._type, self._shape)
         return self._array
 
     def to_dlpack(self) -> Any:
@@ -75,7 +88,10 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: str, value: Any) -> "Tensor":
-        """From a DLPack capsule or an object that gives one; shares its memory. It must lie on the CPU."""
+        """Make a tensor of a DLPack capsule or an object that provides one.
+
+        It shares the memory, which must be the CPU's.
+        """
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if value is None:
@@ -87,7 +103,7 @@ class Tensor:
         return cls(name, np.from_dlpack(value))
 
     def wire_form(self) -> bytes | memoryview:
-        """Its bytes in the protocol's form, where it can without a copy."""
+        """Return the tensor in the protocol's wire form, without a copy where possible."""
         array = self._array
         if array is None:
             assert self._raw is not None
@@ -100,15 +116,18 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """The protocol's name for its type."""
+        """The protocol's name of the tensor's type."""
         return self._type.name
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
 
 
-def tensors(given: Any, what: str) -> list[Tensor]:
-    """Those of a request or a response. Raises TypeError, and as the real server TritonModelException for None."""
+def check_tensors(given: Any, what: str) -> list[Tensor]:
+    """Return the tensors of a request or a response as a list.
+
+    Raises TypeError for other objects, and as Triton does TritonModelException for None.
+    """
     found = list(given)
     for each in found:
         if each is None:
@@ -119,7 +138,7 @@ def tensors(given: Any, what: str) -> list[Tensor]:
 
 
 class _Capsule:
-    """A bare capsule of CPU memory in the form that numpy takes."""
+    """Makes a bare capsule of CPU memory acceptable to numpy."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -131,7 +150,7 @@ class _Capsule:
         return (1, 0)
 
 
-def _array_of(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
+def _read_array(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is BYTES:
         elements = byte_strings.unpack(raw)
         array = np.empty(len(elements), np.object_)
@@ -139,3 +158,38 @@ def _array_of(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ..
         return array.reshape(shape)
     own = bytearray(raw) if isinstance(raw, bytes) else raw
     return np.frombuffer(own, data_type.dtype).reshape(shape)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return numpy's scalar type for a type of config.pbtxt, as TYPE_FP32. Raises KeyError for an unknown one."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return numpy's scalar type for Triton's number of a type; None for an unknown one."""
+    if not 1 <= int(data_type) <= len(_NAMES):
+        return None
+    return DATA_TYPES[_NAMES[int(data_type) - 1]].dtype.type
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return Triton's number for numpy's type or dtype; None where it has none."""
+    found = of_numpy(np.dtype(data_type))
+    return NUMBER_OF[found.name] if found is not None else None
+
+
+def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | None:
+    """Return an array of strings in the protocol's wire form; () where it is empty, None where it has no strings."""
+    if input_tensor.size == 0:
+        return ()
+    if of_numpy(input_tensor.dtype) is not BYTES:
+        return None
+    return byte_strings.pack_array(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
+    """Return the elements of a wire form, in one dimension. Raises ValueError where it ends within an element."""
+    elements = byte_strings.unpack(encoded_tensor)
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array

@@ -16,7 +16,7 @@ from pipelines.rag import keys
 from pipelines.text.citations import Source, cite, encode_source, to_json_objects
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import ChatMessage
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server

@@ -1,4 +1,4 @@
-"""What a model of arrays took of the machine's memory is given back, not only freed."""
+"""Unloading a model returns its memory to the system."""
 
 import asyncio
 from concurrent.futures import ProcessPoolExecutor
@@ -11,13 +11,13 @@ import onnx
 import psutil
 from onnx import helper, numpy_helper
 
-from serving.backends.arrays import heap
+from serving.backends.arrays import session
+from tests.serving.backends.builders import TIMEOUT_S
 from tests.serving.backends.onnxruntime import parts
 
 WIDTH = 256
 NUM_LAYERS = 320
 MODEL_MB = NUM_LAYERS * WIDTH * WIDTH * 4 / 1e6
-PATIENCE_S = 30.0
 
 
 def rss_mb() -> float:
@@ -25,7 +25,7 @@ def rss_mb() -> float:
 
 
 def layers() -> onnx.ModelProto:
-    """Many weights, none of which is large enough to be memory of its own for the C library."""
+    """Make many weights that are each too small for the C library to map separately."""
     names = [f"h{layer}" for layer in range(NUM_LAYERS)]
     random = np.random.default_rng(0)
     weights = [numpy_helper.from_array(random.random((WIDTH, WIDTH), np.float32), f"w{name}") for name in names]
@@ -37,16 +37,16 @@ def layers() -> onnx.ModelProto:
 
 
 def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> None:
-    """In a process of its own: what other tests have left in this one comes and goes."""
-    assert heap._trim is not None, "this test is about glibc"
+    """Runs in a process of its own, because other tests allocate and free memory in this one."""
+    assert session._trim is not None, "this test is about glibc"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-        loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * PATIENCE_S)
+        loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * TIMEOUT_S)
     assert loaded_mb < MODEL_MB * 1.5, "reading takes twice as much on top"
     assert left_mb < MODEL_MB / 2
 
 
 def measured(folder: Path) -> tuple[float, float]:
-    """MB that the process has grown by with the model loaded, and after it was unloaded."""
+    """Return the MB that the process has grown by with the model loaded, and after it was unloaded."""
     return asyncio.run(_measured(folder))
 
 
@@ -55,13 +55,13 @@ async def _measured(folder: Path) -> tuple[float, float]:
     network = layers()
     onnx.save(network, parts.put(folder, None).version_folder / "model.onnx")
     del network
-    heap.give_back_freed_memory()
+    session.trim_heap()
     before = rss_mb()
     model = await parts.load(folder, None)
     loaded_mb = rss_mb() - before
     await model.unload()
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while rss_mb() - before > MODEL_MB / 2:
                 await asyncio.sleep(0.01)
     return loaded_mb, rss_mb() - before

@@ -1,10 +1,9 @@
-"""Instances: what they keep of the host, and what is left of a model that is unloaded."""
+"""Instances: host policies, and what remains of a model that is unloaded."""
 
 import asyncio
-import gc
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.backends.arrays.signature import Signature, TensorSignature
+from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
 from serving.call import infer_one
 from serving.host_policy import HostPolicy
 from serving.instance import Placement
@@ -25,22 +23,13 @@ from serving.spec import ModelSource
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
 
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
 
 async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():
             await asyncio.sleep(0.01)
 
@@ -62,13 +51,13 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 async def test_an_unloaded_model_leaves_no_thread_behind(
     tmp_path: Path, load: Callable[[Path], Awaitable[Model]]
 ) -> None:
-    """The library's own go with its session, and that at once: not when a collector comes by."""
+    """The library's threads end with its session at once, without the garbage collector."""
     await (await load(tmp_path)).unload()
     await wait_until(lambda: not instance_threads())
     before = num_native_threads()
     model = await load(tmp_path)
     for _ in range(2):
-        await infer_one(model, onnx_parts.request(x=np.ones((1, 2), np.float32)))
+        await infer_one(model, request(x=np.ones((1, 2), np.float32)))
     assert num_native_threads() > before
     assert instance_threads()
     await model.unload()
@@ -76,7 +65,7 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
 
 
 def num_native_threads() -> int:
-    """Those that Python did not start."""
+    """Return the number of threads that Python did not start."""
     return psutil.Process().num_threads() - threading.active_count()
 
 
@@ -85,7 +74,7 @@ def instance_threads() -> list[str]:
 
 
 class CoresRun(ArrayRun):
-    """Gives the cores that its thread may run on, as bits."""
+    """Returns the cores that its thread may run on, as bits."""
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         return [np.array([[sum(1 << core for core in os.sched_getaffinity(0))]], np.int64)]
@@ -112,7 +101,7 @@ class CoresSession(ArraySession):
     def open_run(self) -> CoresRun:
         return CoresRun()
 
-    def failure_of(self, error: Exception) -> SluiceError:
+    def convert_error(self, error: Exception) -> SluiceError:
         raise error
 
     def close(self) -> None:
@@ -147,7 +136,7 @@ async def load_cores(backend: CoresBackend, policies: dict[str, HostPolicy]) -> 
 
 
 async def cores_of_a_run(model: Model) -> int:
-    response = await infer_one(model, onnx_parts.request(x=np.zeros((1, 1), np.int64)))
+    response = await infer_one(model, request(x=np.zeros((1, 1), np.int64)))
     return int(response.outputs[0].array.item())
 
 

@@ -1,7 +1,7 @@
-"""States of sequences, which one request hands to the next."""
+"""States of sequences that pass from one request to the next."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,9 @@ from serving.call import infer_one
 from serving.model import Model
 from serving.request import SequenceFlag
 from sluice.errors import SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
-
-PATIENCE_S = 30.0
 
 
 def accumulating(state_type: str = "TYPE_FP32") -> str:
@@ -47,30 +46,21 @@ LOADS = pytest.mark.parametrize("load", [load_onnx, load_openvino])
 Load = Callable[[Path, str], Awaitable[Model]]
 
 
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
 @LOADS
 async def test_each_sequence_goes_on_from_its_own_state(tmp_path: Path, loaded: list[Model], load: Load) -> None:
     loaded.append(model := await load(tmp_path, accumulating()))
 
     async def total(sequence: int) -> list[float]:
-        """Of a sequence that adds its number three times, asking for `y` alone in the end."""
+        """Run a sequence that adds its number three times, and asks for `y` alone in the end."""
         totals: list[float] = []
         for flags in (SequenceFlag.START, SequenceFlag.NONE, SequenceFlag.END):
-            asked = onnx_parts.request(("y",) if totals else (), x=np.array([[sequence]], np.float32))
+            asked = request(("y",) if totals else (), x=np.array([[sequence]], np.float32))
             asked.correlation_id, asked.sequence = sequence, flags
             (tensor,) = (await infer_one(model, asked)).outputs
             totals.append(float(tensor.array.item()))
         return totals
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         totals = await asyncio.gather(*(total(sequence) for sequence in range(1, 9)))
     assert totals == [[-number, -2 * number, -3 * number] for number in range(1, 9)]
 

@@ -7,11 +7,8 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
-from serving.backends.ensemble.backend import EnsembleBackend
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
 from serving.job import Job
 from serving.model import Model
 from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
@@ -36,7 +33,7 @@ def simple_config(
     dims: str = "-1",
     data_type: str = "TYPE_FP32",
 ) -> ModelConfig:
-    """A model with one-letter tensors: each letter of `inputs` and `outputs` is one."""
+    """Make a model's configuration with one-letter tensors: each letter of `inputs` and `outputs` is one."""
     lines = [f'name: "{name}" backend: "test" max_batch_size: {max_batch_size}']
     lines += [
         f'input {{ name: "{each}" data_type: {data_type} dims: [{dims}] optional: {str(each in optional).lower()} }}'
@@ -78,7 +75,7 @@ class HeldModel(Model):
 
 
 class FunctionModel(Model):
-    """Answers at once with what a function makes of its inputs."""
+    """Answers at once with a function of its inputs."""
 
     def __init__(self, config: ModelConfig, function: Callable[..., dict[str, Array]]) -> None:
         super().__init__(config, spec_of(config, 1))
@@ -96,7 +93,7 @@ class FunctionModel(Model):
 
 
 class Models:
-    """What is loaded."""
+    """Lookup of the loaded models."""
 
     def __init__(self, *models: Model) -> None:
         self.by_name: dict[str, Model] = {model.name: model for model in models}
@@ -106,14 +103,6 @@ class Models:
         if model is None or version not in (-1, model.version):
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return model
-
-
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("ensembles have no engine")
-
-
-def _no_record(*_: str) -> StreamRecord:
-    raise AssertionError("ensembles are not measured as LLMs")
 
 
 async def load(config: ModelConfig, models: Models, folder: Path = Path("nowhere")) -> EnsembleModel:
@@ -127,7 +116,9 @@ async def load(config: ModelConfig, models: Models, folder: Path = Path("nowhere
 def ensemble_config(
     steps: str, *, inputs: str = "a", outputs: str = "z", extra: str = "", dims: str = "-1"
 ) -> ModelConfig:
-    """Steps as `model: X=a Y=b; …`, which names a model's tensor and then the ensemble's; outputs after `->`."""
+    """Make a configuration of steps `model: X=a Y=b; …`, which map a model's tensor to the ensemble's; outputs
+    follow `->`.
+    """
     lines = [f'name: "whole" platform: "ensemble" {extra}']
     lines += [f'input {{ name: "{each}" data_type: TYPE_FP32 dims: [{dims}] }}' for each in inputs]
     lines += [f'output {{ name: "{each}" data_type: TYPE_FP32 dims: [{dims}] }}' for each in outputs]
@@ -141,7 +132,7 @@ def ensemble_config(
 
 
 class Caller:
-    """Receives one request's responses."""
+    """Receives the responses of one request."""
 
     def __init__(self, model: Model, request: InferRequest) -> None:
         self.responses: list[InferResponse] = []
@@ -158,7 +149,7 @@ class Caller:
         return self.only.error
 
     def values(self, output: str = "z") -> list[object]:
-        """The first element of that output of each response that has any."""
+        """Return the first element of that output in each response that has it."""
         return [
             tensor.array.ravel()[0].item()
             for each in self.responses

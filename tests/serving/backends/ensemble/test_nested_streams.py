@@ -1,11 +1,11 @@
-"""What lies before a decoupled step meets what comes after it."""
+"""Tensors from before a decoupled step join those from after it."""
 
 from random import Random
 
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.job import Job
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
@@ -39,7 +39,7 @@ def names(responses: list[InferResponse]) -> list[list[str]]:
 
 
 class OnRequest(HeldModel):
-    """Decoupled as an LLM is: for requests that say so."""
+    """Decoupled as an LLM is: only for requests that ask for it."""
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         return bool(request.parameters.get("stream", request.streams_by_default))
@@ -50,7 +50,7 @@ def on_request(name: str = "talk") -> OnRequest:
 
 
 async def found_and_told(talk: HeldModel) -> tuple[EnsembleModel, HeldModel]:
-    """A step whose output is one of the ensemble and the input of the step that streams."""
+    """Load an ensemble with a step whose output is one of the ensemble and the input of the streaming step."""
     find = plain("find")
     config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
     return await load(config, Models(find, talk)), find
@@ -251,7 +251,7 @@ async def test_schedules_for_all_that_clients_ask_are_bounded() -> None:
         wanted = tuple(each for bit, each in enumerate(letters) if mask >> bit & 1)
         caller = Caller(model, request(outputs=wanted))
         assert set(names(caller.responses)[0]) == set(wanted)
-    assert len(model._plan.schedules._made) <= 64
+    assert len(model._plan.schedules._schedules) <= 64
 
 
 async def test_an_error_names_the_step_that_cannot_serve_now() -> None:

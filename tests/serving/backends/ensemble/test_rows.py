@@ -1,9 +1,9 @@
-"""A batch whose step takes one row at a time."""
+"""Batches for a step that takes one row at a time."""
 
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.request import InferResponse
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -25,7 +25,7 @@ def batch(*rows: float) -> dict[str, Array]:
 
 
 async def over(model: HeldModel) -> EnsembleModel:
-    """A step that batches, then `model`, then one that batches."""
+    """Load an ensemble of a step that batches, `model`, and another step that batches."""
     first = FunctionModel(simple_config("first", dims="1", max_batch_size=4), lambda X: {"Y": X + 1})
     last = FunctionModel(simple_config("last", dims="1", max_batch_size=4), lambda X: {"Y": X * 10})
     steps = f"first: X=a -> Y=s; {model.name}: X=s -> Y=t; last: X=t -> Y=z"

@@ -1,4 +1,4 @@
-"""The order of steps, errors, cancellation and what steps are asked."""
+"""Order of steps, errors, cancellation, and the requests that steps get."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_one
 from serving.request import InferResponse, SequenceFlag
 from serving.tensors.tensor import Tensor
@@ -229,7 +229,7 @@ async def test_steps_are_asked_as_the_ensemble_was() -> None:
 
 
 async def chain(*, streams: bool) -> tuple[EnsembleModel, HeldModel, HeldModel]:
-    """Two steps, the second of which may give any number of responses."""
+    """Load two steps, of which the second may give any number of responses."""
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second", is_decoupled=streams))
     return await load(ensemble_config(CHAIN), Models(first, second)), first, second
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_stream
 from serving.job import Job
 from serving.request import InferResponse
@@ -181,7 +181,7 @@ async def test_a_reader_that_leaves_cancels_the_steps() -> None:
 
 
 class Burst(HeldModel):
-    """Answers with all it has, at once."""
+    """Gives all its responses at once."""
 
     def __init__(self, config: ModelConfig, values: Iterable[float], *, ends: bool = True) -> None:
         super().__init__(config)

@@ -16,7 +16,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from serving.backends.ensemble.model import EnsembleModel
+from serving.backends.ensemble.backend import EnsembleModel
 from serving.call import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
@@ -25,7 +25,7 @@ from tests.pipelines.llm.calls import Record
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 LOUD = """
     name: "loud" platform: "ensemble"
     input { name: "prompt" data_type: TYPE_STRING dims: [1] } input { name: "count" data_type: TYPE_INT32 dims: [1] }
@@ -84,7 +84,7 @@ async def loud(llm: LlmModel) -> EnsembleModel:
 
 
 def asked(**names: str) -> InferRequest:
-    """The same request under the names of the ensemble, or of the LLM."""
+    """Make the same request with the names of the ensemble, or of the LLM."""
     values: dict[str, Array] = {
         "prompt": np.array([b"hello"], object),
         "count": np.array([20], np.int32),
@@ -94,7 +94,7 @@ def asked(**names: str) -> InferRequest:
 
 
 async def test_each_piece_goes_through(llm: LlmModel, loud: EnsembleModel) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         direct = [
             tensor.array.ravel()[0]
             async for response in infer_stream(llm, asked(prompt="text_input", count="max_tokens"))
@@ -110,7 +110,7 @@ async def test_each_piece_goes_through(llm: LlmModel, loud: EnsembleModel) -> No
 
 
 async def test_leaving_cancels_the_llm(llm: LlmModel, loud: EnsembleModel) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         async with aclosing(infer_stream(loud, asked())) as responses:
             await anext(responses)
         await llm.wait_idle()
@@ -121,7 +121,7 @@ async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: 
     given = asked()
     given.inputs["stream"] = Tensor.of("stream", np.array([False]))
     assert not loud.is_decoupled_for(given)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         response = await infer_one(loud, given)
         parts = [part async for part in infer_stream(loud, asked())]
     whole = b"".join(tensor.array.ravel()[0] for part in parts for tensor in part.outputs)

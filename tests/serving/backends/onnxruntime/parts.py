@@ -8,15 +8,11 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
 from serving.model import Model
-from serving.request import InferRequest
 from serving.spec import ModelSource
-from serving.tensors.tensor import Array, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import NoModels
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 Dims = Sequence[int | str | None] | None
@@ -47,25 +43,12 @@ def add_sub() -> onnx.ModelProto:
     return graph(nodes, inputs, [value("sum", ["n", 4]), value("difference", ["n", 4])])
 
 
-class NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise SluiceError(ErrorCode.NOT_FOUND, name)
-
-
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("ONNX models have no engine")
-
-
-def _no_record(*_: str) -> StreamRecord:
-    raise AssertionError("ONNX models are not measured as LLMs")
-
-
 def context(**options: str) -> BackendContext:
     return BackendContext(NoModels(), backend_options={"onnxruntime": options})
 
 
 def put(folder: Path, model: onnx.ModelProto | None, text: str = "") -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     (folder / "1").mkdir(exist_ok=True)
     if model is not None:
         onnx.save(model, folder / "1" / "model.onnx")
@@ -82,7 +65,3 @@ async def load(folder: Path, model: onnx.ModelProto | None, text: str = "") -> M
     backend, source = OnnxRuntimeBackend(), put(folder, model, text)
     config = await backend.complete(source, context())
     return await backend.load(ModelSource(folder, 1, config), context())
-
-
-def request(outputs: tuple[str, ...] = (), **inputs: Array) -> InferRequest:
-    return InferRequest({name: Tensor.of(name, array) for name, array in inputs.items()}, requested_outputs=outputs)

@@ -1,4 +1,4 @@
-"""What the model file adds to the configuration, and what contradicts it."""
+"""Completion of configurations from the model file, and contradictions to it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +139,7 @@ async def refusal(folder: Path, model: onnx.ModelProto, text: str) -> str:
 
 
 def neg(input_name: str = "x", kind: str = "TYPE_FP32", dims: str = "2", output: str = "", rest: str = "") -> str:
-    """A configuration for `y = -x`."""
+    """Write a configuration for `y = -x`."""
     return f"""
         {rest} input {{ name: "{input_name}" data_type: {kind} dims: [{dims}] }}
         output {{ name: "{output or "y"}" data_type: TYPE_FP32 dims: [{"2" if output else dims}] }}

@@ -1,7 +1,6 @@
-"""Results are onnxruntime's own; batches, types, errors, cancellation."""
+"""Results equal onnxruntime's own; batches, types, errors, cancellation."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import ml_dtypes
@@ -11,31 +10,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.backends.arrays.batch import BatchForm
+from serving.backends.arrays.batch import BatchAssembler
 from serving.backends.onnxruntime.session import OnnxSession
-from serving.call import infer_one
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, request, value
-
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
-async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
-    async with asyncio.timeout(PATIENCE_S):
-        response = await infer_one(model, given)
-    return {tensor.name: tensor.array for tensor in response.outputs}
+from tests.serving.backends.builders import TIMEOUT_S, infer, request
+from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, value
 
 
 def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
@@ -45,7 +27,7 @@ def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
 
 
 def layers(generator: np.random.Generator) -> onnx.ModelProto:
-    """Two dense layers: enough for results that depend on how they are computed."""
+    """Make two dense layers, enough for results that depend on how they are computed."""
     weights = [
         numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
         for name, shape in (("w", (16, 64)), ("v", (64, 8)))
@@ -130,7 +112,7 @@ async def test_wire_bytes_at_any_place_of_a_message(tmp_path: Path, loaded: list
     given = InferRequest({"x": Tensor("x", "FP32", (1, 2), raw=message)})
     assert not given.inputs["x"].array.flags.aligned
     session = OnnxSession(tmp_path / "1" / "model.onnx", model.config, ["CPUExecutionProvider"])
-    assert BatchForm(model.spec, session).joined([given])["x"].flags.aligned
+    assert BatchAssembler(model.spec, session).join_inputs([given])["x"].flags.aligned
     assert (await infer(model, given))["y"].tolist() == [[-1, -2]]
 
 
@@ -159,7 +141,7 @@ async def test_strings_in_batches_and_one_that_is_no_text(tmp_path: Path, loaded
 
 
 async def test_scalars(tmp_path: Path, loaded: list[Model]) -> None:
-    """Clients see them as [1], the model as what they are: `Unsqueeze` makes of it one dimension and not two."""
+    """Clients see scalars as [1], and the model as scalars: `Unsqueeze` adds one dimension, not two."""
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [0])
     nodes = [helper.make_node("Unsqueeze", ["x", "axes"], ["u"]), helper.make_node("Neg", ["x"], ["y"])]
     outputs = [value("u", None), value("y", [])]
@@ -227,7 +209,7 @@ async def test_a_folder_as_the_model(tmp_path: Path, loaded: list[Model]) -> Non
 
 
 def picker() -> onnx.ModelProto:
-    """`y[i] = table[x[i]]`, which fails for what the table does not have."""
+    """Make `y[i] = table[x[i]]`, which fails for an index that the table does not have."""
     table = numpy_helper.from_array(np.arange(5, dtype=np.float32), "table")
     node = helper.make_node("Gather", ["table", "x"], ["y"])
     return graph([node], [value("x", ["n", 1], INT64)], [value("y", ["n", 1])], [table])
@@ -246,7 +228,7 @@ async def test_a_request_that_fails_harms_no_other_in_its_batch(tmp_path: Path, 
 
 
 async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: list[Model]) -> None:
-    """A model whose first output dimension is no batch answers each request for itself."""
+    """A model whose first output dimension is not the batch answers each request separately."""
     node = helper.make_node("Concat", ["x", "x"], ["y"], axis=0)
     loaded.append(model := await load(tmp_path, graph([node], [value("x", ["n", 1])], [value("y", ["k", 1])])))
     assert model.spec.max_batch_size == 4
@@ -257,7 +239,7 @@ async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: lis
 
 
 def endless() -> onnx.ModelProto:
-    """Counts up from `x` for as long as it is let."""
+    """Make a model that counts up from `x` until it is stopped."""
     body = helper.make_graph(
         [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["c"], ["d"])],
         "body",
@@ -278,7 +260,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=np.zeros(1, np.float32)), responses.append)
     job.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert not responses
 
@@ -292,7 +274,7 @@ async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path, loaded: list[Model]) -> None:
-    """While one is busy for ever, the other answers."""
+    """While one instance is busy forever, the other answers."""
     text = "instance_group { count: 2 kind: KIND_CPU }"
     onnx_model = endless()
     onnx_model.graph.node.insert(0, helper.make_node("Squeeze", ["go1"], ["go"]))
@@ -304,7 +286,7 @@ async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path
     assert (await infer(model, request(x=np.full(1, -1, np.float32))))["y"].tolist() == [-1]
     assert not busy.is_finished
     busy.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime's options by Triton's names, and where instances run."""
+"""Options of onnxruntime by Triton's names, execution providers, and 8-bit precision."""
 
 from pathlib import Path
 
@@ -8,13 +8,19 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.onnxruntime.accelerators import gpu_accelerators
-from serving.backends.onnxruntime.options import run_entries, session_options
-from serving.backends.onnxruntime.placement import providers_of
+from serving.backends.onnxruntime import options
+from serving.backends.onnxruntime.options import (
+    build_session_options,
+    choose_providers,
+    lacks_vnni,
+    parse_gpu_accelerators,
+    read_run_entries,
+)
 from serving.call import infer_one
 from serving.instance import Placement
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.onnxruntime.parts import load, one_op, request
+from tests.serving.backends.builders import request
+from tests.serving.backends.onnxruntime.parts import load, one_op
 
 
 def config(text: str = "", **parameters: str) -> ModelConfig:
@@ -25,7 +31,7 @@ def config(text: str = "", **parameters: str) -> ModelConfig:
 
 
 def test_parameters_of_a_session() -> None:
-    options = session_options(
+    options = build_session_options(
         config(
             intra_op_thread_count="3",
             inter_op_thread_count="2",
@@ -42,12 +48,12 @@ def test_parameters_of_a_session() -> None:
 
 
 def test_without_parameters_onnxruntime_decides_and_no_thread_spins() -> None:
-    options = session_options(config())
+    options = build_session_options(config())
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (0, 0)
     assert options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (True, True)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    spinning = session_options(config(session__intra_op__allow_spinning="1"))
+    spinning = build_session_options(config(session__intra_op__allow_spinning="1"))
     assert spinning.get_session_config_entry("session.intra_op.allow_spinning") == "1"
 
 
@@ -56,7 +62,7 @@ def test_without_parameters_onnxruntime_decides_and_no_thread_spins() -> None:
     [(-1, "ORT_ENABLE_BASIC"), (0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
 )
 def test_levels_are_triton_s(level: int, expected: str) -> None:
-    options = session_options(config(f"optimization {{ graph {{ level: {level} }} }}"))
+    options = build_session_options(config(f"optimization {{ graph {{ level: {level} }} }}"))
     assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
 
 
@@ -73,22 +79,22 @@ def test_wrong_values_are_named(key: str, value: str) -> None:
     with pytest.raises(
         SluiceError, match=f"unable to load model 'm', parameter '{key}' is '{value}', expected "
     ) as caught:
-        session_options(config(**{key: value}))
+        build_session_options(config(**{key: value}))
     assert caught.value.code is ErrorCode.INVALID
 
 
 async def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
     key = "memory.enable_memory_arena_shrinkage"
     text = f'parameters {{ key: "{key}" value: {{ string_value: "cpu:0" }} }}'
-    assert run_entries(config(text)) == {key: "cpu:0"}
+    assert read_run_entries(config(text)) == {key: "cpu:0"}
     model = await load(tmp_path, one_op("Neg"), text)
     assert (await infer_one(model, request(x=np.ones((1, 2), np.float32)))).outputs[0].array.tolist() == [[-1, -1]]
     await model.close()
 
 
 def test_threads_are_the_configuration_s_before_those_of_a_host_policy() -> None:
-    assert session_options(config(), num_threads=3).intra_op_num_threads == 3
-    assert session_options(config(intra_op_thread_count="2"), num_threads=3).intra_op_num_threads == 2
+    assert build_session_options(config(), num_threads=3).intra_op_num_threads == 3
+    assert build_session_options(config(intra_op_thread_count="2"), num_threads=3).intra_op_num_threads == 2
 
 
 def accelerated(*accelerators: str) -> ModelConfig:
@@ -101,32 +107,53 @@ ON_GPU = Placement("m_0", kind="GPU", gpu=1)
 
 def test_an_accelerator_of_gpus_is_for_instances_on_them() -> None:
     cuda = accelerated('name: "cuda" parameters { key: "gpu_mem_limit" value: "1000" }')
-    assert providers_of(ON_GPU, cuda) == [
+    assert choose_providers(ON_GPU, cuda) == [
         ("CUDAExecutionProvider", {"gpu_mem_limit": "1000", "device_id": "1"}),
         "CPUExecutionProvider",
     ]
-    assert providers_of(ON_GPU, config())[0] == ("CUDAExecutionProvider", {"device_id": "1"})
-    assert providers_of(Placement("m_0", kind="GPU"), accelerated('name: "tensorrt"')) == ["CPUExecutionProvider"]
+    assert choose_providers(ON_GPU, config())[0] == ("CUDAExecutionProvider", {"device_id": "1"})
+    assert choose_providers(Placement("m_0", kind="GPU"), accelerated('name: "tensorrt"')) == ["CPUExecutionProvider"]
     for name in ("tensorrt", "cudnn"):
         with pytest.raises(SluiceError, match=f"unknown Execution Accelerator '{name}' is requested"):
-            providers_of(ON_GPU, accelerated(f'name: "{name}"'))
+            choose_providers(ON_GPU, accelerated(f'name: "{name}"'))
 
 
 def test_parameters_of_tensorrt() -> None:
     given = """name: "tensorrt" parameters { key: "precision_mode" value: "FP16" }
         parameters { key: "max_workspace_size_bytes" value: "64" }
         parameters { key: "trt_engine_cache_enable" value: "1" }"""
-    assert gpu_accelerators(accelerated(given)) == {
+    assert parse_gpu_accelerators(accelerated(given)) == {
         "tensorrt": {"trt_fp16_enable": "1", "trt_max_workspace_size": "64", "trt_engine_cache_enable": "1"}
     }
     with pytest.raises(SluiceError, match="unsupported precision mode 'FP7' is requested"):
-        gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "precision_mode" value: "FP7" }'))
+        parse_gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "precision_mode" value: "FP7" }'))
     with pytest.raises(SluiceError, match="unknown parameter 'q' is provided for TensorRT Execution Accelerator"):
-        gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "q" value: "1" }'))
+        parse_gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "q" value: "1" }'))
 
 
 def test_an_accelerator_that_there_is_not_is_refused() -> None:
     wanted = config('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }')
     with pytest.raises(SluiceError, match="unknown Execution Accelerator 'openvino' is requested"):
-        providers_of(Placement("m_0"), wanted)
-    assert providers_of(Placement("m_0"), config()) == ["CPUExecutionProvider"]
+        choose_providers(Placement("m_0"), wanted)
+    assert choose_providers(Placement("m_0"), config()) == ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "lacking"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n", False),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx_vnni\n", False),
+        ("processor\t: 0\nflags\t\t: fpu avx2\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
+    ],
+)
+def test_which_processors_add_8_bit_products_in_16_bits(cpuinfo: str, lacking: bool) -> None:
+    assert lacks_vnni(cpuinfo) is lacking
+
+
+@pytest.mark.parametrize(("overflows", "value"), [(True, "1"), (False, "0")])
+def test_auto_is_what_the_processor_needs(monkeypatch: pytest.MonkeyPatch, overflows: bool, value: str) -> None:
+    monkeypatch.setattr(options, "overflows_int8", lambda: overflows)
+    config = ModelConfig(name="m")
+    config.parameters["session.x64quantprecision"].string_value = "auto"
+    assert options.build_session_options(config).get_session_config_entry("session.x64quantprecision") == value

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backends.openvino.backend import OpenVinoBackend
 from serving.model import Model
 from serving.spec import ModelSource
-from tests.serving.backends.onnxruntime.parts import context
+from tests.serving.backends.builders import CONTEXT
 
 FLOAT = ov.Type.f32
 Dims = Sequence[int]
@@ -34,7 +34,7 @@ def model_of(parameters: Sequence[Any], **outputs: Any) -> ov.Model:
 
 
 def doubled(dims: Dims = (-1, 2), kind: ov.Type = FLOAT) -> ov.Model:
-    """`y` is `x` twice in its last dimension."""
+    """Make a model whose `y` is `x` twice in its last dimension."""
     x = parameter("x", dims, kind)
     return model_of([x], y=ops.concat([x, x], -1))
 
@@ -45,7 +45,7 @@ def add_sub(dims: Dims = (-1, 4)) -> ov.Model:
 
 
 def put(folder: Path, model: ov.Model | None, text: str = "") -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     (folder / "1").mkdir(exist_ok=True)
     if model is not None:
         ov.save_model(model, folder / "1" / "model.xml", compress_to_fp16=False)
@@ -55,16 +55,10 @@ def put(folder: Path, model: ov.Model | None, text: str = "") -> ModelSource:
 
 
 async def complete(folder: Path, model: ov.Model, text: str = "") -> ModelConfig:
-    return await OpenVinoBackend().complete(put(folder, model, text), context())
+    return await OpenVinoBackend().complete(put(folder, model, text), CONTEXT)
 
 
 async def load(folder: Path, model: ov.Model | None, text: str = "") -> Model:
     backend, source = OpenVinoBackend(), put(folder, model, text)
-    config = await backend.complete(source, context())
-    return await backend.load(ModelSource(folder, 1, config), context())
-
-
-def parameters(**values: str) -> str:
-    return " ".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()
-    )
+    config = await backend.complete(source, CONTEXT)
+    return await backend.load(ModelSource(folder, 1, config), CONTEXT)

@@ -1,4 +1,4 @@
-"""What the model file adds to the configuration, what contradicts it, and what parameters change."""
+"""Completion of configurations from the model file, contradictions to it, and the effects of parameters."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.openvino.options import OpenVinoOptions, options_of
+from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.openvino.parts import add_sub, complete, doubled, load, parameters, put
+from tests.serving.backends.builders import parameters
+from tests.serving.backends.openvino.parts import add_sub, complete, doubled, load, put
 
 
 async def test_a_model_that_batches_is_completed_to_dynamic_batches(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ async def test_a_library_of_operations_that_there_is_not_says_so(tmp_path: Path)
 
 
 def options(**values: str) -> OpenVinoOptions:
-    return options_of(text_format.Parse(parameters(**values), ModelConfig()))
+    return parse_options(text_format.Parse(parameters(**values), ModelConfig()))
 
 
 def test_parameters_are_openvino_s_properties() -> None:
@@ -147,14 +148,14 @@ def test_parameters_are_openvino_s_properties() -> None:
 
 
 def test_without_parameters_each_instance_has_a_stream() -> None:
-    assert options().compiled_for(3) == {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "3"}
-    assert options(PERFORMANCE_HINT="throughput").compiled_for(3) == {"PERFORMANCE_HINT": "THROUGHPUT"}
-    assert options(NUM_STREAMS="1").compiled_for(3, 4) == {
+    assert options().compile_properties(3) == {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "3"}
+    assert options(PERFORMANCE_HINT="throughput").compile_properties(3) == {"PERFORMANCE_HINT": "THROUGHPUT"}
+    assert options(NUM_STREAMS="1").compile_properties(3, 4) == {
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": "4",
         "ENABLE_CPU_PINNING": "NO",
     }
-    assert options(NUM_STREAMS="1", INFERENCE_NUM_THREADS="2").compiled_for(3, 4)["INFERENCE_NUM_THREADS"] == "2"
+    assert options(NUM_STREAMS="1", INFERENCE_NUM_THREADS="2").compile_properties(3, 4)["INFERENCE_NUM_THREADS"] == "2"
 
 
 @pytest.mark.parametrize(

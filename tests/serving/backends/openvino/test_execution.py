@@ -1,7 +1,6 @@
-"""Results are OpenVINO's own; batches, types, errors, cancellation."""
+"""Results equal OpenVINO's own; batches, types, errors, cancellation."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import ml_dtypes
@@ -11,37 +10,18 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from serving.backends.openvino.session import OpenVinoSession
-from serving.backends.openvino.signature import Names, signature_of
-from serving.call import infer_one
+from serving.backends.openvino.model import TensorNames, read_signature
+from serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
 from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Array
+from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, infer, parameters, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
-from tests.serving.backends.onnxruntime.parts import request
-from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter, parameters
-
-PATIENCE_S = 30.0
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
-async def infer(model: Model, given: InferRequest) -> dict[str, Array]:
-    async with asyncio.timeout(PATIENCE_S):
-        response = await infer_one(model, given)
-    return {tensor.name: tensor.array for tensor in response.outputs}
+from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter
 
 
 def layers(generator: np.random.Generator) -> ov.Model:
-    """Two dense layers: enough for results that depend on how they are computed."""
+    """Make two dense layers, enough for results that depend on how they are computed."""
     weights = [generator.standard_normal(shape).astype(np.float32) for shape in ((16, 64), (64, 8))]
     x = parameter("x", [-1, 16])
     hidden = ops.relu(ops.matmul(x, ops.constant(weights[0]), False, False))
@@ -188,7 +168,7 @@ async def test_ragged_requests(tmp_path: Path, loaded: list[Model]) -> None:
 
 
 def broken_at(limit: int) -> ov.Model:
-    """Fails in the run for inputs that cannot be reshaped."""
+    """Make a model that fails in the run for inputs that cannot be reshaped."""
     x = parameter("x", [-1, -1])
     return model_of([x], y=ops.reshape(x, ops.constant([-1, limit]), False))
 
@@ -205,7 +185,7 @@ async def test_a_request_that_fails_harms_no_other(tmp_path: Path, loaded: list[
 
 
 def long(steps: int = 200) -> ov.Model:
-    """Takes many seconds for a large `x`, in many operators."""
+    """Make a model that takes many seconds for a large `x`, in many operators."""
     x = parameter("x", [-1, -1])
     node = x
     for _ in range(steps):
@@ -221,7 +201,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=LARGE), responses.append)
     job.cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert not responses
     assert job.infer_ended_ns == 0
@@ -238,7 +218,7 @@ async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
     model = long()
-    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), signature_of(model, Names()))
+    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), read_signature(model, TensorNames()))
     run = session.open_run()
     run.stop()
     with pytest.raises(RuntimeError, match="cancel"):
@@ -249,10 +229,33 @@ def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
 
 
 async def test_instances_run_side_by_side(tmp_path: Path, loaded: list[Model]) -> None:
-    """While one is busy for long, the other answers."""
+    """While one instance is busy for long, the other answers."""
     text = "max_batch_size: 2048 instance_group { count: 2 kind: KIND_CPU }"
     loaded.append(model := await load(tmp_path, long(), text))
     slow = model.submit(request(x=LARGE), lambda _: None)
     assert (await infer(model, request(x=SMALL)))["y"].tolist() == [[0]]
     assert not slow.is_finished
     slow.cancel()
+
+
+PLACES = "Exception from src/inference/src/cpp/core.cpp:84:\nCheck 'false' failed at src/report.cpp:151:\n"
+
+
+def test_places_are_left_out() -> None:
+    failure = convert_error(RuntimeError(f"{PLACES}Caught exception: the shape\nis wrong\n\n"), "running inference")
+    assert failure.code is ErrorCode.INTERNAL
+    assert failure.message == "openvino error in running inference : the shape is wrong"
+
+
+@pytest.mark.parametrize(
+    "summary", ["No conversion rule found for operations: A, B\nTo facilitate …", "Conversion is failed for: A, B\n"]
+)
+def test_operations_that_cannot_be_converted_are_named(summary: str) -> None:
+    failure = convert_read_error(RuntimeError(f"{PLACES}Model wasn't fully converted.\nSummary:\n-- {summary}"))
+    assert failure.code is ErrorCode.UNIMPLEMENTED
+    assert failure.message == "OpenVINO cannot convert these operations of the model: A, B"
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    failure = convert_read_error(RuntimeError(f"{PLACES}Unable to read the model"))
+    assert failure.message == "openvino error in reading model : Unable to read the model"

@@ -30,7 +30,7 @@ TEXT = """
 input { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 """
-"""A string in and a string out."""
+"""One string in and one string out."""
 DECOUPLED = "model_transaction_policy { decoupled: true }" + TEXT
 ARRAY = """
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, -1 ] }
@@ -53,7 +53,7 @@ def text(value):
 
 
 def write_model(folder: Path, code: str, config: str = TEXT, prelude: str = PRELUDE) -> ModelSource:
-    """Version 1 of a model named as its folder."""
+    """Write version 1 of a model that has the name of its folder."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "1" / "model.py").write_text(prelude + dedent(code))
     return source_of(folder, f'backend: "python"\n{config}')
@@ -69,7 +69,7 @@ def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
 
 
 class Lookup:
-    """Loaded models by name."""
+    """Lookup of loaded models by name."""
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
@@ -81,14 +81,14 @@ class Lookup:
 
 
 def context(lookup: Lookup | None = None, **options: Any) -> BackendContext:
-    """What the server lends; `options` are fields of it."""
+    """Make a context; `options` are its fields."""
 
     return BackendContext(lookup or Lookup(), **options)
 
 
 @asynccontextmanager
 async def loaded(source: ModelSource, lookup: Lookup | None = None, **options: Any) -> AsyncIterator[Model]:
-    """In a context with `options`."""
+    """Load a model in a context with `options`, and close it at the end."""
     model = await PythonBackend().load(source, context(lookup, **options))
     if lookup is not None:
         lookup.models[model.name] = model
@@ -107,7 +107,7 @@ def array_request(array: Array) -> InferRequest:
 
 
 async def ask(model: Model, text: str) -> str:
-    """The text that it answers."""
+    """Return the text of the model's response."""
     return text_of(await infer_one(model, text_request(text)))
 
 
@@ -117,7 +117,7 @@ def text_of(response: InferResponse) -> str:
 
 
 async def stream(model: Model, text: str) -> list[str]:
-    """Every response of a decoupled model: its text, or its error's message in brackets."""
+    """Return every response of a decoupled model: its text, or its error's message in brackets."""
     said = []
     async for response in infer_stream(model, text_request(text)):
         if response.error is not None:
@@ -128,7 +128,7 @@ async def stream(model: Model, text: str) -> list[str]:
 
 
 async def eventually(claim: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Wait until it holds of what sends no event."""
+    """Wait until a claim holds about something that sends no event."""
     deadline = time.monotonic() + limit_s
     while not claim():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -136,7 +136,7 @@ async def eventually(claim: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs, and is no zombie."""
+    """Return whether the process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> set[int]:
-    """The workers that this process has started; servers of other tests may be its children too."""
+    """Return the workers that this process has started. Servers of other tests may be its children too."""
     started = {int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)}
     return {pid for pid in started if _is_worker(pid)}
 

@@ -1,12 +1,16 @@
-"""Models that ask other models (business logic scripting)."""
+"""Models that call other models (business logic scripting)."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from serving.call import ResponseStream, infer_one
+from serving.model import Model
 from serving.statistics import FailureReason
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import (
@@ -226,7 +230,7 @@ class TritonPythonModel:
                 sender.send(text(word), flags=FINAL)
             self.waiting.clear()
 """
-"""Answers nobody before fifty have asked."""
+"""Model that responds to nobody before it has fifty requests."""
 HANG = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -236,6 +240,25 @@ class TritonPythonModel:
 """
 
 
+@asynccontextmanager
+async def callers(folder: Path) -> AsyncIterator[Model]:
+    """Load a model that calls two others."""
+    lookup = Lookup()
+    async with (
+        loaded(write_model(folder / "shout", SHOUT), lookup),
+        loaded(write_model(folder / "count", COUNT, DECOUPLED), lookup),
+        loaded(write_model(folder / "caller", CALLER), lookup) as caller,
+    ):
+        yield caller
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_caller(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model]:
+    async with callers(tmp_path_factory.mktemp("models")) as caller:
+        yield caller
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -243,32 +266,27 @@ class TritonPythonModel:
         ("bytes", "A"),
         ("several", str([f"W{number}" for number in range(20)])),
         ("coroutines", str([f"W{number}" for number in range(5)])),
-        (
-            "errors",
-            str(
-                [
-                    "<NOT_FOUND no>",
-                    "<NOT_FOUND Model nobody - Error when running inference: Request for unknown model: 'nobody' "
-                    "is not found>",
-                    "<INTERNAL Stub process 'shout_0' is not healthy",
-                    "<UNSUPPORTED Model count - Error when running inference: Model count is using the decoupled",
-                ]
-            ),
-        ),
         ("count", "['0', '1', '2', 'the end']"),
         ("async_count", str(["0", "1", "2", "the end"] * 2)),
         ("at_once", "W"),
     ],
 )
-async def test_a_model_asks_others(tmp_path: Path, what: str, said: str) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "shout", SHOUT), lookup),
-        loaded(write_model(tmp_path / "count", COUNT, DECOUPLED), lookup),
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        for _ in range(3 if what != "errors" else 1):
-            assert await ask(caller, what) == said
+async def test_a_model_calls_others(shared_caller: Model, what: str, said: str) -> None:
+    for _ in range(3):
+        assert await ask(shared_caller, what) == said
+
+
+async def test_errors_of_called_models(tmp_path: Path) -> None:
+    async with callers(tmp_path) as caller:
+        assert await ask(caller, "errors") == str(
+            [
+                "<NOT_FOUND no>",
+                "<NOT_FOUND Model nobody - Error when running inference: Request for unknown model: 'nobody' "
+                "is not found>",
+                "<INTERNAL Stub process 'shout_0' is not healthy",
+                "<UNSUPPORTED Model count - Error when running inference: Model count is using the decoupled",
+            ]
+        )
 
 
 async def test_a_request_needs_a_models_name(tmp_path: Path) -> None:
@@ -359,7 +377,7 @@ async def test_cancelling_wakes_who_waits(tmp_path: Path) -> None:
 
 
 async def test_a_model_that_is_unloaded_gets_its_calls_back(tmp_path: Path) -> None:
-    """It is not kept from finalizing by an answer that nobody would give."""
+    """A call that will not be answered does not keep the model from finalizing."""
     code = (
         CALLER
         + """

@@ -1,12 +1,15 @@
 """Response senders: from within `execute`, from threads, after it has returned."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from serving.call import ResponseStream, infer_one
 from serving.job import Job
+from serving.model import Model
 from serving.request import InferResponse
 from tests.serving.backends.python.parts import (
     DECOUPLED,
@@ -64,6 +67,13 @@ class TritonPythonModel:
 """
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def spoken(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model]:
+    async with loaded(write_model(tmp_path_factory.mktemp("models") / "spoken", SPOKEN, DECOUPLED)) as model:
+        yield model
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -74,11 +84,11 @@ class TritonPythonModel:
         ("refusals", ["fine"]),
     ],
 )
-async def test_responses_come_in_order_and_end(tmp_path: Path, word: str, said: list[str]) -> None:
-    async with loaded(write_model(tmp_path / "spoken", SPOKEN, DECOUPLED)) as model:
-        assert await stream(model, word) == said
+async def test_responses_come_in_order_and_end(spoken: Model, word: str, said: list[str]) -> None:
+    assert await stream(spoken, word) == said
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
@@ -86,11 +96,10 @@ async def test_responses_come_in_order_and_end(tmp_path: Path, word: str, said: 
         ("drop", "the request was let go without a final response"),
     ],
 )
-async def test_what_the_model_leaves_open_ends_in_an_error(tmp_path: Path, word: str, reason: str) -> None:
-    async with loaded(write_model(tmp_path / "spoken", SPOKEN, DECOUPLED)) as model:
-        first, error = await stream(model, word)
-        assert first == "a"
-        assert reason in error
+async def test_what_the_model_leaves_open_ends_in_an_error(spoken: Model, word: str, reason: str) -> None:
+    first, error = await stream(spoken, word)
+    assert first == "a"
+    assert reason in error
 
 
 async def test_a_decoupled_execute_returns_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models that bring an environment along: `EXECUTION_ENV_PATH`."""
+"""Models that bring an environment: `EXECUTION_ENV_PATH`."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python.backend import PythonBackend
-from serving.backends.python.environments import Environments
+from serving.backends.python.environments import EnvironmentCache
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
@@ -40,7 +40,7 @@ echo '[[3, {minor}], "cpython-3{minor}-x86_64-linux-gnu", {found}]'
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real one, with a package of its own and another one in the place of one of the server's."""
+    """A real environment, with a package of its own and one that replaces a package of the server's."""
     folder = tmp_path_factory.mktemp("environments") / "env"
     venv.create(folder, symlinks=True, with_pip=False)
     packages = next((folder / "lib").glob("python*/site-packages"))
@@ -62,7 +62,7 @@ def model_in(folder: Path, environment: str, config: str = TEXT) -> ModelSource:
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test's own: others may unpack environments at the same time."""
+    """A temporary folder of this test alone, because others may unpack environments at the same time."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
@@ -72,7 +72,7 @@ def unpacked() -> set[str]:
 
 
 async def check(model: Model) -> Path:
-    """It runs in the environment, whose folder is returned."""
+    """Check that the model runs in the environment, and return its folder."""
     prefix = Path(await ask(model, "sys.prefix"))
     assert await ask(model, "name") == "only here"
     assert await ask(model, "__import__('httpx').NAME") == "not the server's"
@@ -96,7 +96,7 @@ async def test_an_archive_is_unpacked_once_for_all_and_removed(environment: Path
     pack(environment, tmp_path / "model" / "env.tar.gz")
     source = model_in(tmp_path / "model", "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "instance_group { count: 2 }" + TEXT)
     backend, before = PythonBackend(), unpacked()
-    backend._environments = Environments(idle_keep_s=0.5)
+    backend._environments = EnvironmentCache(idle_keep_s=0.5)
     await backend.complete(source, context())
     models = await asyncio.gather(backend.load(source, context()), backend.load(source, context()))
     folders = {await check(model) for model in models}

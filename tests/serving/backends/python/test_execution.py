@@ -1,16 +1,19 @@
-"""What models read from requests, what they answer, and what is said when they do it wrongly."""
+"""Requests as models read them, responses, and the errors of invalid ones."""
 
 import asyncio
 import json
 import logging
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from serving.call import infer_one
 from serving.host_policy import HostPolicy
+from serving.model import Model
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -253,6 +256,7 @@ class Odd:
 """
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -276,23 +280,19 @@ class Odd:
         ("from_dlpack", "TritonModelException: from_dlpack takes a DLPack capsule"),
     ],
 )
-async def test_wrong_models_are_told_and_live_on(how: str, said: str, wrong_model: list[object]) -> None:
-    from serving.model import Model
-
-    (model,) = wrong_model
-    assert isinstance(model, Model)
+async def test_wrong_models_are_told_and_live_on(how: str, said: str, wrong_model: Model) -> None:
     with pytest.raises(SluiceError) as caught:
-        await infer_one(model, text_request(how))
+        await infer_one(wrong_model, text_request(how))
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.message.startswith("Failed to process the request(s) for model 'wrong_0', message: ")
     assert said in caught.value.message
-    assert await ask(model, "right") == "right"
+    assert await ask(wrong_model, "right") == "right"
 
 
-@pytest.fixture
-async def wrong_model(tmp_path: Path):  # type: ignore[no-untyped-def]
-    async with loaded(write_model(tmp_path / "wrong", WRONG)) as model:
-        yield [model]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wrong_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model]:
+    async with loaded(write_model(tmp_path_factory.mktemp("models") / "wrong", WRONG)) as model:
+        yield model
 
 
 async def test_one_bad_batch_fails_all_its_requests_and_one_bad_response_only_its_own(tmp_path: Path) -> None:

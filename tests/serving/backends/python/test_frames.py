@@ -1,4 +1,4 @@
-"""Frames over a socket, whatever pieces they come in, and segments of shared memory."""
+"""Frames over a socket, in any pieces, and segments of shared memory."""
 
 import gc
 import os
@@ -10,10 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.backends.python import segments
-from serving.backends.python.frames import Batch, Cancel, Command, Segments, WireRequest, WireTensor
-from serving.backends.python.framing import FrameReader, ancillary, encode
-from serving.backends.python.segments import MappedSegments, SegmentPool
+from serving.backends.python import shared_memory
+from serving.backends.python.frames import (
+    CancelRequests,
+    Command,
+    ExecuteBatch,
+    FrameReader,
+    NewSegments,
+    WireRequest,
+    WireTensor,
+    encode_frame,
+    fd_ancillary,
+)
+from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.tensors.tensor import Array
 
 decoder = msgspec.msgpack.Decoder(Command)
@@ -26,22 +35,22 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-def batch(size: int) -> Batch:
-    return Batch([WireRequest(3, [WireTensor("X", "UINT8", (size,), bytes(size))], "id", outputs=("Y",))])
+def batch(size: int) -> ExecuteBatch:
+    return ExecuteBatch([WireRequest(3, [WireTensor("X", "UINT8", (size,), bytes(size))], "id", outputs=("Y",))])
 
 
 def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     commands: list[Command] = [
         batch(0),
-        Cancel([1, 2]),
+        CancelRequests([1, 2]),
         batch(100),
         batch(3_000_000),
-        Cancel([]),
+        CancelRequests([]),
         batch(700_000),
         batch(1),
     ]
-    unsent = b"".join([encode(each) for each in commands])
+    unsent = b"".join([encode_frame(each) for each in commands])
     far.setblocking(False)
     reader, step = FrameReader(near), 1
     received: list[Command] = []
@@ -58,7 +67,7 @@ def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socke
 
 def test_the_end_of_the_stream_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
-    far.sendall(encode(Cancel([1]))[:3])
+    far.sendall(encode_frame(CancelRequests([1]))[:3])
     far.close()
     reader = FrameReader(near)
     assert reader.read()
@@ -70,7 +79,7 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
     near, far = ends
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
-    far.sendmsg([b"x"], ancillary([fd]))
+    far.sendmsg([b"x"], fd_ancillary([fd]))
     os.close(fd)
     reader = FrameReader(near)
     reader.read()
@@ -80,12 +89,12 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
 
 
 def exchange(pool: SegmentPool, mapped: MappedSegments) -> None:
-    news, dropped = pool.news()
-    for new, fds in news:
-        if isinstance(new, Segments):
+    notices, dropped = pool.take_notices()
+    for new, fds in notices:
+        if isinstance(new, NewSegments):
             mapped.add(new, deque(fds))
         else:
-            mapped.add_lent(new, deque(fds))
+            mapped.add_forwarded(new, deque(fds))
     if dropped is not None:
         mapped.drop(dropped)
 
@@ -115,49 +124,49 @@ def test_a_segment_is_free_when_its_last_view_is_gone() -> None:
     pool.close()
 
 
-def test_what_one_worker_sent_is_lent_to_the_next_and_not_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+def test_what_one_worker_sent_is_forwarded_to_the_next_and_not_copied() -> None:
+    first, server = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
-    exchange(first, gateway)
-    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+    exchange(first, server)
+    tensor = np.frombuffer(server.read(stored), np.uint8)
 
     pool, second = SegmentPool(), MappedSegments(lambda: None)
-    lent = pool.store(tensor)
+    forwarded = pool.store(tensor)
     assert not pool._maps
     exchange(pool, second)
-    theirs = np.frombuffer(second.read(lent), np.uint8)
+    theirs = np.frombuffer(second.read(forwarded), np.uint8)
     assert (theirs == 7).all()
-    theirs[:] = 8  # what one model writes into its input no other one sees
+    theirs[:] = 8  # one model's writes to its input are invisible to others
     assert (tensor == 7).all()
 
     del tensor
     gc.collect()
-    assert not gateway.freed, "the second worker still reads it"
+    assert not server.freed, "the second worker still reads it"
     del theirs
     gc.collect()
     pool.free(second.take_freed())
     gc.collect()
-    assert gateway.take_freed() == [stored.segment]
+    assert server.take_freed() == [stored.segment]
     assert not second._maps
     assert not second._readers
     first.close()
 
 
 def test_a_part_of_a_segment_is_copied() -> None:
-    first, gateway = SegmentPool(), MappedSegments(lambda: None, can_lend=True)
+    first, server = SegmentPool(), MappedSegments(lambda: None, can_forward=True)
     stored = first.store(data(3_000_000, 7))
-    exchange(first, gateway)
-    tensor = np.frombuffer(gateway.read(stored), np.uint8)
+    exchange(first, server)
+    tensor = np.frombuffer(server.read(stored), np.uint8)
     pool = SegmentPool()
     pool.store(tensor[1000:])
     assert pool._maps
-    for _, fds in pool.news()[0]:
+    for _, fds in pool.take_notices()[0]:
         for fd in fds:
             os.close(fd)
 
 
 def test_many_free_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MAX_FREE_BYTES", 3 * 131_072)
+    monkeypatch.setattr(shared_memory, "MAX_FREE_BYTES", 3 * 131_072)
     pool, mapped = SegmentPool(), MappedSegments(lambda: None)
     stored = [pool.store(data(100_000, number)) for number in range(5)]
     exchange(pool, mapped)
@@ -165,7 +174,7 @@ def test_many_free_segments_are_given_back(monkeypatch: pytest.MonkeyPatch) -> N
         assert mapped.read(each)[0] == each.segment
     gc.collect()
     pool.free(mapped.take_freed())
-    _, dropped = pool.news()
+    _, dropped = pool.take_notices()
     assert dropped is not None
     assert len(dropped.numbers) == 2
     pool.close()
@@ -175,10 +184,10 @@ def test_new_segments_go_in_groups_that_the_kernel_takes() -> None:
     pool = SegmentPool()
     for _ in range(100):
         pool.store(data(70_000, 1))
-    news, _ = pool.news()
-    assert [len(fds) for _, fds in news] == [64, 36]
-    assert isinstance(news[0][0], Segments)
-    for _, fds in news:
+    notices, _ = pool.take_notices()
+    assert [len(fds) for _, fds in notices] == [64, 36]
+    assert isinstance(notices[0][0], NewSegments)
+    for _, fds in notices:
         for fd in fds:
             os.close(fd)
     pool.close()

@@ -1,15 +1,14 @@
-"""What a model took is given back."""
+"""Models release all their resources."""
 
 import gc
 import os
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serving.backends.python.segments import MAX_FREE_BYTES
+from serving.backends.python.shared_memory import MAX_FREE_BYTES
 from serving.call import infer_one
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, eventually, loaded, write_model
@@ -38,14 +37,6 @@ output { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }
 
 MOST_LEFT_BYTES = 256 * 1024
 """Less than one of the buffers that frames are read into."""
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def num_fds() -> int:

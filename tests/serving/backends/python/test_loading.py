@@ -75,7 +75,7 @@ class TritonPythonModel:
 
 @dataclass
 class Control:
-    """A repository of one folder, that loads by the backend itself."""
+    """A repository of one folder that loads with the backend itself."""
 
     folder: Path
     lookup: Lookup

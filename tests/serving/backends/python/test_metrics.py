@@ -97,7 +97,7 @@ class Series:
 
 
 class Held:
-    """One holder's metric."""
+    """Metric as one holder sees it."""
 
     def __init__(self, series: Series) -> None:
         self.series = series
@@ -155,7 +155,7 @@ class Family:
 
 
 class Page:
-    """All metrics of a server, without a page."""
+    """All metrics of a server, without the page that shows them."""
 
     def __init__(self) -> None:
         self.families: dict[str, Family] = {}

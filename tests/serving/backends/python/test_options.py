@@ -1,4 +1,4 @@
-"""What configurations and the command line may ask of the backend."""
+"""Options of the command line, and parameters of models."""
 
 import logging
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python.backend import PythonBackend
-from serving.backends.python.options import PythonOptions, options_of
+from serving.backends.python.options import PythonOptions, parse_options
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.python.parts import TEXT, ask, children, context, loaded, write_model
 
@@ -29,20 +29,20 @@ def test_options_are_obeyed_or_named(caplog: pytest.LogCaptureFixture) -> None:
         "python-runtime": "/opt/python",
         "speed": "11",
     }
-    assert options_of(given) == PythonOptions(7.0, Path("/opt/python"))
+    assert parse_options(given) == PythonOptions(7.0, Path("/opt/python"))
     said = [record.message for record in caplog.records]
     assert [line.split()[0].removeprefix("--backend-config=python,") for line in said] == [
         *("shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name", "thread-pool-size", "speed")
     ]
     assert said[0].endswith("changes nothing: shared memory is anonymous, and grows and shrinks with the tensors")
     assert said[-1].endswith("is not known and has no effect")
-    assert options_of({}) == PythonOptions()
+    assert parse_options({}) == PythonOptions()
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
 def test_a_time_limit_is_a_number_of_seconds(value: str) -> None:
     with pytest.raises(SluiceError, match="takes a number of seconds above 0") as caught:
-        options_of({"stub-timeout-seconds": value})
+        parse_options({"stub-timeout-seconds": value})
     assert caught.value.code is ErrorCode.INVALID
 
 
@@ -68,7 +68,7 @@ async def test_models_run_in_another_interpreter(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_does_not_come_up_is_given_up(tmp_path: Path) -> None:
-    """One that answers what it is, and then hangs."""
+    """The interpreter answers what it is, and then hangs."""
     runtime = tmp_path / "python"
     runtime.write_text(f'#!/bin/sh\n[ "$1" = -I ] && exec {sys.executable} "$@"\nexec sleep 1000')
     runtime.chmod(0o755)

@@ -1,12 +1,11 @@
-"""Requests that the model wants again."""
+"""Requests that the model reschedules."""
 
 from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import workers_of
-from serving.backends.python.instance import PythonInstance, instances_of
-from serving.backends.python.launch import Launch
+from serving.backends.python.backend import PythonInstance, create_instances, create_workers
+from serving.backends.python.environments import WorkerLaunch
 from serving.instance import placements_of
 from serving.job import Job
 from serving.model import Model
@@ -50,7 +49,7 @@ COROUTINE = STREAM.replace("    def execute", "    async def execute")
 
 
 class AgainModel(Model):
-    """An instance that gets what it gives back at once, as often as it likes."""
+    """Gives its instance each rescheduled request again at once."""
 
     def __init__(self, source: ModelSource, instance: PythonInstance) -> None:
         super().__init__(source.config, spec_of(source.config, 1))
@@ -75,9 +74,9 @@ class AgainModel(Model):
 
 async def again_model(source: ModelSource) -> AgainModel:
     placements = placements_of(source.config, 0)
-    (worker,) = workers_of(source, placements, [Launch()], context())
+    (worker,) = create_workers(source, placements, [WorkerLaunch()], context())
     await worker.start()
-    return AgainModel(source, instances_of([worker], placements, may_queue=False)[0])
+    return AgainModel(source, create_instances([worker], placements, can_queue_ahead=False)[0])
 
 
 async def test_a_request_comes_again_until_it_is_answered(tmp_path: Path) -> None:

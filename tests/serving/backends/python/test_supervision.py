@@ -1,4 +1,4 @@
-"""Workers that die, hang, or are left alone."""
+"""Workers that crash, hang, or are closed."""
 
 import asyncio
 import os
@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python import supervisor
-from serving.backends.python.backend import _load, workers_of
-from serving.backends.python.held import HOLD_LIMIT_S, HeldBatches
-from serving.backends.python.instance import instances_of
-from serving.backends.python.launch import Launch
+from serving.backends.python.backend import _initialize_command, create_instances, create_workers
+from serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
+from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.supervisor import SupervisedWorker
 from serving.batching.scheduled import ScheduledModel
 from serving.call import ResponseStream, infer_one
@@ -70,13 +69,14 @@ class TritonPythonModel:
 @asynccontextmanager
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
     placements = placements_of(source.config, 0)
-    finalize_limit_s = limits.get("finalize_limit_s", supervisor.FINALIZE_LIMIT_S)
-    held = HeldBatches(source.name, limits.get("hold_limit_s", HOLD_LIMIT_S))
+    finalize_timeout_s = limits.get("finalize_timeout_s", supervisor.FINALIZE_TIMEOUT_S)
+    held = WorkerBatchQueue(source.name, limits.get("max_wait_s", MAX_WAIT_S))
     workers = [
-        SupervisedWorker(_load(source, each), Launch(), context(), held, finalize_limit_s) for each in placements
+        SupervisedWorker(_initialize_command(source, each), WorkerLaunch(), context(), held, finalize_timeout_s)
+        for each in placements
     ]
     await asyncio.gather(*(worker.start() for worker in workers))
-    model = ScheduledModel(source, instances_of(workers, placements, may_queue=True))
+    model = ScheduledModel(source, create_instances(workers, placements, can_queue_ahead=True))
     try:
         yield model, workers
     finally:
@@ -145,7 +145,7 @@ class TritonPythonModel:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: Path, count: int) -> None:
-    """Batches lie in the process behind the one that ends it."""
+    """Batches wait in the process behind the one that ends it."""
     source = write_model(tmp_path / "queue", QUEUE, f"instance_group {{ count: {count} }}" + TEXT)
     async with supervised(source) as (model, workers):
         for worker in workers:
@@ -169,7 +169,7 @@ async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: 
 
 
 async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> None:
-    """With both workers lost, and one that takes for ever to come back."""
+    """Both workers are lost, and one of them never comes back."""
     code = FATAL.replace(
         "    def execute",
         """
@@ -180,7 +180,7 @@ async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> 
         1,
     )
     source = write_model(tmp_path / "fatal", code, "instance_group { count: 2 }" + TEXT)
-    async with supervised(source, finalize_limit_s=0.1) as (model, workers):
+    async with supervised(source, finalize_timeout_s=0.1) as (model, workers):
         (source.folder / "slow").touch()
         for worker in workers:
             assert worker.pid is not None
@@ -195,12 +195,12 @@ async def test_a_sequences_worker_keeps_what_is_its_own(tmp_path: Path) -> None:
     sequences = "sequence_batching { }\ninstance_group { count: 2 }"
     source = write_model(tmp_path / "fatal", FATAL, sequences + TEXT)
     placements = placements_of(source.config, 0)
-    first, second = workers_of(source, placements, [Launch(), Launch()], context())
-    assert first._held is not second._held
-    shared = workers_of(
-        source_of(source.folder, 'backend: "python"' + TEXT), placements, [Launch(), Launch()], context()
+    first, second = create_workers(source, placements, [WorkerLaunch(), WorkerLaunch()], context())
+    assert first._queue is not second._queue
+    shared = create_workers(
+        source_of(source.folder, 'backend: "python"' + TEXT), placements, [WorkerLaunch(), WorkerLaunch()], context()
     )
-    assert shared[0]._held is shared[1]._held
+    assert shared[0]._queue is shared[1]._queue
 
 
 async def test_open_streams_of_a_dead_worker_end_in_an_error(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ async def test_a_held_request_waits_no_longer_than_its_limit(tmp_path: Path) -> 
 """.replace("{flag}", str(tmp_path / "slow"))
     )
     source = write_model(tmp_path / "fatal", code)
-    async with supervised(source, hold_limit_s=0.05, finalize_limit_s=0.1) as (model, _):
+    async with supervised(source, max_wait_s=0.05, finalize_timeout_s=0.1) as (model, _):
         (tmp_path / "slow").touch()
         await error_of(model, "exit")
         error = await error_of(model, "")
@@ -335,10 +335,10 @@ async def test_finalize_is_called_and_cut_short(tmp_path: Path) -> None:
                     time.sleep(1000)
     """
     source = write_model(tmp_path / "final", code)
-    async with supervised(source, finalize_limit_s=0.2) as (model, (worker,)):
+    async with supervised(source, finalize_timeout_s=0.2) as (model, (worker,)):
         await ask(model, "")
     assert (source.folder / "finalized").exists()
-    async with supervised(source, finalize_limit_s=0.2) as (model, (worker,)):
+    async with supervised(source, finalize_timeout_s=0.2) as (model, (worker,)):
         await ask(model, "hang")
         pid = worker.pid
     assert pid is not None
@@ -347,7 +347,7 @@ async def test_finalize_is_called_and_cut_short(tmp_path: Path) -> None:
 
 async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
     source = write_model(tmp_path / "fatal", FATAL)
-    async with supervised(source, finalize_limit_s=0.05) as (model, (worker,)):
+    async with supervised(source, finalize_timeout_s=0.05) as (model, (worker,)):
         await ask(model, "")
         under_way = asyncio.ensure_future(ask(model, "forever"))
         await eventually(lambda: worker.num_batches == 1)
@@ -440,7 +440,7 @@ async def test_fast_models_are_given_batches_ahead_and_slow_ones_none(tmp_path: 
 
 async def test_batches_ahead_go_to_the_worker_with_the_fewest(tmp_path: Path) -> None:
     source = write_model(tmp_path / "fatal", FATAL, "instance_group { count: 2 }" + TEXT)
-    async with supervised(source, finalize_limit_s=0.05) as (model, workers):
+    async with supervised(source, finalize_timeout_s=0.05) as (model, workers):
         for worker in workers:
             worker._execution_ns = 1.0
         asked = [asyncio.ensure_future(ask(model, "forever")) for _ in range(7)]

@@ -1,4 +1,4 @@
-"""What the tests script: one small module for each thing that may go wrong."""
+"""Small modules that the tests script, each for one thing that may go wrong."""
 
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class Total(nn.Module):  # type: ignore[misc]
 
 
 class Stateful(nn.Module):  # type: ignore[misc]
-    """Adds to a state that the server keeps for it; a start begins anew."""
+    """Adds to a state that the server keeps for it; a sequence start resets it."""
 
     def forward(self, x: torch.Tensor, start: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = torch.where(start > 0, x, state + x)
@@ -100,7 +100,7 @@ class Stateful(nn.Module):  # type: ignore[misc]
 
 
 class Sums(nn.Module):  # type: ignore[misc]
-    """Of rows put one behind the other; `ends`: how many elements there are up to each row's end."""
+    """Sums rows that lie one behind the other; `ends` has the number of elements up to each row's end."""
 
     def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         sums = torch.cumsum(x, 0)[ends.to(torch.int64) - 1]
@@ -108,7 +108,7 @@ class Sums(nn.Module):  # type: ignore[misc]
 
 
 def put(folder: Path, module: nn.Module) -> nn.Module:
-    """Scripts it into version 1."""
+    """Script a module into version 1."""
     (folder / "1").mkdir()
     torch.jit.script(module.eval()).save(folder / "1" / "model.pt")
     return module

@@ -1,4 +1,4 @@
-"""AOTInductor packages: compiled in the test, which takes a C++ compiler."""
+"""AOTInductor packages. The tests compile them, which takes a C++ compiler."""
 
 import asyncio
 import shutil
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.pytorch.parts import infer, load, request
+from tests.serving.backends.builders import infer, request
+from tests.serving.backends.pytorch.parts import load
 
 # torch's compiler warns of parts of torch that it uses itself.
 pytestmark = [

@@ -1,4 +1,4 @@
-"""Results are PyTorch's own; names, batches, types, strings, errors, states."""
+"""Results equal PyTorch's own; names, batches, types, strings, errors, states."""
 
 import asyncio
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import TIMEOUT_S, infer, request
 from tests.serving.backends.pytorch.modules import (
     Counter,
     InPlace,
@@ -37,7 +38,7 @@ from tests.serving.backends.pytorch.modules import (
     Total,
     put,
 )
-from tests.serving.backends.pytorch.parts import PATIENCE_S, STRINGS, X_TO_Y, both, infer, load, outputs, request
+from tests.serving.backends.pytorch.parts import STRINGS, X_TO_Y, both, load, outputs
 
 # torch says of TorchScript that it is deprecated, at each of its functions.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")]
@@ -170,7 +171,7 @@ async def test_answers_do_not_change_with_the_model_s_state(tmp_path: Path, load
 async def test_instances_have_modules_of_their_own_unless_they_share(
     tmp_path: Path, loaded: list[Model], shares: str, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs begin at once, so each is in an instance of its own, and end one after the other."""
+    """Two runs that begin at once are in two instances, and end one after the other."""
     put(tmp_path, Counter())
     text = f"""
         instance_group {{ count: 2 kind: KIND_CPU }}
@@ -179,19 +180,19 @@ async def test_instances_have_modules_of_their_own_unless_they_share(
     loaded.append(model := await load(tmp_path, text + X_TO_Y))
     began, gates = [Event(), Event()], [Event(), Event()]
     runs = iter(zip(began, gates, strict=True))
-    ran = torchscript.TorchScriptSession._results
+    ran = torchscript.TorchScriptSession._compute
 
     def hold(session: Any, values: dict[str, object]) -> Any:
         mine, gate = next(runs)
         mine.set()
-        assert gate.wait(PATIENCE_S)
+        assert gate.wait(TIMEOUT_S)
         return ran(session, values)
 
-    monkeypatch.setattr(torchscript.TorchScriptSession, "_results", hold)
+    monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     one = request(x=np.ones(1, np.float32))
     waiting = {asyncio.create_task(infer(model, one)) for _ in gates}
     for event in began:
-        assert await asyncio.to_thread(event.wait, PATIENCE_S)
+        assert await asyncio.to_thread(event.wait, TIMEOUT_S)
     answers = []
     for gate in gates:
         gate.set()
@@ -305,24 +306,24 @@ async def test_states_of_sequences(tmp_path: Path, loaded: list[Model]) -> None:
 
 
 async def test_what_waits_behind_a_run_is_cancelled_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch cannot be interrupted: a run under way goes on, and nobody waits for it."""
+    """PyTorch cannot be interrupted: a run goes on, and nobody waits for it."""
     put(tmp_path, Same())
     model = await load(tmp_path, X_TO_Y)
     began, release = Event(), Event()
     num_runs = 0
-    ran = torchscript.TorchScriptSession._results
+    ran = torchscript.TorchScriptSession._compute
 
     def hold(session: Any, values: dict[str, object]) -> Any:
         nonlocal num_runs
         num_runs += 1
         began.set()
-        assert release.wait(PATIENCE_S)
+        assert release.wait(TIMEOUT_S)
         return ran(session, values)
 
-    monkeypatch.setattr(torchscript.TorchScriptSession, "_results", hold)
+    monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     responses: list[InferResponse] = []
     model.submit(request(x=np.ones(1, np.float32)), responses.append)
-    assert await asyncio.to_thread(began.wait, PATIENCE_S)
+    assert await asyncio.to_thread(began.wait, TIMEOUT_S)
     model.submit(request(x=np.ones(1, np.float32)), responses.append).cancel()
     await model.close()
     assert [response.error.code for response in responses if response.error] == [ErrorCode.UNAVAILABLE]

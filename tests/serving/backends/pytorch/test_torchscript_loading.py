@@ -1,4 +1,4 @@
-"""Which configurations fit a TorchScript model, and what its parameters do."""
+"""Configurations that fit a TorchScript model, and the effects of its parameters."""
 
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -15,8 +15,9 @@ from torch import nn
 
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import infer, request
 from tests.serving.backends.pytorch.modules import Keyed, Layers, Same, Scaled, Shout, SumAndDifference, put
-from tests.serving.backends.pytorch.parts import STRINGS, X_TO_Y, both, infer, load, outputs, request
+from tests.serving.backends.pytorch.parts import STRINGS, X_TO_Y, both, load, outputs
 
 # torch says of TorchScript that it is deprecated, at each of its functions.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")]

@@ -1,4 +1,4 @@
-"""What does not need torch: names, parameters, call specs, and the error where it is not there."""
+"""The part of the backend that needs no torch: names, parameters, call specs, and the error where torch is missing."""
 
 import json
 import subprocess
@@ -9,11 +9,17 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.pytorch.backend import PyTorchBackend
-from serving.backends.pytorch.call_spec import input_paths, output_paths
-from serving.backends.pytorch.naming import positions_by_path, positions_of_inputs, positions_of_outputs
-from serving.backends.pytorch.options import TorchOptions, options_of, unobeyed_parameters
+from serving.backends.pytorch.options import TorchOptions, ignored_parameters, parse_options
+from serving.backends.pytorch.signature import (
+    match_inputs,
+    match_outputs,
+    match_paths,
+    parse_input_paths,
+    parse_output_paths,
+)
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.pytorch.parts import CONTEXT, load, source_of
+from tests.serving.backends.builders import CONTEXT
+from tests.serving.backends.pytorch.parts import load, source_of
 
 TENSORS = """
     input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }
@@ -26,7 +32,7 @@ def spec_of(tree: dict[str, object]) -> str:
 
 
 def tree(kind: str, children: list[dict[str, object]], keys: list[str] | None = None) -> dict[str, object]:
-    """As PyTorch writes it, with JSON within JSON."""
+    """Write a call spec as PyTorch does, with JSON within JSON."""
     return {"type": f"builtins.{kind}", "context": json.dumps(keys), "children_spec": children}
 
 
@@ -89,14 +95,14 @@ async def test_a_foreign_platform_is_refused(tmp_path: Path) -> None:
     ids=["arguments", "indexes", "order", "not all arguments", "not all indexes"],
 )
 def test_inputs_find_their_arguments(names: list[str], expected: dict[str, int]) -> None:
-    assert positions_of_inputs("m", names, [], ["a", "b"]) == expected
+    assert match_inputs("m", names, [], ["a", "b"]) == expected
 
 
 def test_inputs_of_the_sequence_batcher_go_by_index_or_argument() -> None:
-    positions = positions_of_inputs("m", ["x"], ["START__1", "corrid"], ["x", "start", "corrid"])
+    positions = match_inputs("m", ["x"], ["START__1", "corrid"], ["x", "start", "corrid"])
     assert positions == {"x": 0, "START__1": 1, "corrid": 2}
     with pytest.raises(SluiceError, match="input 'START' does not follow <name>__<index> naming convention"):
-        positions_of_inputs("m", ["x"], ["START"], ["x", "start"])
+        match_inputs("m", ["x"], ["START"], ["x", "start"])
 
 
 @pytest.mark.parametrize(
@@ -110,20 +116,20 @@ def test_inputs_of_the_sequence_batcher_go_by_index_or_argument() -> None:
 )
 def test_inputs_that_do_not_fit_are_refused(names: list[str], reason: str) -> None:
     with pytest.raises(SluiceError, match=reason):
-        positions_of_inputs("m", names, [], ["a", "b"])
+        match_inputs("m", names, [], ["a", "b"])
 
 
 def test_outputs_go_by_index_or_in_order() -> None:
-    assert positions_of_outputs(["y__1"], ["state__0"]) == {"y__1": 1, "state__0": 0}
-    assert positions_of_outputs(["sum", "y__0"], []) == {"sum": 0, "y__0": 1}
+    assert match_outputs(["y__1"], ["state__0"]) == {"y__1": 1, "state__0": 0}
+    assert match_outputs(["sum", "y__0"], []) == {"sum": 0, "y__0": 1}
     with pytest.raises(SluiceError, match="must contain at least one output"):
-        positions_of_outputs([], [])
+        match_outputs([], [])
     with pytest.raises(SluiceError, match="state 'h' does not follow"):
-        positions_of_outputs(["y__0"], ["h"])
+        match_outputs(["y__0"], ["h"])
 
 
 def test_parameters() -> None:
-    assert options_of(ModelConfig()) == TorchOptions()
+    assert parse_options(ModelConfig()) == TorchOptions()
     given = parameters(
         DISABLE_OPTIMIZED_EXECUTION="true",
         INFERENCE_MODE="OFF",
@@ -136,8 +142,8 @@ def test_parameters() -> None:
         INTRA_OP_THREAD_COUNT="2",
         NUM_INTEROP_THREADS="3",
     )
-    assert options_of(given) == TorchOptions(False, False, False, True, True, False, True, False, 2, 3)
-    assert options_of(parameters(INTRA_OP_THREAD_COUNT="0")).intra_op_threads is None
+    assert parse_options(given) == TorchOptions(False, False, False, True, True, False, True, False, 2, 3)
+    assert parse_options(parameters(INTRA_OP_THREAD_COUNT="0")).intra_op_threads is None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +155,11 @@ def test_parameters() -> None:
 )
 def test_parameters_that_make_no_sense_are_refused(given: dict[str, str], reason: str) -> None:
     with pytest.raises(SluiceError, match=reason):
-        options_of(parameters(**given))
+        parse_options(parameters(**given))
 
 
 def test_parameters_that_do_nothing_are_named() -> None:
-    assert unobeyed_parameters(parameters(ENABLE_NVFUSER="true", INFERENCE_MODE="true")) == [
+    assert ignored_parameters(parameters(ENABLE_NVFUSER="true", INFERENCE_MODE="true")) == [
         "ENABLE_NVFUSER (NVFuser is no longer part of PyTorch)"
     ]
 
@@ -161,7 +167,7 @@ def test_parameters_that_do_nothing_are_named() -> None:
 def test_tensors_of_a_package_are_named_by_their_paths() -> None:
     arguments = tree("tuple", [LEAF, tree("list", [LEAF, LEAF])])
     keywords = tree("dict", [LEAF, tree("dict", [LEAF], ["a"])], ["mask", "more"])
-    assert input_paths(spec_of(tree("tuple", [arguments, keywords]))) == {
+    assert parse_input_paths(spec_of(tree("tuple", [arguments, keywords]))) == {
         "ARGS[0]": 0,
         "ARGS[1][0]": 1,
         "ARGS[1][1]": 2,
@@ -169,22 +175,22 @@ def test_tensors_of_a_package_are_named_by_their_paths() -> None:
         "KWARGS[more][a]": 4,
         "mask": 3,
     }
-    assert output_paths(spec_of(LEAF)) == {"RESULT": 0}
+    assert parse_output_paths(spec_of(LEAF)) == {"RESULT": 0}
     results = tree("dict", [LEAF, LEAF], ["logits", "7"])
-    assert output_paths(spec_of(results)) == {"RESULT[logits]": 0, "RESULT[7]": 1, "logits": 0}
+    assert parse_output_paths(spec_of(results)) == {"RESULT[logits]": 0, "RESULT[7]": 1, "logits": 0}
 
 
 def test_tensors_of_a_package_are_found_by_path_or_number() -> None:
     paths = {"ARGS[0]": 0, "KWARGS[mask]": 1, "mask": 1}
-    assert positions_by_path("m", "input", ["mask", "INPUT__0"], paths) == {"mask": 1, "INPUT__0": 0}
-    assert positions_by_path("m", "output", ["OUTPUT__1"], paths) == {"OUTPUT__1": 1}
+    assert match_paths("m", "input", ["mask", "INPUT__0"], paths) == {"mask": 1, "INPUT__0": 0}
+    assert match_paths("m", "output", ["OUTPUT__1"], paths) == {"OUTPUT__1": 1}
     with pytest.raises(SluiceError, match=r"unexpected inference input 'x', allowed inputs are: .*INPUT__1, ARGS\[0\]"):
-        positions_by_path("m", "input", ["x", "mask"], paths)
+        match_paths("m", "input", ["x", "mask"], paths)
     with pytest.raises(SluiceError, match="configuration expects 1 inputs, model provides 2"):
-        positions_by_path("m", "input", ["mask"], paths)
+        match_paths("m", "input", ["mask"], paths)
 
 
 def test_containers_that_cannot_be_addressed_are_refused() -> None:
     spec = spec_of({"type": "collections.OrderedDict", "context": "[]", "children_spec": []})
     with pytest.raises(SluiceError, match=r"the package has a collections\.OrderedDict among its inputs or outputs"):
-        output_paths(spec)
+        parse_output_paths(spec)

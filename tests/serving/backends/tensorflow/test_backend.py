@@ -1,9 +1,8 @@
-"""SavedModels and frozen graphs give what TensorFlow gives for them, under the names of their signatures."""
+"""SavedModels and frozen graphs give TensorFlow's results, under the names of their signatures."""
 
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -12,34 +11,21 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.tensorflow.backend import TensorFlowBackend
-from serving.backends.tensorflow.protos import parse_saved_model
-from serving.backends.tensorflow.saved_model import read_saved_model
-from serving.call import infer_one
+from serving.backends.tensorflow.saved_model import parse_saved_model, read_saved_model
 from serving.model import Model
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.serving.backends.onnxruntime.parts import context, request
-from tests.serving.backends.openvino.parts import parameters
+from tests.serving.backends.builders import CONTEXT, infer, parameters, request
 
 DATA = paths.DATA / "tensorflow"
-PATIENCE_S = 30.0
 SAVED_MODEL, GRAPH = "tensorflow_savedmodel", "tensorflow_graphdef"
 Arrays = dict[str, Array]
 
 
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
-
-
 def put(folder: Path, name: str, text: str = "", platform: str = SAVED_MODEL) -> ModelSource:
-    """A model's folder with version 1."""
+    """Write version 1 of a model."""
     shutil.copytree(DATA / name, folder / "1", dirs_exist_ok=True)
     filename = "model.savedmodel" if platform == SAVED_MODEL else "model.graphdef"
     given = ModelConfig(name="m", backend="tensorflow", platform=platform, default_model_filename=filename)
@@ -47,28 +33,22 @@ def put(folder: Path, name: str, text: str = "", platform: str = SAVED_MODEL) ->
 
 
 async def complete(folder: Path, name: str, text: str = "", platform: str = SAVED_MODEL) -> ModelConfig:
-    return await TensorFlowBackend().complete(put(folder, name, text, platform), context())
+    return await TensorFlowBackend().complete(put(folder, name, text, platform), CONTEXT)
 
 
 async def load(folder: Path, name: str, text: str = "", platform: str = SAVED_MODEL) -> Model:
     config = await complete(folder, name, text, platform)
-    return await TensorFlowBackend().load(ModelSource(folder, 1, config), context())
+    return await TensorFlowBackend().load(ModelSource(folder, 1, config), CONTEXT)
 
 
 def recorded(name: str, signature: str = "serving_default") -> tuple[Arrays, Arrays]:
-    """Inputs, and TensorFlow's outputs."""
+    """Return the recorded inputs and TensorFlow's outputs for them."""
     with np.load(DATA / name / "answers.npz") as answers:
         sides = [
             {key.removeprefix(start): answers[key] for key in answers.files if key.startswith(start)}
             for start in (f"{signature}/in/", f"{signature}/out/")
         ]
     return sides[0], sides[1]
-
-
-async def infer(model: Model, inputs: Arrays) -> Arrays:
-    async with asyncio.timeout(PATIENCE_S):
-        response = await infer_one(model, request((), **inputs))
-    return {tensor.name: tensor.array for tensor in response.outputs}
 
 
 def assert_equal(answer: Arrays, expected: Arrays) -> None:
@@ -91,7 +71,7 @@ async def test_a_saved_model_is_completed_from_its_signature(tmp_path: Path) -> 
 async def test_variables_are_read(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("dense")
     loaded.append(model := await load(tmp_path, "dense"))
-    answer = await infer(model, inputs)
+    answer = await infer(model, request(**inputs))
     answer["best"] = answer["best"][:, 0]
     assert_equal(answer, expected)
 
@@ -99,7 +79,7 @@ async def test_variables_are_read(tmp_path: Path, loaded: list[Model]) -> None:
 async def test_batches(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("dense")
     loaded.append(model := await load(tmp_path, "dense"))
-    answers = await asyncio.gather(*(infer(model, {"features": row[None]}) for row in inputs["features"]))
+    answers = await asyncio.gather(*(infer(model, request(features=row[None])) for row in inputs["features"]))
     assert model.statistics.execution_count == 1
     np.testing.assert_allclose(np.concatenate([each["scores"] for each in answers]), expected["scores"], rtol=1e-5)
 
@@ -107,20 +87,20 @@ async def test_batches(tmp_path: Path, loaded: list[Model]) -> None:
 async def test_names_are_the_signature_s_whatever_their_order(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("swapped")
     loaded.append(model := await load(tmp_path, "swapped"))
-    assert_equal(await infer(model, inputs), expected)
+    assert_equal(await infer(model, request(**inputs)), expected)
 
 
 async def test_control_flow_scalars_and_inputs_that_nothing_reads(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("loop")
     loaded.append(model := await load(tmp_path, "loop"))
     assert model.spec.inputs.keys() == {"start", "count", "unread"}
-    assert_equal(await infer(model, inputs | {"count": inputs["count"].reshape(1)}), expected)
+    assert_equal(await infer(model, request(**inputs | {"count": inputs["count"].reshape(1)})), expected)
 
 
 async def test_another_signature(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("dense", "hidden_layer")
     loaded.append(model := await load(tmp_path, "dense", parameters(TF_SIGNATURE_DEF="hidden_layer")))
-    assert_equal(await infer(model, inputs), expected)
+    assert_equal(await infer(model, request(**inputs)), expected)
 
 
 async def test_another_graph_by_its_tag(tmp_path: Path, loaded: list[Model]) -> None:
@@ -134,10 +114,10 @@ async def test_another_graph_by_its_tag(tmp_path: Path, loaded: list[Model]) -> 
         read_saved_model(source.model_file, "third")
     source.config.parameters["TF_GRAPH_TAG"].string_value = "other"
     backend = TensorFlowBackend()
-    config = await backend.complete(source, context())
-    loaded.append(model := await backend.load(ModelSource(tmp_path, 1, config), context()))
+    config = await backend.complete(source, CONTEXT)
+    loaded.append(model := await backend.load(ModelSource(tmp_path, 1, config), CONTEXT))
     inputs, expected = recorded("swapped")
-    assert_equal(await infer(model, inputs), expected)
+    assert_equal(await infer(model, request(**inputs)), expected)
 
 
 async def test_a_signature_that_there_is_not_is_named(tmp_path: Path) -> None:
@@ -172,7 +152,7 @@ ADD_SUB = """max_batch_size: 4
 async def test_a_graph_ends_where_the_configuration_says(tmp_path: Path, loaded: list[Model]) -> None:
     inputs, expected = recorded("graphdef", "")
     loaded.append(model := await load(tmp_path, "graphdef", ADD_SUB, GRAPH))
-    assert_equal(await infer(model, inputs), expected)
+    assert_equal(await infer(model, request(**inputs)), expected)
 
 
 async def test_a_graph_begins_where_the_configuration_says(tmp_path: Path, loaded: list[Model]) -> None:
@@ -181,7 +161,7 @@ async def test_a_graph_begins_where_the_configuration_says(tmp_path: Path, loade
         input { name: "OUTPUT1" data_type: TYPE_FP32 dims: [4] }"""
     loaded.append(model := await load(tmp_path, "graphdef", text, GRAPH))
     row = np.array([[1, 2, 3, 4]], np.float32)
-    assert (await infer(model, {"OUTPUT0": row, "OUTPUT1": row}))["product:0"].tolist() == [[1, 4, 9, 16]]
+    assert (await infer(model, request(OUTPUT0=row, OUTPUT1=row)))["product:0"].tolist() == [[1, 4, 9, 16]]
 
 
 async def test_a_graph_is_completed_from_its_ends(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""TensorRT, CUDA's runtime and the driver, as far as plans need them, on a machine without a GPU.
+"""Fakes of TensorRT, CUDA's runtime and the driver, as far as plans need them, on a machine without a GPU.
 
-A "plan" is JSON: tensors, profiles, and a factor that the output is the input times. The memory of the GPU is numpy's.
+A "plan" is JSON: tensors, profiles, and the factor from input to output. The memory of the GPU is numpy's.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT64": "int6
 
 
 def plan(**changes: Any) -> dict[str, Any]:
-    """`y` is twice `x`, each of 4 columns and up to 8 rows."""
+    """Make a plan whose `y` is twice `x`, each of 4 columns and up to 8 rows."""
     default = {
         "inputs": {"x": ["FLOAT", [-1, 4]]},
         "outputs": {"y": ["FLOAT", [-1, 4]]},
@@ -35,7 +35,7 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Machine:
-    """What the test watches: the memory and streams that are held, runs by profile, engines by GPU."""
+    """Records what a test looks at: memory and streams in use, runs by profile, engines by GPU."""
 
     capabilities: list[tuple[int, int]]
     memory: dict[int, Array] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Machine:
     fails_to_execute: bool = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In place of the libraries that there are or are not."""
+        """Install the fakes in place of the modules, whether these exist or not."""
         for name, module in (
             ("tensorrt", _tensorrt(self)),
             ("cuda", ModuleType("cuda")),
@@ -62,7 +62,7 @@ class Machine:
 
 
 def install_driver(monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]]) -> None:
-    """GPUs of these compute capabilities; with none, no driver either."""
+    """Fake GPUs of these compute capabilities; with none, there is no driver either."""
 
     def init() -> None:
         if not capabilities:

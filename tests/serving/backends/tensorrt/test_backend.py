@@ -1,8 +1,8 @@
-"""Plans are loaded by their GPU's capability and run as TensorRT's interface has it; without a GPU, clear errors."""
+"""Plans are chosen by compute capability and run through TensorRT's interface; without a GPU, errors are clear."""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
-from serving.backend import BackendContext
 from serving.backends.tensorrt.backend import TensorRtBackend
 from serving.call import infer_one
 from serving.model import Model
@@ -21,9 +18,9 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import CONTEXT, TIMEOUT_S
 from tests.serving.backends.tensorrt.fakes import Machine, install_driver, write_plan
 
-PATIENCE_S = 30.0
 TENSORS = """
     input { name: "x" data_type: TYPE_FP32 dims: [4] } output { name: "y" data_type: TYPE_FP32 dims: [4] }
 """
@@ -33,25 +30,9 @@ TWO_PROFILES: list[dict[str, Any]] = [{"x": [[1, 4], [1, 4], [2, 4]]}, {"x": [[1
 Install = Callable[..., Machine]
 
 
-class NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise SluiceError(ErrorCode.NOT_FOUND, name)
-
-
-def _no_engine(_: str) -> EngineConfig:
-    raise AssertionError("plans have no engine of ours")
-
-
-def _no_record(*_: str) -> StreamRecord:
-    raise AssertionError("plans are not measured as LLMs")
-
-
-CONTEXT = BackendContext(NoModels())
-
-
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """A machine with GPUs of the capabilities."""
+    """Fake a machine with GPUs of these capabilities."""
 
     def on(*capabilities: tuple[int, int]) -> Machine:
         machine = Machine(list(capabilities))
@@ -59,15 +40,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         return machine
 
     return on
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
 
 
 async def load(folder: Path, text: str) -> Model:
@@ -88,15 +60,15 @@ def rows_of(count: int, value: float = 1, columns: int = 4) -> InferRequest:
 
 
 async def infer(model: Model, given: InferRequest) -> Array:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         response = await infer_one(model, given)
     [output] = response.outputs
     return output.array
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Instances end on their threads."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Wait, because instances end on their threads."""
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_so():
             await asyncio.sleep(0.001)
 
@@ -127,7 +99,7 @@ async def test_without_tensorrt_the_error_says_which_plan_the_gpu_takes(
 
 
 async def test_each_gpu_gets_the_plan_for_its_capability(tmp_path: Path, loaded: list[Model], install: Install) -> None:
-    """Keys with and without the point; a GPU that none of them is for gets the default."""
+    """Keys have a point or none; a GPU without a key gets the default."""
     machine = install((7, 5), (12, 0), (9, 0))
     for name, factor in (("t4.plan", 3), ("big.plan", 5), ("model.plan", 7)):
         write_plan(tmp_path / "1" / name, factor=factor)
@@ -263,7 +235,7 @@ async def test_a_batch_gets_the_nearest_profile(tmp_path: Path, loaded: list[Mod
 
 
 async def test_instances_share_their_profiles(tmp_path: Path, loaded: list[Model], install: Install) -> None:
-    """Whichever instance is free runs what fits the profile of another."""
+    """A free instance runs batches that fit the profile of another instance."""
     machine = install((8, 0))
     write_plan(tmp_path / "1" / "model.plan", profiles=TWO_PROFILES)
     groups = "".join(f'instance_group {{ name: "{each}" kind: KIND_GPU profile: "{each}" }}' for each in (0, 1))
@@ -329,6 +301,6 @@ async def test_what_was_cancelled_does_not_run(tmp_path: Path, loaded: list[Mode
     loaded.append(model := await load(tmp_path, BATCHED + ON_GPU))
     responses: list[InferResponse] = []
     model.submit(rows_of(1), responses.append).cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await model.wait_idle()
     assert (responses, machine.runs) == ([], [])

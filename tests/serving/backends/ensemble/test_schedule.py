@@ -1,4 +1,4 @@
-"""Which parameters of a request reach which steps."""
+"""Request parameters of steps."""
 
 import pytest
 

@@ -1,7 +1,6 @@
-"""Ragged inputs, inputs that describe a batch, and outputs that are scattered: with ONNX models, as Triton has them."""
+"""Ragged inputs, batch inputs and scattered outputs, with ONNX models, as in Triton."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, request, value
+from tests.serving.backends.builders import TIMEOUT_S, request
+from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, value
 
-PATIENCE_S = 30.0
 INT32 = TensorProto.INT32
 KINDS = {
     "BATCH_ELEMENT_COUNT": [3, 8, 1],
@@ -24,15 +23,6 @@ KINDS = {
     "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": [0, 3, 11, 12],
     "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": [0] * 8,
 }
-
-
-@pytest.fixture
-async def loaded() -> AsyncIterator[list[Model]]:
-    """What to close in the end."""
-    models: list[Model] = []
-    yield models
-    for model in models:
-        await model.close()
 
 
 def ragged_input(name: str = "x", kind: str = "TYPE_FP32", dims: str = "-1") -> str:
@@ -48,7 +38,7 @@ def output(name: str, dims: str = "-1", kind: str = "TYPE_FP32") -> str:
 
 
 def seen(kind: int = INT32, rank: int = 1) -> onnx.ModelProto:
-    """Gives each row of a batch everything that the model saw: `x` and `b`, behind a dimension of one a row of `r`."""
+    """Return each row of a batch everything that the model saw: `x` and `b`, repeated for each row of `r`."""
     dims = ["k"] * rank
     nodes = [
         helper.make_node("Shape", ["r"], ["shape"]),
@@ -79,8 +69,8 @@ async def load_seen(folder: Path, rest: str, kind: int = INT32, rank: int = 1) -
 
 
 async def together(model: Model, *given: InferRequest) -> list[dict[str, Array]]:
-    """The answers to requests that were run as one batch."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Return the responses to requests that were run as one batch."""
+    async with asyncio.timeout(TIMEOUT_S):
         responses = await asyncio.gather(*(infer_one(model, each) for each in given))
     assert model.statistics.execution_count == 1
     return [{tensor.name: tensor.array for tensor in response.outputs} for response in responses]
@@ -96,7 +86,7 @@ def ragged(*shape: int, start: int = 0) -> InferRequest:
 async def test_a_batch_of_ragged_requests_is_one_flat_input_and_what_tells_it_apart(
     tmp_path: Path, loaded: list[Model], kind: str, data_type: str
 ) -> None:
-    """Counts are of requests, not of rows, as Triton's backends have it."""
+    """Counts are per request, not per row, as in Triton's backends."""
     number = INT32 if data_type == "TYPE_INT32" else TensorProto.FLOAT
     rest = f"{ragged_input()} {batch_input(kind, data_type=data_type)}"
     loaded.append(model := await load_seen(tmp_path, rest, number))

@@ -1,4 +1,6 @@
-"""What does not fit is refused at load, in Triton's words; what passes between batching models and others."""
+"""Mismatches between steps and models are refused at load, in Triton's words; models that batch join with those that
+do not.
+"""
 
 from pathlib import Path
 
@@ -161,7 +163,7 @@ async def test_labels_are_the_steps_where_the_ensemble_has_none(tmp_path: Path) 
 
 
 async def test_the_reference_s_ensemble() -> None:
-    """Its numbers are those of the recorded exchange."""
+    """The numbers are those of the recorded exchange."""
     add_sub = FunctionModel(
         simple_config("add_sub", inputs="PQ", outputs="ST", dims="4", max_batch_size=8),
         lambda P, Q: {"S": P + Q, "T": P - Q},

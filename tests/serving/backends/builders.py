@@ -1,0 +1,40 @@
+"""Requests, their results and a context for tests of several backends."""
+
+import asyncio
+
+from serving.backend import BackendContext
+from serving.call import infer_one
+from serving.model import Model
+from serving.request import InferRequest
+from serving.tensors.tensor import Array, Tensor
+from sluice.errors import ErrorCode, SluiceError
+
+TIMEOUT_S = 60.0
+
+
+class NoModels:
+    """A lookup without models."""
+
+    def find(self, name: str, version: int = -1) -> Model:
+        raise SluiceError(ErrorCode.NOT_FOUND, name)
+
+
+CONTEXT = BackendContext(NoModels())
+
+
+def request(outputs: tuple[str, ...] = (), /, **inputs: Array) -> InferRequest:
+    return InferRequest({name: Tensor.of(name, array) for name, array in inputs.items()}, requested_outputs=outputs)
+
+
+async def infer(model: Model, request: InferRequest) -> dict[str, Array]:
+    """Return the outputs by name."""
+    async with asyncio.timeout(TIMEOUT_S):
+        response = await infer_one(model, request)
+    return {tensor.name: tensor.array for tensor in response.outputs}
+
+
+def parameters(**values: str) -> str:
+    """Write parameters of config.pbtxt."""
+    return " ".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()
+    )
