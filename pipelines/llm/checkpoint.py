@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
+from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import has_tensorrt_llm
+from engine.runtimes import RUNTIMES
 from pipelines.text.tokenizer import TOKENIZER_FILES
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid
 
+_TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 VLLM_FILE = "model.json"
 """Where Triton's vLLM backend has its engine's arguments."""
 
@@ -42,7 +44,7 @@ def find_checkpoint(
     `engine_python` is the engine's, where that has one of its own.
     Raises SluiceError NOT_FOUND with what was found instead and what to put there.
     """
-    has_library = partial(has_tensorrt_llm, engine_python)
+    has_library = partial(_TENSORRT_LLM.is_installed, engine_python)
     path = next((folder for folder in _candidates(source, texts) if is_checkpoint(folder, has_library)), None)
     if path is None:
         raise _not_found(source, texts, has_library)
@@ -51,7 +53,7 @@ def find_checkpoint(
     return CheckpointFolder(path, path if _has_tokenizer(path) or elsewhere is None else elsewhere)
 
 
-def is_checkpoint(folder: Path, has_library: Callable[[], bool] = has_tensorrt_llm) -> bool:
+def is_checkpoint(folder: Path, has_library: Callable[[], bool] = _TENSORRT_LLM.is_installed) -> bool:
     """Whether it holds what a runtime can load; `has_library` says whether TensorRT-LLM is there.
 
     TensorRT-LLM's engines have a config.json too, without weights, and its converted checkpoints weights of their own.

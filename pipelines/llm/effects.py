@@ -17,7 +17,7 @@ class Effect:
     note: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of `EngineConfig.runtime_settings`: texts by the names in
-    `engine.delegated.tensorrt_llm.configuration.settings`."""
+    `engine.delegated.tensorrt_llm.configuration.catalogue`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of `EngineConfig.llm_arguments`."""
 

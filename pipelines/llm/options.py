@@ -1,10 +1,11 @@
 """Options of the command line that OpenVINO has no use for. TensorRT-LLM's process tells its own."""
 
 from engine.config import EngineConfig, Runtime
+from engine.runtimes import RUNTIMES
 
 _PLAIN = EngineConfig(model_path="")
 
-_ONLY_TENSORRT_LLM = {
+_FLAGS = {
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "lora_modules": "--lora-modules",
@@ -18,7 +19,8 @@ _ONLY_TENSORRT_LLM = {
 
 def unused_options(engine: EngineConfig, runtime: str) -> list[str]:
     """Notes on those that were given and do nothing on `runtime`."""
-    if runtime == Runtime.TENSORRT_LLM:
-        return []
-    given = [flag for name, flag in _ONLY_TENSORRT_LLM.items() if getattr(engine, name) != getattr(_PLAIN, name)]
+    ignored = RUNTIMES[Runtime(runtime)].ignored_fields
+    given = [
+        flag for name, flag in _FLAGS.items() if name in ignored and getattr(engine, name) != getattr(_PLAIN, name)
+    ]
     return [f"{flag}: {runtime} has no use for it" for flag in given]

@@ -11,7 +11,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, Runtime
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.model_folder import ModelFormat, model_format
 from pipelines.llm import tensorrt_llm_rules
 from pipelines.llm.effects import Effect, Rule, truth

@@ -50,7 +50,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     choice = choose_runtime(given)
     engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once: rules, notes and process go by it
     notes: list[str] = []
-    if choice.runtime is Runtime.TENSORRT_LLM:
+    if "llm_arguments" not in choice.spec.ignored_fields:
         engine = _for_tensorrt_llm(engine, checkpoint, yaml)
     else:
         texts, notes = _as_parameters(yaml, texts)

@@ -1,11 +1,11 @@
 """What each parameter of an LLM's config.pbtxt does on TensorRT-LLM, where that is not what it does everywhere.
 
 What is in neither table is a setting of TensorRT-LLM, if
-`engine.delegated.tensorrt_llm.configuration.settings` has one of that name.
+`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name.
 """
 
 from engine.config import SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
 from pipelines.llm.effects import NOTHING, Effect, Rule, chooses, counts, truth, without_effect, without_effect_unless
 from pipelines.llm.lora_modules import lora_modules
 from pipelines.llm.shared_rules import NO_CACHE_SIZE, SHARED
@@ -24,7 +24,7 @@ def rule_of(key: str, *, is_compiled: bool) -> Rule | None:
         return None
     if setting.no_effect:
         return without_effect(setting.no_effect)
-    if setting.engines_only and not is_compiled:
+    if setting.backend == ENGINES and not is_compiled:
         return without_effect("only compiled engines have it, and this model is none")
     return _setting(key)
 
