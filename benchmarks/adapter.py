@@ -19,7 +19,7 @@ import zmq
 from benchmarks.figures import BenchmarkError, Figure
 from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.interface import Failure, StatisticsListener, internal_error
+from engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
 from engine.delegated.tensorrt_llm.llm import blocks_to_completion
 from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
 from engine.frames import Shutdown, Submit
@@ -76,8 +76,8 @@ class AnsweringRuntime:
         num_prompt, block_size = len(request.prompt_token_ids), self._info.block_size
         return blocks_to_completion(num_prompt, request.sampling.max_tokens, 1, block_size)
 
-    def classify(self, error: Exception, *, at_submit: bool) -> Failure:
-        return Failure(internal_error())
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return RuntimeFailure(internal_error())
 
     async def is_healthy(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a runtime declares of itself: one `RuntimeSpec`, which everything outside of the runtime's own folder goes by.
+"""The declaration of a runtime: one `RuntimeSpec`, which everything outside of the runtime's own folder goes by.
 
 Declaring one imports no heavy library. `engine/runtimes.py` registers them.
 """
@@ -31,7 +31,7 @@ class Fitness(IntEnum):
     """It serves where no other is better; the reasons of those that decline say why."""
     FASTER = 2
     NEEDED = 3
-    """Only it has what is asked for."""
+    """No other runtime can do what the configuration asks for."""
 
 
 class Appraisal(NamedTuple):
@@ -73,7 +73,7 @@ class RuntimeSpec:
     """Module of its library, which may be installed for another Python (`EngineConfig.engine_python`). It is empty for
     a runtime that comes with the gateway."""
     remedy: str = ""
-    """What to do where the library is not installed."""
+    """Advice for a machine where the library is not installed."""
     settings: SettingsTable = field(default_factory=lambda: SettingsTable("", {}))
     """The settings that it takes by name, in `--runtime-setting` and config.pbtxt."""
     built_in_step_sizes: Callable[[EngineConfig], StepSizes | None] = lambda config: None

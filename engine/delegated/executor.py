@@ -10,9 +10,8 @@ from time import perf_counter
 
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
-from engine.delegated.in_flight import InFlightTable
+from engine.delegated.in_flight import DelegatedSequence, InFlightTable
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
-from engine.delegated.sequence import DelegatedSequence
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
@@ -63,7 +62,7 @@ class DelegatedExecutor:
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
         self._has_freed_places = False
-        """Whether places came free that no frame has told of."""
+        """Whether places came free since the last frame."""
         self._turn: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -174,12 +173,12 @@ class DelegatedExecutor:
         prepared = self._runtime.prepare(request)
         wait_s = self._reception.check_in(command, num_blocks, self._in_flight.sequences, self._free_blocks)
         return DelegatedSequence(
-            command.stream_id,
-            request,
-            prepared,
+            stream_id=command.stream_id,
+            request=request,
+            prepared=prepared,
             worst_case_blocks=num_blocks,
             block_size=self.info.block_size,
-            now=self._clock(),
+            submitted_at=self._clock(),
             predicted_wait_s=wait_s,
         )
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.delegated.interface import DelegatedRuntime, Failure, RequestHandle, ResponseDelta, internal_error
-from engine.delegated.sequence import DelegatedSequence
-from engine.types import FinishReason
+from engine.blocks import blocks_for
+from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
+from engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -17,6 +19,68 @@ HEALTH_CHECK_DELAY_S = 0.25
 requests that were answered with one could not go on in the next engine."""
 ABORT_GRACE_S = 10.0
 """How long the last response to an aborted request is awaited."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DelegatedSequence:
+    """A request on its way: in our queue, then in flight in the runtime, then finished. Only the executor and its table
+    change it.
+    """
+
+    stream_id: int
+    request: GenerateRequest
+    prepared: Any
+    """What `DelegatedRuntime.prepare` returned; None once it is handed over."""
+    worst_case_blocks: int
+    block_size: int
+    submitted_at: float
+    """The engine's clock, in seconds."""
+    predicted_wait_s: float
+    tenant: str = field(init=False)
+    priority: int = field(init=False)
+    deadline: float = field(init=False)
+    start_deadline: float = field(init=False)
+    num_prompt: int = field(init=False)
+    num_output: int = field(init=False)
+    num_charged: int = field(init=False)
+    """Output tokens charged to the tenant. Those that an engine before this one generated are not charged."""
+    num_tokens: int = field(init=False)
+    """Tokens to compute before the first new one."""
+    max_tokens: int = field(init=False)
+    is_in_flight: bool = False
+    """Whether it was handed to the runtime."""
+    handle: RequestHandle | None = None
+    """The request in the runtime, while responses may come."""
+    is_prompt_counted: bool = False
+    """Whether the counters include its prompt."""
+    is_answered: bool = False
+    """Whether its client has had its last event; later responses are dropped."""
+    aborted_at: float | None = None
+
+    def __post_init__(self) -> None:
+        request, now = self.request, self.submitted_at
+        self.tenant, self.priority = request.tenant, request.priority
+        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
+        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_output = self.num_charged = len(request.resume_token_ids)
+        self.num_tokens = self.num_prompt + self.num_output
+        self.max_tokens = request.sampling.max_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens still to run before the next one is sampled: 1 while it decodes."""
+        return 1 if self.has_begun else self.num_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_output > len(self.request.resume_token_ids)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """An estimate of the blocks that it holds once its prompt is computed."""
+        return blocks_for(self.num_prompt + self.num_output, self.block_size)
 
 
 class InFlightListener(Protocol):
@@ -135,7 +199,7 @@ class InFlightTable:
         if handle.is_finished:  # its place is free in the statistics that go out with its last event
             self._remove(sequence)
 
-    async def _handle_failure(self, sequence: DelegatedSequence, error: Exception, failure: Failure) -> None:
+    async def _handle_failure(self, sequence: DelegatedSequence, error: Exception, failure: RuntimeFailure) -> None:
         """Tell the listener whether the engine or the request has failed."""
         if failure.is_fatal:
             self._listener.on_lost(error)

@@ -23,7 +23,7 @@ class EngineLost(Exception):
 
 
 class ResponseDelta(NamedTuple):
-    """What is new in a response. `finish_reason` is CANCELLED only where the runtime says so."""
+    """The part of a response that is new. `finish_reason` is CANCELLED only where the runtime says so."""
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
@@ -53,7 +53,7 @@ class RequestHandle(Protocol):
         ...
 
 
-class Failure(NamedTuple):
+class RuntimeFailure(NamedTuple):
     """The meaning of an exception that the runtime raised."""
 
     error: SluiceError
@@ -118,12 +118,12 @@ class DelegatedRuntime(Protocol):
         """
         ...
 
-    def classify(self, error: Exception, *, at_submit: bool) -> Failure:
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         """Explain an exception of `submit` (`at_submit`) or of a handle's iteration."""
         ...
 
     async def is_healthy(self) -> bool:
-        """Return whether the runtime says that it can go on; true where it cannot be asked."""
+        """Return whether the runtime says that it can go on; true where there is no way to know."""
         ...
 
     async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:

@@ -1,12 +1,12 @@
-"""What the executor knows of the work done: counters, the last iteration, how long steps take. It comes from the
-runtime's statistics where there are any, else from the tokens of its responses."""
+"""Statistics of the work done: counters, the last iteration, how long steps take. They come from the runtime's own
+statistics where there are any, else from the tokens of its responses."""
 
 import math
 from collections.abc import Collection
 from typing import NamedTuple
 
+from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
-from engine.delegated.sequence import DelegatedSequence
 from engine.forecast.forecast import Forecast
 from engine.loop.counters import Counters
 from engine.types import EngineInfo, IterationStats
@@ -87,7 +87,7 @@ class StatisticsRecorder:
 
 
 class EstimatedStep(NamedTuple):
-    """What ran together, as far as can be seen from outside."""
+    """A step as far as it can be seen from outside."""
 
     num_tokens: int
     num_seqs: int

@@ -115,40 +115,34 @@ def _huggingface_quantization(path: Path, config: Fields) -> str:
     return str(section.get("quant_algo") or section.get("quant_method") or "none").lower()
 
 
-def _read_converted(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
-    source = path / "config.json"
-    return LlmFolder(
-        path,
-        ModelFormat.TENSORRT_LLM_CHECKPOINT,
-        str(config.get("architecture", "unknown")),
-        str(config.get("dtype", "auto")),
-        _number(config, "vocab_size", source),
-        ends,
-        _number(config, "max_position_embeddings", source),
-        _converted_quantization(config),
-        parallel_sizes=_parallel_sizes(config),
-    )
-
-
 def _read_engine(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
-    source = path / "config.json"
     pretrained, build = config.get("pretrained_config"), config.get("build_config")
     if not isinstance(pretrained, dict) or not isinstance(build, dict):
         raise invalid(
             "model_path",
-            f"{source} is not an engine's: it must have pretrained_config and build_config, as trtllm-build writes it",
+            f"{path / 'config.json'} is not an engine's: it must have pretrained_config and build_config, as "
+            "trtllm-build writes it",
         )
+    return _read_converted(path, pretrained, ends, build)
+
+
+def _read_converted(
+    path: Path, config: Fields, ends: tuple[int, ...], build: dict[str, object] | None = None
+) -> LlmFolder:
+    """Read a converted checkpoint, or the engine that was compiled of it by `build`."""
+    source = path / "config.json"
+    is_engine = build is not None
     return LlmFolder(
         path,
-        ModelFormat.TENSORRT_LLM_ENGINE,
-        str(pretrained.get("architecture", "unknown")),
-        str(pretrained.get("dtype", "auto")),
-        _number(pretrained, "vocab_size", source),
+        ModelFormat.TENSORRT_LLM_ENGINE if is_engine else ModelFormat.TENSORRT_LLM_CHECKPOINT,
+        str(config.get("architecture", "unknown")),
+        str(config.get("dtype", "auto")),
+        _number(config, "vocab_size", source),
         ends,
-        _number(build, "max_seq_len", source),
-        _converted_quantization(pretrained),
+        _number(config if build is None else build, "max_seq_len" if is_engine else "max_position_embeddings", source),
+        _converted_quantization(config),
         build,
-        _parallel_sizes(pretrained),
+        _parallel_sizes(config),
     )
 
 

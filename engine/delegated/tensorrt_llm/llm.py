@@ -13,13 +13,12 @@ import msgspec
 
 from engine.blocks import blocks_for
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.delegated.interface import Failure, StatisticsListener
+from engine.delegated.interface import RuntimeFailure, StatisticsListener
 from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
-from engine.delegated.tensorrt_llm.errors import classify
 from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
 from engine.delegated.tensorrt_llm.grammars import grammar_kinds
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, is_replayed
+from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify, is_replayed
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.tensorrt_llm.sampling import sampling_params
 from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, follow, read_iteration_stats
@@ -110,7 +109,7 @@ class TensorRtLlm:
         num_prompt = len(request.prompt_token_ids)
         return blocks_to_completion(num_prompt, params.max_tokens, params.beam_width, self._block_size)
 
-    def classify(self, error: Exception, *, at_submit: bool) -> Failure:
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         return classify(error, at_submit=at_submit)
 
     def _salt(self, request: GenerateRequest) -> str:
@@ -211,8 +210,8 @@ class TensorRtLlm:
         )
 
     def _num_blocks(self, block_size: int, iteration: IterationStats | None) -> int:
-        """Return the blocks that TensorRT-LLM tells of; else those of the tokens that were asked for; else as many as
-        its places could ever fill, so that what does not fit waits in there."""
+        """Return the blocks that TensorRT-LLM tells of; else those of the configured tokens; else as many as all its
+        requests could ever fill, so that those that do not fit wait in TensorRT-LLM."""
         if iteration is not None and iteration.max_blocks:
             return iteration.max_blocks
         max_tokens = getattr(self._kv_cache, "max_tokens", None)

@@ -1,14 +1,16 @@
-"""From TensorRT-LLM's RequestOutput to tokens, log probabilities and finish reasons.
+"""TensorRT-LLM's responses: from a RequestOutput to tokens, log probabilities and finish reasons, and from exceptions
+to the engine's end or the request's.
 
-The object is one and the same at each response, changed in place; it holds all output so far. Versions differ in
-whether a token that ends the sequence is among its tokens, in the form of log probabilities and in where they say how
-much of the prompt was cached: all forms are read.
+A RequestOutput is one and the same object at each response, changed in place; it holds all output so far. Versions
+differ in whether a token that ends the sequence is among its tokens, in the form of log probabilities and in where they
+say how much of the prompt was cached: all forms are read.
 """
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from engine.delegated.interface import ResponseDelta
+from engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
 from engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
@@ -178,3 +180,62 @@ def _has(entry: Any, token_id: int) -> bool:
 
 def _is_own(token_id: int, entry: Any) -> bool:
     return entry is not None and (not isinstance(entry, dict) or token_id in entry)
+
+
+# -- exceptions
+
+_FATAL_NAMES = frozenset({"EngineDeadError", "BrokenExecutor", "BrokenProcessPool"})
+_FATAL = re.compile(
+    r"shutting down|is shut ?down|executor has failed|worker (process )?(died|is dead|terminated)"
+    r"|rank \d+ (died|is gone)",
+    re.I,
+)
+_REQUEST_ERROR = "RequestError"
+"""TensorRT-LLM's class for what fails one request. When it is the engine that failed, its health says so."""
+_AT_FAULT = re.compile(
+    r"should not exceed|cannot exceed|exceeds? (the )?max|larger than (the )?max|(prompt|sequence) is too long"
+    r"|must be (less|greater|between|at (most|least)|smaller|larger)|token ids? .*out of range"
+    r"|not supported|unsupported|guided decoding error(?!: internal)",
+    re.I,
+)
+"""Texts of its checks of a request's arguments, which come as a response."""
+
+
+def classify(error: Exception, *, at_submit: bool) -> RuntimeFailure:
+    """Explain an exception of `generate_async` (`at_submit`) or of reading a RequestOutput."""
+    is_fatal = any(map(_is_fatal, _chain(error)))
+    return RuntimeFailure(_answer(error, at_submit=at_submit, is_fatal=is_fatal), is_fatal, _is_response(error))
+
+
+def _answer(error: Exception, *, at_submit: bool, is_fatal: bool) -> SluiceError:
+    if isinstance(error, SluiceError):
+        return error
+    # A check of arguments shows as a ValueError at once, or as text alone among the responses.
+    is_at_fault = isinstance(error, ValueError) if at_submit else bool(_AT_FAULT.search(str(error))) and not is_fatal
+    if is_at_fault:
+        return SluiceError(ErrorCode.INVALID, f"TensorRT-LLM refuses the request: {error}")
+    return internal_error()
+
+
+def _is_fatal(error: BaseException) -> bool:
+    if _is_response(error):  # its text may quote the request: a client could put any words into it
+        return False
+    return bool(_FATAL_NAMES & _names(error)) or (isinstance(error, RuntimeError) and bool(_FATAL.search(str(error))))
+
+
+def _is_response(error: BaseException) -> bool:
+    return _REQUEST_ERROR in _names(error)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {base.__name__ for base in type(error).__mro__}
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return the exception and its causes."""
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__
+    return chain

@@ -25,7 +25,7 @@ def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bo
 
 
 def _compiled_step_sizes(config: EngineConfig) -> StepSizes | None:
-    """Return those of a compiled engine. What is wrong with one is told when it is loaded."""
+    """Return the sizes of a compiled engine. Loading one reports what is wrong with it."""
     try:
         build = read_folder(Path(config.model_path)).build_config or {}
     except SluiceError:

@@ -214,7 +214,7 @@ def _prompt_logprobs(context: SamplingContext) -> int | None:
 
 
 def _logprob_count(context: SamplingContext, count: int | None) -> int | None:
-    """Versions without logprobs_mode return nothing for 0 instead of the token's own: then one more is asked for."""
+    """Versions without logprobs_mode return nothing for 0 instead of the token's own: they get 1."""
     return count if count is None or "logprobs_mode" in context.known else max(count, 1)
 
 

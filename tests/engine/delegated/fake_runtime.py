@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from engine.blocks import blocks_for
-from engine.delegated.interface import Failure, RequestHandle, ResponseDelta, StatisticsListener, internal_error
-from engine.delegated.sequence import DelegatedSequence
+from engine.delegated.in_flight import DelegatedSequence
+from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
 from engine.frames import Submit
 from engine.types import EngineInfo, FinishReason, GenerateRequest, IterationStats, SamplingParams
 
@@ -93,8 +93,8 @@ class FakeRuntime:
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         return blocks_for(len(request.prompt_token_ids) + request.sampling.max_tokens, INFO.block_size)
 
-    def classify(self, error: Exception, *, at_submit: bool) -> Failure:
-        return Failure(internal_error())
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return RuntimeFailure(internal_error())
 
     async def is_healthy(self) -> bool:
         return self.is_well
@@ -116,11 +116,11 @@ def make_submit(stream_id: int, *prompt: int) -> Submit:
 
 def make_sequence(stream_id: int, request: GenerateRequest) -> DelegatedSequence:
     return DelegatedSequence(
-        stream_id,
-        request,
-        None,
+        stream_id=stream_id,
+        request=request,
+        prepared=request,
         worst_case_blocks=2,
         block_size=INFO.block_size,
-        now=0.0,
+        submitted_at=0.0,
         predicted_wait_s=0.0,
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.delegated.tensorrt_llm.errors import classify
+from engine.delegated.tensorrt_llm.responses import classify
 from sluice.errors import ErrorCode, SluiceError
 
 
