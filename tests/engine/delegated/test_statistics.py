@@ -1,4 +1,4 @@
-"""What the executor counts, with a runtime's statistics and without."""
+"""The executor's counters, with a runtime's statistics and without."""
 
 from engine.delegated.interface import Iteration
 from engine.delegated.statistics import SILENCE_S, EstimatedStep, StatisticsRecorder, StepEstimator

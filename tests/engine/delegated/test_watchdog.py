@@ -1,4 +1,4 @@
-"""When an engine counts as hung or ill."""
+"""Engines that hang or are ill."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ TIMEOUT_S = 20.0
 
 
 class Listener:
-    """Hears of requests that nobody looks at."""
+    """Ignores all outcomes."""
 
     def on_response(self) -> None: ...
 

@@ -1,8 +1,8 @@
-"""What the adapter uses of TensorRT-LLM beside the arguments of its classes: one list, for who checks a new version.
+"""The parts of TensorRT-LLM that the adapter uses beside the arguments of its classes: a list to check new versions by.
 
-Arguments of the LLM classes are in `configuration/fields.py` and `configuration/settings.py`, those of SamplingParams
-in `sampling/parameters.py`. Tests compare all of them with NVIDIA's API-stability files, and prove that this list is
-complete.
+The arguments of the LLM classes are in `configuration/arguments.py` and `configuration/catalogue.py`, those of
+SamplingParams in `sampling.py`. `test_contract.py` compares all of them with NVIDIA's API-stability files, and proves
+that this list is complete.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ REQUIRED = "required"
 
 
 class Use(Enum):
-    """How the adapter comes by it."""
+    """The adapter's use of a member."""
 
     GIVES = "gives"
-    """An argument: `type` is what it gives, which must be one of those that are taken."""
+    """It gives an argument: `type` must be one of those that are taken."""
     READS = "reads"
-    """A property or field: `type` is all that it may hold."""
+    """It reads a property or field: `type` is all that this may hold."""
     CALLS = "calls"
-    """A method: `type` is what it returns."""
+    """It calls a method: `type` is what this returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ SURFACE = (
     Member("QuantConfig", "kv_cache_quant_algo", Use.GIVES, "tensorrt_llm.quantization.mode.QuantAlgo"),
     Member("QuantConfig", "group_size", Use.GIVES, "int", 128),
 )
-"""What NVIDIA's API-stability files tell."""
+"""Members that NVIDIA's API-stability files list."""
 
 UNTOLD = {
     "LLM._check_health": "private; false once the executor is lost. A version without it is asked in other ways",
@@ -86,4 +86,4 @@ UNTOLD = {
     "Logprob.logprob": "a version may give the number itself",
     "LoRARequest.lora_name": "with lora_int_id and lora_path",
 }
-"""What they do not tell, and what is done where it is not there."""
+"""Members that these files do not list, and what the adapter does without them."""

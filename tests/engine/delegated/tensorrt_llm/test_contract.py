@@ -54,7 +54,7 @@ SERVERS_OWN = set(
 
 
 def told(owner: str, flavour: str) -> dict[str, Any]:
-    """Both files of a class as one."""
+    """Return both files of a class as one."""
     name = FILES[owner]
     stable = STABLE_LLM[flavour] if name == "llm" else f"{name}.yaml"
     whole: dict[str, Any] = {"methods": {}, "properties": {}}
@@ -71,7 +71,7 @@ def told(owner: str, flavour: str) -> dict[str, Any]:
 
 
 def alternatives(annotation: object) -> set[str]:
-    """Types of which an annotation takes any; None is "None"."""
+    """Return the types of which an annotation takes any; None is "None"."""
     return _alternatives(ast.parse(" ".join(str(annotation).split()), mode="eval").body)
 
 
@@ -235,7 +235,7 @@ def test_each_setting_is_taken_by_the_versions_that_have_it(
 
 
 def sample(row: RuntimeSetting) -> str:
-    """A text that the row reads."""
+    """Return a text that the row reads."""
     for text in ("64", "1", "true", "8,16", "{0}, {0, 0}", "{}", "FP8", "auto"):
         try:
             row.parse(text)
@@ -249,7 +249,7 @@ def sample(row: RuntimeSetting) -> str:
 
 
 def companions(row: RuntimeSetting, library: TensorRtLlmLibrary) -> dict[str, str]:
-    """What must be said too where one says this."""
+    """Return the settings that a setting needs beside it."""
     settings = {"backend": "tensorrt"} if row.backend == ENGINES and row.target != "backend" else {}
     if row.target == "tokenizer":
         settings["guided_decoding_backend"] = "xgrammar"
@@ -288,7 +288,7 @@ def expected(row: RuntimeSetting, settings: Mapping[str, str]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Enumerations by name, words in small letters; objects of which nothing was said as None."""
+    """Return enumerations by name, words in small letters, objects without given fields as None."""
     if isinstance(value, set):
         return sorted(value)
     if hasattr(value, "model_fields_set"):
@@ -320,7 +320,7 @@ def test_the_docs_show_the_tables(name: str) -> None:
 
 
 def test_the_adapter_is_the_only_importer() -> None:
-    """Of the library itself: all else gets its classes from there."""
+    """Only library.py imports TensorRT-LLM: all else gets its classes from there."""
     for path in sorted(ADAPTER.rglob("*.py")):
         source = path.read_text()
         if path.name != "library.py":

@@ -13,9 +13,9 @@ from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime, SchedulerPolicy
 from engine.types import FinishReason, Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.delegated.tensorrt_llm.over_stand_in import (
     EOS,
-    FLAVOURS,
     StandIn,
     answer,
     echo,
@@ -170,7 +170,7 @@ async def test_an_adapter_is_asked_for_by_name(newest: StandIn, tmp_path: Path) 
 
 
 async def test_the_queue_is_ours_and_hands_over_what_fits(newest: StandIn) -> None:
-    """With 16 places, 17 are in TensorRT-LLM and the rest waits outside, by priority."""
+    """With 16 places, 17 are in flight in TensorRT-LLM, and the rest waits in our queue, by priority."""
     newest.set(STEP_MS=3)
     order: list[int] = []
     async with newest.client(max_num_seqs=16) as client:

@@ -144,7 +144,7 @@ async def test_shutdown_does_not_wait_for_a_hanging_llm(monkeypatch: pytest.Monk
 async def test_an_aborted_request_whose_end_does_not_come_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A hang that only concerns those who left: the engine is not restarted for it."""
+    """The engine is not restarted for a hang that only concerns cancelled requests."""
     stand_in = StandIn(monkeypatch, tmp_path, "1.3.0").set(FAULT="hang_after=10")
     async with stand_in.client(runtime_settings={"stall_timeout_s": "0.5"}) as client:
         stream = client.submit(request([4], 50))

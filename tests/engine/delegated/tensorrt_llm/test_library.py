@@ -1,4 +1,4 @@
-"""What is installed, and what of it can run which folder."""
+"""The installed library, and the classes that run each kind of folder."""
 
 import sys
 from collections.abc import Callable

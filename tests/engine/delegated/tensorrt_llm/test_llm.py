@@ -1,4 +1,4 @@
-"""How many blocks TensorRT-LLM reserves."""
+"""The blocks that TensorRT-LLM reserves."""
 
 import pytest
 

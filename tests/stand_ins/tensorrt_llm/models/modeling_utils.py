@@ -9,7 +9,7 @@ from .._stand_in.values import make_value
 
 
 class _Quantisation:
-    """What a QuantConfig can do."""
+    """Methods of QuantConfig."""
 
     __slots__ = ()
 

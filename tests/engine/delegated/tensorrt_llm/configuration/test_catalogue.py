@@ -1,4 +1,4 @@
-"""The table of settings: what texts become, and what is said of those that cannot be used."""
+"""The table of settings: the values of texts, and the errors of those that cannot be used."""
 
 from typing import Any
 

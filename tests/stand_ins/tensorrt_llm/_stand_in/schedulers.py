@@ -1,4 +1,5 @@
-"""Who may hold KV blocks in the next iteration: the capacity scheduler, for one window size and no drafts."""
+"""TensorRT-LLM's schedulers, for one window size and no drafts: the capacity scheduler decides which requests may hold
+KV blocks in the next iteration, the micro-batch scheduler which of them run and how much of their contexts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +7,7 @@ from enum import Enum
 
 
 class Stage(Enum):
-    """How far a request is."""
+    """The progress of a request."""
 
     FIRST_CHUNK = "first_chunk"
     LATER_CHUNK = "later_chunk"
@@ -15,7 +16,7 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Load:
-    """What the scheduler knows of a request: `num_prompt` is P, `max_new_tokens` is N."""
+    """A request as the schedulers see it: `num_prompt` is P, `max_new_tokens` is N."""
 
     request_id: int
     num_prompt: int
@@ -28,7 +29,7 @@ class Load:
     adapter: int | None = None
     adapter_pages: int = 0
     first_block: int | None = None
-    """What its first block that is not cached will hold, where that can be reused."""
+    """The hash of its first block that is not cached, where that can be reused."""
 
     @property
     def stage(self) -> Stage:
@@ -38,7 +39,7 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """Of the context."""
+        """Tokens of the context."""
         return self.num_prompt + self.num_generated
 
 
@@ -53,24 +54,24 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Who may run, in order of arrival, and who loses its cache."""
+    """The requests that may run, in order of arrival, and those that lose their cache."""
 
     scheduled: tuple[Load, ...]
     paused: tuple[Load, ...] = ()
 
 
 CapacityScheduler = Callable[[Sequence[Load], Cache, int], Fitting]
-"""(active in order of arrival, cache, most requests) -> who fits."""
+"""Takes the active requests in order of arrival, the cache and the most requests; returns those that fit."""
 
 
 def held_blocks(load: Load, tokens_per_block: int) -> int:
-    """Blocks of all beams: whole blocks of the prompt are shared."""
+    """Return the blocks of all beams: whole blocks of the prompt are shared."""
     shared = min(load.num_prompt // tokens_per_block, load.held_per_beam)
     return shared + (load.held_per_beam - shared) * load.beam_width
 
 
 def remaining_blocks(load: Load, tokens_per_block: int) -> int:
-    """Blocks to completion: what it may come to need beyond those held, reckoned with P + N tokens."""
+    """Return the blocks to completion: those that it may need beyond those held, reckoned with P + N tokens."""
     shared = load.num_prompt // tokens_per_block
     total = -(-(load.num_prompt + load.max_new_tokens) // tokens_per_block)
     if load.held_per_beam < shared:
@@ -79,12 +80,12 @@ def remaining_blocks(load: Load, tokens_per_block: int) -> int:
 
 
 def guaranteed_no_evict(active: Sequence[Load], cache: Cache, max_requests: int) -> Fitting:
-    """Those under way always go on; others start in order while their worst case fits. Nobody is paused."""
+    """Requests under way always go on; others start in order while their worst case fits. None is paused."""
     return _no_evict(active, cache, max_requests, is_static=False)
 
 
 def static_batch(active: Sequence[Load], cache: Cache, max_requests: int) -> Fitting:
-    """As above, but nobody starts while anybody generates."""
+    """Requests start as under GUARANTEED_NO_EVICT, but none while another generates."""
     return _no_evict(active, cache, max_requests, is_static=True)
 
 
@@ -124,7 +125,7 @@ def _no_evict(active: Sequence[Load], cache: Cache, max_requests: int, *, is_sta
 
 
 class _Pages:
-    """Pages of the adapters' cache; one adapter's are there once."""
+    """Pages of the adapter cache; those of one adapter are counted once."""
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -140,12 +141,12 @@ class _Pages:
 
 
 def _in_the_making(pending: Sequence[Load]) -> set[int]:
-    """Blocks that contexts under way are computing."""
+    """Return the blocks that contexts under way are computing."""
     return {load.first_block for load in pending if load.stage is Stage.LATER_CHUNK and load.first_block is not None}
 
 
 def max_utilization(active: Sequence[Load], cache: Cache, max_requests: int) -> Fitting:
-    """Whoever fits for this one iteration; where blocks run out, the youngest that is under way is paused."""
+    """Requests run that fit for this one iteration; where blocks run out, the youngest one under way is paused."""
     scheduled: list[Load] = []
     paused: list[Load] = []
     free = cache.free_blocks
@@ -168,7 +169,7 @@ def max_utilization(active: Sequence[Load], cache: Cache, max_requests: int) -> 
 
 
 def next_blocks(load: Load, tokens_per_block: int) -> int:
-    """Blocks that the next iteration allocates for it."""
+    """Return the blocks that the next iteration allocates for it."""
     if load.stage is Stage.FIRST_CHUNK:
         shared = load.num_prompt // tokens_per_block
         return shared + (-(-load.num_prompt // tokens_per_block) - shared) * load.beam_width
@@ -183,3 +184,88 @@ POLICIES: dict[str, CapacityScheduler] = {
     "STATIC_BATCH": static_batch,
     "MAX_UTILIZATION": max_utilization,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of an iteration. `chunk_unit` is None where contexts run whole; `is_fair` is EQUAL_PROGRESS, else the
+    chunks are first come, first served.
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    chunk_unit: int | None = None
+    is_fair: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The requests that run: contexts with the tokens that each gets, and generations."""
+
+    contexts: tuple[tuple[Load, int], ...]
+    generations: tuple[Load, ...]
+
+
+def micro_batch(fitting: Sequence[Load], limits: BatchLimits) -> MicroBatch:
+    """Take contexts and generations in order of arrival until the batch or its tokens are full."""
+    contexts: list[Load] = []
+    generations: list[Load] = []
+    num_tokens, beam_width = 0, 0
+    for load in fitting:
+        if load.stage is Stage.GENERATION:
+            if beam_width not in (0, load.beam_width):
+                continue  # one iteration has one beam width
+            if num_tokens + load.beam_width > limits.max_num_tokens:
+                break
+            beam_width = load.beam_width
+            num_tokens += load.beam_width
+            generations.append(load)
+        elif limits.chunk_unit is None:
+            if num_tokens + _rest(load) > limits.max_num_tokens:
+                break
+            num_tokens += _rest(load)
+            contexts.append(load)
+        else:
+            contexts.append(load)
+        if len(contexts) + len(generations) >= limits.max_batch_size:
+            break
+    chunks = [_rest(load) for load in contexts]
+    if limits.chunk_unit is not None:
+        chunks = _divide(chunks, limits.max_num_tokens - num_tokens, limits.chunk_unit, is_fair=limits.is_fair)
+    running = tuple((load, size) for load, size in zip(contexts, chunks, strict=True) if size)
+    return MicroBatch(running, tuple(generations))
+
+
+def _rest(load: Load) -> int:
+    return load.num_prompt - load.num_prefilled
+
+
+def _divide(rests: list[int], budget: int, unit: int, *, is_fair: bool) -> list[int]:
+    if sum(rests) <= budget:
+        return rests
+    return _equal_progress(rests, budget, unit) if is_fair else _first_come(rests, budget, unit)
+
+
+def _first_come(rests: list[int], budget: int, unit: int) -> list[int]:
+    """Divide first come, first served. A chunk that is not the whole rest is whole units."""
+    chunks = []
+    for rest in rests:
+        size = rest if rest <= budget else budget // unit * unit
+        chunks.append(size)
+        budget -= size
+    return chunks
+
+
+def _equal_progress(rests: list[int], budget: int, unit: int) -> list[int]:
+    """Divide in rounds of a unit each, until the budget is used or no chunk can grow."""
+    chunks = [0] * len(rests)
+    has_grown = True
+    while has_grown:
+        has_grown = False
+        for i, rest in enumerate(rests):
+            more = min(unit, rest - chunks[i])
+            if 0 < more <= budget:
+                chunks[i] += more
+                budget -= more
+                has_grown = True
+    return chunks
