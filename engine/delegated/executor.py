@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
+import msgspec
+
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
-from engine.delegated.in_flight import DelegatedSequence, InFlightTable
+from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay, is_replayed
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
@@ -170,7 +172,10 @@ class DelegatedExecutor:
                 f"the request needs up to {num_blocks} blocks of {self.info.block_size} tokens, but the whole KV cache "
                 f"has {self.info.num_blocks}; lower max_tokens",
             )
-        prepared = self._runtime.prepare(request)
+        replay = Replay(request.resume_token_ids) if is_replayed(request) else None
+        prepared = self._runtime.prepare(
+            request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
+        )
         wait_s = self._reception.check_in(command, num_blocks, self._in_flight.sequences, self._free_blocks)
         return DelegatedSequence(
             stream_id=command.stream_id,
@@ -180,6 +185,7 @@ class DelegatedExecutor:
             block_size=self.info.block_size,
             submitted_at=self._clock(),
             predicted_wait_s=wait_s,
+            replay=replay,
         )
 
     @property

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.blocks import blocks_for
 from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
-from engine.types import FinishReason, GenerateRequest
+from engine.types import EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class DelegatedSequence:
     is_answered: bool = False
     """Whether its client has had its last event; later responses are dropped."""
     aborted_at: float | None = None
+    replay: "Replay | None" = None
+    """Set where output that was sent already is generated again."""
 
     def __post_init__(self) -> None:
         request, now = self.request, self.submitted_at
@@ -81,6 +83,33 @@ class DelegatedSequence:
     def num_held_blocks(self) -> int:
         """An estimate of the blocks that it holds once its prompt is computed."""
         return blocks_for(self.num_prompt + self.num_output, self.block_size)
+
+
+def is_replayed(request: GenerateRequest) -> bool:
+    """Return whether an answer that goes on after a crash is generated anew from its prompt: a grammar is matched from
+    the first token of the output, so that what was sent cannot be part of the prompt."""
+    return bool(request.resume_token_ids) and request.sampling.grammar is not None
+
+
+class Replay:
+    """Drops output that was sent already from what is generated again."""
+
+    def __init__(self, sent: Sequence[int]) -> None:
+        self._left = list(sent)
+
+    def trim(self, delta: ResponseDelta) -> ResponseDelta:
+        """Return the part of `delta` that was not sent. Raises SluiceError INTERNAL where the output differs."""
+        num_sent = min(len(self._left), len(delta.token_ids))
+        if delta.token_ids[:num_sent] != self._left[:num_sent]:
+            message = "the answer could not be continued after a restart: generated again, it takes another turn"
+            raise SluiceError(ErrorCode.INTERNAL, message)
+        del self._left[:num_sent]
+        detail = delta.detail
+        if num_sent and detail is not None:
+            logprobs = (detail.logprobs or [])[num_sent:] or None
+            detail = EventDetail(detail.num_cached_tokens, logprobs, detail.prompt_logprobs)
+        is_empty = detail is None or detail == EventDetail()
+        return ResponseDelta(delta.token_ids[num_sent:], delta.finish_reason, None if is_empty else detail)
 
 
 class InFlightListener(Protocol):
@@ -185,6 +214,8 @@ class InFlightTable:
     def _take(self, sequence: DelegatedSequence, handle: RequestHandle, response: Any) -> None:
         try:
             delta = handle.read(response)
+            if sequence.replay is not None:
+                delta = sequence.replay.trim(delta)
         except SluiceError as error:
             self._listener.on_failure(sequence, error)
             return

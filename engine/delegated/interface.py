@@ -49,7 +49,8 @@ class RequestHandle(Protocol):
         ...
 
     def abort(self) -> None:
-        """Ask for the end, without waiting. A last response follows: only then are the request's blocks free."""
+        """Ask for the end; where that is asynchronous, start a task. The iteration ends when the request's blocks are
+        free."""
         ...
 
 
@@ -103,7 +104,8 @@ class DelegatedRuntime(Protocol):
     def prepare(self, request: GenerateRequest) -> Any:
         """Return the request in the form that `submit` takes, before it waits in the queue.
 
-        Generation goes on after `resume_token_ids`. Raises SluiceError for what the runtime cannot do.
+        Generation goes on after `resume_token_ids`, which are output that counts towards `max_tokens`; a request with a
+        grammar has none. Raises SluiceError for what the runtime cannot do.
         """
         ...
 
@@ -119,7 +121,10 @@ class DelegatedRuntime(Protocol):
         ...
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
-        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration."""
+        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration.
+
+        A runtime that checks requests only then finds the faults of their arguments among the latter.
+        """
         ...
 
     async def is_healthy(self) -> bool:

@@ -30,13 +30,13 @@ may start loops and processes of its own. What needs the loop belongs in `Delega
 
 
 def run(argv: list[str], load: Load) -> int:
-    """Serve with the arguments of `engine.process` until told to stop or left alone. Returns the exit code."""
+    """Serve with the arguments of `engine.process` until told to stop or left alone; return the exit code."""
     with opened(argv) as (config, transport):
         return serve(config, transport, load)
 
 
 def serve(config: EngineConfig, transport: Transport, load: Load) -> int:
-    """Load, report, serve until told to stop or the runtime is lost. Returns the exit code."""
+    """Load, report, serve until told to stop or the runtime is lost; return the exit code."""
     started = time.perf_counter()
     try:
         runtime = load(config)
@@ -50,7 +50,7 @@ def serve(config: EngineConfig, transport: Transport, load: Load) -> int:
 
 
 async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Transport, started: float) -> int:
-    """Raises only before the engine is ready."""
+    """Start the runtime and serve; return the exit code. Raises only before the engine is ready."""
     info, iteration = await runtime.start()
     info = msgspec.structs.replace(info, load_seconds=time.perf_counter() - started)
     link = CommandLink(transport)
@@ -68,7 +68,7 @@ async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Tra
 
 
 async def _serve_until_the_end(executor: DelegatedExecutor) -> int:
-    """Returns the exit code."""
+    """Run the executor until a Shutdown command, or until it fails; return the exit code."""
     try:
         await executor.run()
     except EngineLost as error:

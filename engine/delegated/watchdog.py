@@ -1,4 +1,4 @@
-"""Whether the runtime still works: a runtime that hangs answers nobody, and says nothing."""
+"""The watchdog, which ends an engine whose runtime is ill or hangs, and the token that proves that one works."""
 
 import asyncio
 from collections.abc import Callable, Mapping

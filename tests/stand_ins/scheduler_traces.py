@@ -50,8 +50,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """The requests of a step: those that fit, in the scheduler's order; chunks of contexts that run; those that generate;
-    those that lose their cache."""
+    """A step by request ids: those that fit, in the scheduler's order; contexts with the tokens that run; those that
+    generate; those that lose their cache."""
 
     fitting: tuple[int, ...]
     contexts: Chunks

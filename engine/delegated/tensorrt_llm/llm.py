@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.blocks import blocks_for
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.delegated.interface import RuntimeFailure, StatisticsListener
@@ -18,7 +16,7 @@ from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
 from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
 from engine.delegated.tensorrt_llm.grammars import grammar_kinds
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify, is_replayed
+from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.tensorrt_llm.sampling import sampling_params
 from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, follow, read_iteration_stats
@@ -86,9 +84,6 @@ class TensorRtLlm:
 
     def prepare(self, request: GenerateRequest) -> PreparedCall:
         """Raises SluiceError for what TensorRT-LLM, or this version of it, cannot do."""
-        original, resumed = request, request.resume_token_ids
-        if is_replayed(request):
-            request, resumed = msgspec.structs.replace(request, resume_token_ids=[]), []
         ignored = self._plan.ignored_sampling
         params = sampling_params(self._library, request, self._folder, self._guidance, ignored)
         # The tokens of a beam search may all change until its end.
@@ -98,7 +93,7 @@ class TensorRtLlm:
             keywords["lora_request"] = self._library.lora_request(request.adapter, number, path)
         if salt := self._salt(request):
             keywords["cache_salt"] = salt
-        return PreparedCall(original, [*request.prompt_token_ids, *resumed], keywords)
+        return PreparedCall(request, [*request.prompt_token_ids, *request.resume_token_ids], keywords)
 
     def submit(self, prepared: PreparedCall) -> LlmRequestHandle:
         output = self._llm.generate_async(prepared.inputs, **prepared.keywords)

@@ -29,7 +29,6 @@ class LlmRequestHandle:
         "_last",
         "_num_read",
         "_output",
-        "_replay",
         "_request",
         "_stops",
     )
@@ -42,8 +41,6 @@ class LlmRequestHandle:
         self._block_size = block_size
         self._eos = () if params.ignore_eos else eos_token_ids
         self._stops = frozenset((*params.stop_token_ids, *self._eos))
-        self._replay: Sequence[int] = request.resume_token_ids if is_replayed(request) else ()
-        """Output that was sent already and is generated again."""
         self._num_read = 0
         self._last: int | None = None
         self._has_cache_count = self._has_prompt_logprobs = False
@@ -62,17 +59,14 @@ class LlmRequestHandle:
     def read(self, response: Any) -> ResponseDelta:
         """Return what `response`, which is the RequestOutput, has that was not there before.
 
-        Raises SluiceError: DEADLINE where TensorRT-LLM gave the request up for its time, INTERNAL where an answer that
-        is generated again differs from what was sent.
+        Raises SluiceError DEADLINE where TensorRT-LLM gave the request up for its time.
         """
         best = response.outputs[0]  # of a beam search; else it is the only one
         reason = _finish_reason(best.finish_reason)
         token_ids = self._with_end(list(best.token_ids[self._num_read :]), best, reason)
         logprobs = self._logprobs(token_ids, best.logprobs)
-        first, self._num_read = self._num_read, self._num_read + len(token_ids)
+        self._num_read += len(token_ids)
         self._last = token_ids[-1] if token_ids else self._last
-        num_dropped = self._check_replay(token_ids, first)
-        token_ids, logprobs = token_ids[num_dropped:], logprobs[num_dropped:]
         return ResponseDelta(token_ids, reason, self._detail(response, best, logprobs, is_last=reason is not None))
 
     def _with_end(self, token_ids: list[int], best: Any, reason: FinishReason | None) -> list[int]:
@@ -84,14 +78,6 @@ class LlmRequestHandle:
         if isinstance(best.stop_reason, int):
             return [*token_ids, best.stop_reason]
         return [*token_ids, *self._eos[:1]]  # the first is the end_id that it was given
-
-    def _check_replay(self, token_ids: list[int], first: int) -> int:
-        """Return how many of these tokens were sent before."""
-        expected = self._replay[first : first + len(token_ids)]
-        if list(expected) != token_ids[: len(expected)]:
-            message = "the answer could not be continued after a restart: generated again, it takes another turn"
-            raise SluiceError(ErrorCode.INTERNAL, message)
-        return len(expected)
 
     def _detail(self, output: Any, best: Any, logprobs: list[TokenLogprob], *, is_last: bool) -> EventDetail | None:
         num_cached = None if self._has_cache_count else self._num_cached(output, best, is_last=is_last)
@@ -127,12 +113,6 @@ class LlmRequestHandle:
         if num_top is None or not entries:
             return None
         return read_prompt_logprobs(self._request.prompt_token_ids, entries, num_top)
-
-
-def is_replayed(request: GenerateRequest) -> bool:
-    """Return whether an answer that goes on after a crash is generated anew from its prompt: a grammar is matched from
-    the first token of the output, so that what was sent cannot be part of the prompt."""
-    return bool(request.resume_token_ids) and request.sampling.grammar is not None
 
 
 def _finish_reason(name: str | None) -> FinishReason | None:

@@ -43,8 +43,8 @@ class SamplingContext:
 
     @property
     def num_resumed(self) -> int:
-        """Output tokens that count as prompt now. Under a grammar none: it is followed again from its beginning."""
-        return 0 if self.params.grammar is not None else len(self.request.resume_token_ids)
+        """Output tokens that count as prompt now."""
+        return len(self.request.resume_token_ids)
 
 
 Value = Callable[[SamplingContext], Any]
@@ -214,7 +214,7 @@ def _prompt_logprobs(context: SamplingContext) -> int | None:
 
 
 def _logprob_count(context: SamplingContext, count: int | None) -> int | None:
-    """Versions without logprobs_mode return nothing for 0 instead of the token's own: they get 1."""
+    """Versions without logprobs_mode return nothing for 0 instead of the token's own: they are given 1."""
     return count if count is None or "logprobs_mode" in context.known else max(count, 1)
 
 

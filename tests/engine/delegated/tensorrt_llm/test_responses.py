@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, read_prompt_logprobs
-from engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
+from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
 ENDS = (2, 3)
@@ -35,10 +35,8 @@ class Logprob:
     rank: int | None = None
 
 
-def reader(resumed: list[int] | None = None, **sampling: Any) -> LlmRequestHandle:
-    prompt = [10, 11, 12]
-    params = SamplingParams(**sampling)
-    request = GenerateRequest(request_id="r", prompt_token_ids=prompt, sampling=params, resume_token_ids=resumed or [])
+def reader(**sampling: Any) -> LlmRequestHandle:
+    request = GenerateRequest(request_id="r", prompt_token_ids=[10, 11, 12], sampling=SamplingParams(**sampling))
     return LlmRequestHandle(None, request, ENDS, BLOCK_SIZE)
 
 
@@ -154,26 +152,3 @@ def test_cached_tokens_from_where_they_are() -> None:
     output.outputs[0].finish_reason = "length"
     delta = late.read(output)
     assert delta.detail is not None and delta.detail.num_cached_tokens == len(PROMPT)
-
-
-def test_an_answer_under_a_grammar_is_dropped_as_far_as_it_went_out() -> None:
-    reads = reader([5, 6, 7], grammar=Grammar(GrammarKind.JSON_OBJECT), logprobs=0)
-    output = Output()
-    got = []
-    for step in ([5], [5, 6], [5, 6, 7, 8], [5, 6, 7, 8, 9]):
-        output.outputs[0].token_ids = step
-        output.outputs[0].logprobs = [-float(each) for each in step]
-        delta = reads.read(output)
-        got.append((delta.token_ids, [] if delta.detail is None else delta.detail.logprobs))
-    assert got == [([], []), ([], []), ([8], [TokenLogprob(8, -8.0)]), ([9], [TokenLogprob(9, -9.0)])]
-
-
-def test_another_turn_is_an_error() -> None:
-    reads = reader([5, 6, 7], grammar=Grammar(GrammarKind.JSON_OBJECT))
-    with pytest.raises(SluiceError, match="another turn") as caught:
-        reads.read(Output([Completion([5, 9])]))
-    assert caught.value.code is ErrorCode.INTERNAL
-
-
-def test_without_a_grammar_what_went_out_is_part_of_the_prompt() -> None:
-    assert reader([5, 6]).read(Output([Completion([7])])).token_ids == [7]

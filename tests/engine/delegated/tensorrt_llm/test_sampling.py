@@ -188,11 +188,6 @@ def test_after_a_resume_less_is_left(sample: Sample) -> None:
     assert sample(max_tokens=10, min_tokens=2, RESUMED=[8, 9, 10]).min_tokens is None
 
 
-def test_under_a_grammar_a_resume_begins_anew(sample: Sample) -> None:
-    params = sample(max_tokens=10, RESUMED=[8], grammar=Grammar(GrammarKind.JSON_OBJECT), BACKEND="xgrammar")
-    assert params.max_tokens == 10
-
-
 def test_what_the_library_refuses_is_the_request_s_fault(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(params: Any) -> None:
         raise ValueError("require top_p <= 1")
