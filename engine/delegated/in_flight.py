@@ -30,7 +30,7 @@ class DelegatedSequence:
     stream_id: int
     request: GenerateRequest
     prepared: Any
-    """What `DelegatedRuntime.prepare` returned; None once it is handed over."""
+    """The result of `DelegatedRuntime.prepare`; None once it is handed over."""
     worst_case_blocks: int
     block_size: int
     submitted_at: float

@@ -22,8 +22,8 @@ def _field(parameter: Parameter) -> Any:
     return field(default=parameter.default)
 
 
-class _Calibration:
-    """Methods of CalibConfig, which `llmapi.llm_utils` shows."""
+class Convertible:
+    """Converts a value from and to a dictionary."""
 
     __slots__ = ()
 
@@ -35,4 +35,5 @@ class _Calibration:
         return asdict(self)
 
 
-CalibConfig = make_value("CalibConfig", "calib_config", _Calibration, "tensorrt_llm.llmapi.llm_utils")
+CalibConfig = make_value("CalibConfig", "calib_config", Convertible, "tensorrt_llm.llmapi.llm_utils")
+"""`llmapi.llm_utils` shows it; the arguments' classes can name it from here."""
