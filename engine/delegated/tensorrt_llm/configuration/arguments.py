@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from sluice.errors import SluiceError, invalid
 
 
@@ -236,5 +237,5 @@ def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
 
 def ignored_fields(config: EngineConfig) -> list[str]:
     """Return a note on each field that holds something and that only another runtime has."""
-    names = [name for name in ("cache_path", "num_threads") if getattr(config, name) is not None]
+    names = [name for name in sorted(TENSORRT_LLM.ignored_fields) if getattr(config, name) is not None]
     return [f"{name} has no effect: only our own runtime has it" for name in names]
