@@ -7,19 +7,21 @@ its response thread gives them. Taken off is what mere readers of the same outpu
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import zmq
 
 from benchmarks.figures import BenchmarkError, Figure
 from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.loop.executor import TensorRtLlmExecutor
-from engine.delegated.tensorrt_llm.loop.llm import Call, Llm
+from engine.delegated.executor import DelegatedExecutor
+from engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
+from engine.delegated.tensorrt_llm.llm import blocks_to_completion
+from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
 from engine.frames import Shutdown, Submit
 from engine.process.transport import Transport
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
@@ -27,7 +29,7 @@ from engine.types import EngineInfo, GenerateRequest, SamplingParams
 NUM_STEPS = 400
 RUNNING = (16, 64, 256)
 _PROMPT_TOKENS = 16
-_NOT_TOLD = ("logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "request_perf_metrics")
+_UNSET = ("logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "request_perf_metrics")
 
 
 class Output:
@@ -37,7 +39,7 @@ class Output:
         self.finished = False
         self.request_perf_metrics = None
         self.cached_tokens = 0
-        self.outputs = [SimpleNamespace(token_ids=[], **dict.fromkeys(_NOT_TOLD))]
+        self.outputs = [SimpleNamespace(token_ids=[], **dict.fromkeys(_UNSET))]
         self.responses: asyncio.Queue[int] = asyncio.Queue()
 
     def __aiter__(self) -> "Output":
@@ -51,27 +53,39 @@ class Output:
         """Nothing would come anyway."""
 
 
-class Library:
-    """What the adapter asks of a loaded LLM."""
+class AnsweringRuntime:
+    """TensorRT-LLM's part as a delegated runtime, over outputs that are answered by hand."""
 
-    has_kv_cache_events = False
+    title = "TensorRT-LLM"
 
-    def __init__(self) -> None:
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
         self.outputs: list[Output] = []
 
-    def prepare(self, request: GenerateRequest) -> Call:
-        return Call(request.prompt_token_ids, {})
+    async def start(self) -> tuple[EngineInfo, None]:
+        return self._info, None
 
-    def generate(self, call: Call) -> Output:
+    def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        return request
+
+    def submit(self, prepared: GenerateRequest) -> LlmRequestHandle:
         self.outputs.append(Output())
-        return self.outputs[-1]
+        return LlmRequestHandle(self.outputs[-1], prepared, self._info.eos_token_ids, self._info.block_size)
 
-    def is_healthy(self) -> bool:
+    def worst_case_blocks(self, request: GenerateRequest) -> int:
+        num_prompt, block_size = len(request.prompt_token_ids), self._info.block_size
+        return blocks_to_completion(num_prompt, request.sampling.max_tokens, 1, block_size)
+
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return RuntimeFailure(internal_error())
+
+    async def is_healthy(self) -> bool:
         return True
 
-    async def statistics(self) -> AsyncIterator[dict[str, Any]]:
+    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
         await asyncio.Event().wait()
-        yield {}
+
+    def shutdown(self) -> None: ...
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
@@ -110,24 +124,25 @@ async def _with_readers(num_running: int, num_steps: int) -> float:
 
 
 async def _with_adapter(num_running: int, num_steps: int, transport: Transport, client: "zmq.Socket[bytes]") -> float:
-    library, num_told = Library(), 0
+    info = _info(num_running, num_steps)
+    runtime, num_received = AnsweringRuntime(info), 0
 
     def emit(frame: Any) -> None:
-        nonlocal num_told
-        num_told += sum(len(event.token_ids) for event in frame.events)
+        nonlocal num_received
+        num_received += sum(len(event.token_ids) for event in frame.events)
         transport.emit(frame)
 
-    executor = TensorRtLlmExecutor(cast(Llm, library), _info(num_running, num_steps), EngineConfig(model_path=""), emit)
+    executor = DelegatedExecutor(runtime, info, EngineConfig(model_path=""), emit)
     running = asyncio.create_task(executor.run())
     for number in range(num_running):
         client.send(msgspec.msgpack.encode(Submit(number, _request(number, num_steps))))
 
     def is_running() -> bool:
         executor.obey(transport.receive(0.0))
-        return len(library.outputs) == num_running
+        return len(runtime.outputs) == num_running
 
     await _until(is_running)
-    step_ms = await _step_ms(library.outputs, num_steps, lambda: num_told)
+    step_ms = await _step_ms(runtime.outputs, num_steps, lambda: num_received)
     executor.obey([Shutdown()])
     await running
     return step_ms

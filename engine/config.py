@@ -88,7 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Command that the engine's process is started by, as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
     """Settings of TensorRT-LLM that have no field here, by the names in
-    `engine.delegated.tensorrt_llm.configuration.settings`."""
+    `engine.delegated.tensorrt_llm.configuration.catalogue`."""
     llm_arguments: dict[str, Any] = {}
     """Arguments of TensorRT-LLM's LLM class as they are, over all else."""
 

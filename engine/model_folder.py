@@ -8,9 +8,7 @@ import msgspec
 
 _IR_FILE = "openvino_model.xml"
 _CONFIG_FILE = "config.json"
-_ENGINE_FILES = ("*.engine",)
 _ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
-_RANK_WEIGHTS = ("rank*.safetensors",)
 
 
 class ModelFormat(StrEnum):
@@ -20,6 +18,11 @@ class ModelFormat(StrEnum):
     OPENVINO_IR = "openvino_ir"
     TENSORRT_LLM_CHECKPOINT = "tensorrt_llm_checkpoint"
     TENSORRT_LLM_ENGINE = "tensorrt_llm_engine"
+
+    @property
+    def phrase(self) -> str:
+        """The format in messages, with its article: "a tensorrt llm engine"."""
+        return "an OpenVINO IR" if self is ModelFormat.OPENVINO_IR else f"a {self.value.replace('_', ' ')}"
 
 
 def model_format(folder: Path) -> ModelFormat | None:
@@ -33,19 +36,19 @@ def model_format(folder: Path) -> ModelFormat | None:
     if not (folder / _CONFIG_FILE).is_file():
         return None
     config = _read_config(folder)
-    if _has(folder, _ENGINE_FILES) or config.keys() >= _ENGINE_KEYS:
+    if _has(folder, "*.engine") or config.keys() >= _ENGINE_KEYS:
         return ModelFormat.TENSORRT_LLM_ENGINE
-    if "architecture" in config and "architectures" not in config and _has(folder, _RANK_WEIGHTS):
+    if "architecture" in config and "architectures" not in config and _has(folder, "rank*.safetensors"):
         return ModelFormat.TENSORRT_LLM_CHECKPOINT
     return ModelFormat.HUGGINGFACE
 
 
-def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
-    return any(True for pattern in patterns for _ in folder.glob(pattern))
+def _has(folder: Path, pattern: str) -> bool:
+    return any(True for _ in folder.glob(pattern))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode((folder / _CONFIG_FILE).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
-        return {}  # who loads it says what is wrong with it
+        return {}  # loading the model says what is wrong with it

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import REMEDY, has_tensorrt_llm
+from engine.runtimes import RUNTIMES
 from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.hub import download, is_hub_id, name_of_snapshot
 from gateway.options.option import ConfigError
 
+_TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 _ONLY_TENSORRT_LLM = {
     ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",
     ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
@@ -37,10 +39,11 @@ def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str 
 
 def _loadable(folder: Path, option: str, engine_python: str | None) -> Path:
     found = model_format(folder)
-    if found is not None and found in _ONLY_TENSORRT_LLM and not has_tensorrt_llm(engine_python):
+    if found is not None and found in _ONLY_TENSORRT_LLM and not _TENSORRT_LLM.is_installed(engine_python):
         raise ConfigError(
             f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, "
-            f"{_ONLY_TENSORRT_LLM[found]}: {REMEDY}, or give the HuggingFace checkpoint that it was made of"
+            f"{_ONLY_TENSORRT_LLM[found]}: {_TENSORRT_LLM.remedy}, or give the HuggingFace checkpoint that it was made "
+            "of"
         )
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.config import EngineConfig, Runtime
 from sluice.errors import SluiceError
 from engine.model_folder import ModelFormat
-from engine.runtimes import choose_runtime, has_tensorrt_llm
+from engine.runtimes import RUNTIMES, choose_runtime
 from sluice.gpus import num_gpus
 from cli.build import openvino, tensorrt_llm
 from cli.build.arguments import Dtype, Options
@@ -116,7 +116,7 @@ def _made_for(options: Options, source: Checkpoint | None) -> Runtime:
     if options.is_compiled or options.num_gpus > 1 or options.quantization in tensorrt_llm.ONLY_HERE:
         return Runtime.TENSORRT_LLM
     if source is None:
-        return Runtime.TENSORRT_LLM if num_gpus() and has_tensorrt_llm() else Runtime.OPENVINO
+        return Runtime.TENSORRT_LLM if num_gpus() and RUNTIMES[Runtime.TENSORRT_LLM].is_installed() else Runtime.OPENVINO
     if source.format in _NOT_HUGGINGFACE:
         return Runtime.TENSORRT_LLM
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from engine.model_folder import ModelFormat
-from engine.delegated.tensorrt_llm.versions import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
+from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
 from cli.build.arguments import Options
 from cli.build.failures import AskedError
 from cli.build.files import model_files, size_of

@@ -6,7 +6,7 @@ from cli.doctor.facts import Capability, Gpu, Gpus, Libraries, Machine
 from cli.doctor.findings import Finding, fail, note, ok, warn
 from cli.doctor.units import gib
 from engine.config import Runtime
-from engine.runtimes import REMEDY
+from engine.runtimes import RUNTIMES
 
 OLDEST_CAPABILITY = Capability(8, 0)
 """Ampere: TensorRT-LLM's list of supported hardware begins there."""
@@ -82,7 +82,7 @@ def _check_libraries(libraries: Libraries, gpus: Gpus, runtime: Runtime) -> Iter
     installed = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
     yield ok("libraries", installed)
     if "tensorrt-llm" not in libraries.versions:
-        remedy = f"{REMEDY}; the gpu image of docker-compose.yml has it so"
+        remedy = f"{RUNTIMES[Runtime.TENSORRT_LLM].remedy}; the gpu image of docker-compose.yml has it so"
         if runtime is Runtime.TENSORRT_LLM:
             yield fail("TensorRT-LLM", "it is asked for and not installed", remedy)
         elif gpus.gpus:

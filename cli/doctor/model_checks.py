@@ -11,10 +11,10 @@ from cli.doctor.models import cache_width
 from cli.doctor.sizing import DEFAULT_FRACTION, Fit, fit_gpus, fit_host
 from cli.doctor.units import gib
 from engine.config import Runtime
-from engine.delegated.tensorrt_llm.versions import FIRST_WITHOUT_ENGINES, is_before
+from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.weights.compressed import QUANTIZATIONS
-from engine.runtimes import RuntimeChoice
+from engine.runtimes import RUNTIMES, RuntimeChoice
 from sluice.errors import SluiceError
 
 NEEDED_CAPABILITY = {
@@ -27,13 +27,6 @@ NEEDED_CAPABILITY = {
     "mxfp4": Capability(9, 0),
 }
 """By what the weights are compressed to (TensorRT-LLM's table of precisions by architecture)."""
-
-
-CACHE_TYPES = {
-    Runtime.OPENVINO: ("auto", "bf16", "f32", "u8"),
-    Runtime.TENSORRT_LLM: ("auto", "fp8", "nvfp4"),
-}
-RUNTIME_NAMES = {Runtime.OPENVINO: "OpenVINO", Runtime.TENSORRT_LLM: "TensorRT-LLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ def _check_tokenizer(model: ModelFacts) -> Iterator[Finding]:
 
 def _check_types(model: ModelFacts, runtime: Runtime, wanted: Wanted) -> Iterator[Finding]:
     """What is asked for beside the model's own."""
-    cache_types, name = CACHE_TYPES[runtime], RUNTIME_NAMES[runtime]
+    cache_types, name = RUNTIMES[runtime].kv_cache_dtypes, RUNTIMES[runtime].title
     if wanted.kv_cache_dtype not in cache_types:
         text = f"{name} has no KV cache of {wanted.kv_cache_dtype}"
         yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(cache_types)}")

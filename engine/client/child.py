@@ -12,10 +12,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig
 from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
 from engine.process.process_group import kill_session
-from engine.runtimes import PROCESSES
+from engine.runtimes import RUNTIMES
 from engine.types import EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 
@@ -147,7 +147,5 @@ class EngineChild:
 
 
 def _python(module: str, config: EngineConfig) -> str:
-    """OpenVINO comes with the gateway."""
-    if module == PROCESSES[Runtime.TENSORRT_LLM] and config.engine_python is not None:
-        return config.engine_python
-    return sys.executable
+    """Return the Python that runs `module`, the process of a runtime."""
+    return next((spec.python(config) for spec in RUNTIMES.values() if spec.process == module), sys.executable)

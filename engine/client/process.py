@@ -11,9 +11,9 @@ import zmq.asyncio
 
 from engine.client.base import EngineClient
 from engine.client.child import EngineChild
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig
 from engine.frames import Command, Report, StepFrame
-from engine.runtimes import PROCESSES, check_process, choose_runtime
+from engine.runtimes import choose_runtime
 from engine.types import EngineInfo
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
@@ -82,10 +82,9 @@ class ProcessEngineClient(EngineClient):
         """Chosen once. Raises SluiceError where no runtime can serve the model."""
         if self._module is None:
             choice = await asyncio.to_thread(choose_runtime, self.config)
-            if choice.runtime is Runtime.TENSORRT_LLM:
-                await asyncio.to_thread(check_process, self.config.engine_python)
+            await asyncio.to_thread(choice.spec.check_process, self.config.engine_python)
             log.info("%s is served by %s: %s", self.config.model_path, choice.runtime.value, choice.reason)
-            self._module = PROCESSES[choice.runtime]
+            self._module = choice.spec.process
         return self._module
 
     # -- supervision

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check_settings
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from gateway.options.option import ConfigError, integer, option, text_of
 from sluice.errors import SluiceError
 
@@ -141,6 +141,6 @@ class TensorRtLlmOptions:
 
 def _check(settings: dict[str, str]) -> None:
     try:
-        check_settings(settings)
+        SETTINGS.check(settings)
     except SluiceError as error:
         raise ConfigError(f"--runtime-setting: {error.message}") from None

@@ -12,11 +12,14 @@ from typing import Any
 
 import msgspec
 
+from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import has_tensorrt_llm
+from engine.runtimes import RUNTIMES
 from pipelines.text.tokenizer import TOKENIZER_FILES
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+_TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 
 VLLM_FILE = "model.json"
 """The engine arguments of Triton's vLLM backend, in the version's folder."""
@@ -53,7 +56,7 @@ def find_checkpoint(
     `engine_python` is the engine's Python where that is not this one. Raises SluiceError NOT_FOUND, which says what
     was found instead and what to put there.
     """
-    has_library = partial(has_tensorrt_llm, engine_python)
+    has_library = partial(_TENSORRT_LLM.is_installed, engine_python)
     path = next((folder for folder in _candidates(source, texts) if _is_checkpoint(folder, has_library)), None)
     if path is None:
         raise _not_found(source, texts, has_library)
@@ -62,7 +65,7 @@ def find_checkpoint(
     return CheckpointFolder(path, path if _has_tokenizer(path) or elsewhere is None else elsewhere)
 
 
-def _is_checkpoint(folder: Path, has_library: Callable[[], bool] = has_tensorrt_llm) -> bool:
+def _is_checkpoint(folder: Path, has_library: Callable[[], bool] = _TENSORRT_LLM.is_installed) -> bool:
     """Whether some runtime can load the folder. `has_library` says whether TensorRT-LLM is installed.
 
     TensorRT-LLM's compiled engines have a config.json too, without weights; its converted checkpoints have both.

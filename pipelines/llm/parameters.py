@@ -15,7 +15,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, Runtime
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.model_folder import ModelFormat, model_format
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameter_effects import Effect, Rule, parse_bool

@@ -7,7 +7,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 from engine.config import EngineConfig, Runtime
-from engine.runtimes import RuntimeChoice, choose_runtime
+from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
 from pipelines.llm.model_folder import (
     MODEL_YAML,
     CheckpointFolder,
@@ -26,7 +26,7 @@ from sluice.errors import invalid
 
 _NO_OPTIONS = EngineConfig(model_path="")
 
-_ONLY_TENSORRT_LLM = {
+_OPTION_FLAGS = {
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "lora_modules": "--lora-modules",
@@ -68,7 +68,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     choice = choose_runtime(given)
     engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once, for rules, notes and process
     yaml_notes: list[str] = []
-    if choice.runtime is Runtime.TENSORRT_LLM:
+    if "llm_arguments" not in choice.spec.ignored_fields:
         engine = _for_tensorrt_llm(engine, checkpoint, yaml)
     else:
         texts, yaml_notes = _as_parameters(yaml, texts)
@@ -83,9 +83,12 @@ def ignored_options(engine: EngineConfig, runtime: str) -> list[str]:
 
     TensorRT-LLM's engine process reports its own.
     """
-    if runtime == Runtime.TENSORRT_LLM:
-        return []
-    given = [flag for name, flag in _ONLY_TENSORRT_LLM.items() if getattr(engine, name) != getattr(_NO_OPTIONS, name)]
+    ignored = RUNTIMES[Runtime(runtime)].ignored_fields
+    given = [
+        flag
+        for name, flag in _OPTION_FLAGS.items()
+        if name in ignored and getattr(engine, name) != getattr(_NO_OPTIONS, name)
+    ]
     return [f"{flag}: {runtime} has no use for it" for flag in given]
 
 

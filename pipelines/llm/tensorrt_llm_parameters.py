@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.config import SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
 from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
@@ -55,7 +55,7 @@ def find_tensorrt_llm_rule(key: str, *, is_compiled: bool) -> Rule | None:
         return None
     if setting.no_effect:
         return ignored(setting.no_effect)
-    if setting.engines_only and not is_compiled:
+    if setting.backend == ENGINES and not is_compiled:
         return ignored("only compiled engines have it, and this model is none")
     return _setting(key)
 

@@ -17,7 +17,7 @@ from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.stage import BLS
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import ModelLookup
-from serving.backends.ensemble.shapes import fitted
+from serving.backends.ensemble.rows import fit_shape
 from serving.call import infer_one, infer_stream
 from serving.job import Job
 from serving.model import Model
@@ -236,7 +236,7 @@ class BlsRun:
             spec = self._spec.outputs.get(tensor.name)
             if spec is not None and tensor.name in requested:
                 batched = self._is_batched
-                outputs.append(fitted(tensor, spec.dims, is_batching=batched, batch_size=self._token_rows))
+                outputs.append(fit_shape(tensor, spec.dims, is_batching=batched, batch_size=self._token_rows))
         return InferResponse(outputs, is_final=is_final)
 
     def _wrong_answer(self, what: str) -> SluiceError:

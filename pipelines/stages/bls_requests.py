@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipelines.stages.stage import BLS
-from serving.backends.ensemble.shapes import fitted
-from pipelines.stages.fields import BLS
 from serving.backends.ensemble.rows import fit_shape
 from serving.model import Model
 from serving.request import InferRequest, InferResponse

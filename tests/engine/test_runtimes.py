@@ -1,8 +1,10 @@
-"""Which runtime a folder gets, and what is said where it cannot be had."""
+"""The runtime that a folder gets, and the error where it cannot be had."""
 
 import json
 import shutil
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import pytest
 
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import PROCESSES, RuntimeChoice, check_process, choose_runtime, has_tensorrt_llm
+from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
+from engine.validation import RUNTIME_FIELDS
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gpus import num_gpus
 from tests import paths
+from tests.stand_ins.model_folders import BUILT, make_compiled_engine
 
+TENSORRT_LLM, OPENVINO = RUNTIMES[Runtime.TENSORRT_LLM], RUNTIMES[Runtime.OPENVINO]
 HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 CONVERTED = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
 COMPILED = {"pretrained_config": CONVERTED, "build_config": {}}
@@ -30,7 +35,9 @@ def folder_with(path: Path, config: Any, *files: str) -> Path:
 
 def choose(path: Path, *, gpus: int = 0, installed: bool = False, **config: Any) -> RuntimeChoice:
     return choose_runtime(
-        EngineConfig(model_path=str(path), **config), count_gpus=lambda: gpus, is_installed=lambda python: installed
+        EngineConfig(model_path=str(path), **config),
+        count_gpus=lambda: gpus,
+        is_installed=lambda spec, python: installed or not spec.library,
     )
 
 
@@ -105,7 +112,10 @@ def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any
 
 def test_an_ir_stays_with_openvino(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE, "openvino_model.xml")
-    assert choose(path, gpus=1, installed=True).runtime is Runtime.OPENVINO
+    choice = choose(path, gpus=1, installed=True)
+    assert choice == RuntimeChoice(Runtime.OPENVINO, "the folder holds an OpenVINO IR")
+    with pytest.raises(SluiceError, match="is an OpenVINO IR, which TensorRT-LLM cannot run"):
+        choose(path, installed=True, runtime=Runtime.TENSORRT_LLM)
 
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
@@ -116,8 +126,40 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
         choose(path, gpus=1, runtime=Runtime.TENSORRT_LLM)
 
 
-def test_every_runtime_has_a_process() -> None:
-    assert PROCESSES.keys() == set(Runtime) - {Runtime.AUTO}
+def test_every_runtime_is_registered() -> None:
+    assert RUNTIMES.keys() == set(Runtime) - {Runtime.AUTO}
+    for name, spec in RUNTIMES.items():
+        assert spec.runtime is name
+        assert spec.formats and spec.kv_cache_dtypes[0] == "auto"
+        assert find_spec(spec.process) is not None
+        assert spec.ignored_fields <= set(EngineConfig.__struct_fields__)
+        assert set(spec.sampling_fields) <= set(RUNTIME_FIELDS)
+
+
+def test_one_runtime_comes_with_the_gateway() -> None:
+    assert [spec.runtime for spec in RUNTIMES.values() if not spec.library] == [Runtime.OPENVINO]
+    assert OPENVINO.is_installed("/no/python")
+    OPENVINO.check_process("/no/python")
+
+
+DECLARE = """
+import sys
+import engine.runtimes
+
+assert not {"openvino", "tensorrt_llm", "torch", "transformers"} & sys.modules.keys()
+"""
+
+
+def test_declaring_runtimes_imports_no_heavy_library() -> None:
+    subprocess.run([sys.executable, "-c", DECLARE], cwd=paths.ROOT, check=True, timeout=60)
+
+
+def test_the_sizes_of_a_step_are_the_runtime_s_or_the_engine_s(tmp_path: Path) -> None:
+    config = EngineConfig(model_path=str(folder_with(tmp_path / "model", HUGGINGFACE)))
+    assert OPENVINO.step_sizes(config) == (64, 512)
+    assert TENSORRT_LLM.step_sizes(config) == (256, 8192)
+    compiled = EngineConfig(model_path=str(make_compiled_engine(tmp_path / "engine")))
+    assert TENSORRT_LLM.step_sizes(compiled) == (BUILT["max_batch_size"], BUILT["max_num_tokens"])
 
 
 def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
@@ -126,13 +168,13 @@ def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={stand_ins} {sys.executable} "$@"\n')
     python.chmod(0o755)
-    assert has_tensorrt_llm(str(python))
-    assert not has_tensorrt_llm(shutil.which("false"))
-    assert not has_tensorrt_llm(shutil.which("true"))  # no Python, though it does as it is told
+    assert TENSORRT_LLM.is_installed(str(python))
+    assert not TENSORRT_LLM.is_installed(shutil.which("false"))
+    assert not TENSORRT_LLM.is_installed(shutil.which("true"))  # no Python, though it does as it is told
     with pytest.raises(
         SluiceError, match=r"engine_python must be a Python that can be run, got '/no/python'"
     ) as raised:
-        has_tensorrt_llm("/no/python")
+        TENSORRT_LLM.is_installed("/no/python")
     assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -144,6 +186,6 @@ def test_another_python_must_have_what_the_process_needs(tmp_path: Path, monkeyp
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     with pytest.raises(SluiceError, match=r"but not engine, sluice, msgspec, zmq, packaging; .*pip install"):
-        check_process(str(python))
-    check_process(sys.executable)
-    check_process(None)
+        TENSORRT_LLM.check_process(str(python))
+    TENSORRT_LLM.check_process(sys.executable)
+    TENSORRT_LLM.check_process(None)

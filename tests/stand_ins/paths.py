@@ -1,4 +1,4 @@
-"""Where a process finds the stand-in for TensorRT-LLM, and one for torch where that is not installed."""
+"""Paths of the stand-in for TensorRT-LLM, and of one for torch where that is not installed."""
 
 import os
 from importlib.util import find_spec

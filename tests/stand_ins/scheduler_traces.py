@@ -1,4 +1,4 @@
-"""Workloads for TensorRT-LLM's schedulers, and what comes of them iteration by iteration.
+"""Workloads for TensorRT-LLM's schedulers, and their traces iteration by iteration.
 
 `python -m tests.stand_ins.scheduler_traces FILE` writes the traces of the stand-in's schedulers to FILE.
 """
@@ -11,8 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from tests.stand_ins.tensorrt_llm._stand_in.capacity import POLICIES, Cache, Load, held_blocks
-from tests.stand_ins.tensorrt_llm._stand_in.micro_batch import BatchLimits, micro_batch
+from tests.stand_ins.tensorrt_llm._stand_in.schedulers import (
+    POLICIES,
+    BatchLimits,
+    Cache,
+    Load,
+    held_blocks,
+    micro_batch,
+)
 
 Chunks = tuple[tuple[int, int], ...]
 
@@ -22,7 +28,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: int
     arrival: int
-    """The step that it is there at."""
+    """The step at which it arrives."""
     num_prompt: int
     max_tokens: int
     num_output: int
@@ -30,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrives, and the limits that it meets. `chunking` is a ContextChunkingPolicy, "" for none."""
+    """Requests, and the limits that they meet. `chunking` is a ContextChunkingPolicy, "" for none."""
 
     name: str
     policy: str = "GUARANTEED_NO_EVICT"
@@ -44,7 +50,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """Who fits, in the scheduler's order; how much of whose context runs; who generates, who loses its cache."""
+    """A step by request ids: those that fit, in the scheduler's order; contexts with the tokens that run; those that
+    generate; those that lose their cache."""
 
     fitting: tuple[int, ...]
     contexts: Chunks
@@ -64,7 +71,7 @@ class Simulation:
     workload: Workload
     number: int = 0
     active: dict[int, Load] = field(default_factory=dict)
-    """In order of arrival."""
+    """Active requests, in order of arrival."""
     finished_at: dict[int, int] = field(default_factory=dict)
     _outputs: dict[int, int] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
@@ -80,7 +87,7 @@ class Simulation:
         return self.workload.num_blocks - sum(held_blocks(load, size) for load in self.active.values())
 
     def begin(self) -> None:
-        """Let in who arrives, and out who is cancelled."""
+        """Add the requests that arrive, and remove those that are cancelled."""
         for request in self.workload.requests:
             if request.arrival == self.number:
                 self._requests[request.request_id] = request
@@ -90,7 +97,7 @@ class Simulation:
                 self._end(request.request_id)
 
     def apply(self, step: Step) -> None:
-        """What running it changes."""
+        """Apply the changes that running a step makes."""
         size = self.workload.tokens_per_block
         for request_id in step.paused:
             load = self.active[request_id]
@@ -124,7 +131,7 @@ Scheduler = Callable[[Workload, Sequence[Load], int], Step]
 
 
 def run(workload: Workload, schedule: Scheduler) -> Trace:
-    """Every iteration until all requests are finished, or `max_steps`."""
+    """Run every iteration until all requests are finished, or `max_steps`."""
     simulation = Simulation(workload)
     steps = []
     while not simulation.is_over:
@@ -151,7 +158,7 @@ def schedule_as_stand_in(workload: Workload, active: Sequence[Load], num_free_bl
 
 
 def workloads() -> list[Workload]:
-    """Those that the traces are of."""
+    """Return the workloads that the traces are of."""
     mixed = _arrivals(40, seed=1, spread=30, prompts=(4, 200), tokens=(2, 60))
     crowd = _arrivals(150, seed=2, spread=120, prompts=(2, 120), tokens=(1, 40))
     long = _arrivals(24, seed=3, spread=40, prompts=(100, 900), tokens=(4, 50))
@@ -203,7 +210,7 @@ def _never_fits() -> list[Request]:
 
 
 def _early_ends(requests: list[Request]) -> list[Request]:
-    """What is reserved is given back long before it was used."""
+    """Make requests that release their reservation long before they have used it."""
     return [
         Request(each.request_id, each.arrival, each.num_prompt, each.max_tokens * 3, max(each.max_tokens // 2, 1))
         for each in requests
@@ -211,7 +218,7 @@ def _early_ends(requests: list[Request]) -> list[Request]:
 
 
 def _cancelled(requests: list[Request]) -> list[Request]:
-    """Every third is cancelled, some of them before they start."""
+    """Cancel every third request, some of them before they start."""
     return [
         msgspec.structs.replace(each, cancelled_at=each.arrival + 1 + each.request_id % 17)
         if each.request_id % 3 == 0

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.delegated.tensorrt_llm.configuration.fields import FIELDS
-from engine.delegated.tensorrt_llm.configuration.settings import GROUPS, Setting
-from engine.delegated.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
+from engine.delegated.tensorrt_llm.configuration.arguments import FIELDS
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
+from engine.runtime_settings import RuntimeSetting
 from tests import paths
 
 DOCS = paths.DOCS / "tensorrt-llm.md"
@@ -49,34 +50,30 @@ def _fields() -> str:
 
 def _settings() -> str:
     parts = []
-    for title, rows in GROUPS.items():
+    for title, rows in SETTINGS.groups.items():
         columns = ("Setting", "Also called", "Argument of the LLM class", "", "Where")
         cells = ([_code(row.name), _codes(row.aliases), _argument(row), _text(row), _where(row)] for row in rows)
         parts.append(f"**{title}**\n\n{_table(columns, cells)}")
     return "\n\n".join(parts)
 
 
-def _argument(row: Setting) -> str:
+def _argument(row: RuntimeSetting) -> str:
     if row.target or row.no_effect:
         return _code(row.target)
     return "the adapter's own"
 
 
-def _text(row: Setting) -> str:
+def _text(row: RuntimeSetting) -> str:
     return row.help or f"No effect: {row.no_effect}."
 
 
-def _where(row: Setting) -> str:
+def _where(row: RuntimeSetting) -> str:
     words = []
     if row.since:
         words.append(f"from {row.since}")
     if row.until:
         words.append(f"before {row.until}")
-    if row.engines_only:
-        words.append("engines")
-    if row.pytorch_only:
-        words.append("PyTorch")
-    return ", ".join(words)
+    return ", ".join((*words, *filter(None, (row.backend,))))
 
 
 def _sampling() -> str:

@@ -1,4 +1,4 @@
-"""What a model folder tells before TensorRT-LLM has loaded it: vocabulary, ends, context."""
+"""Facts of a model folder that are known before TensorRT-LLM has loaded it: vocabulary, end tokens, context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,10 @@ Fields = Mapping[str, Any]
 
 _CONTEXT_NAMES = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "max_seq_len", "n_ctx")
 """Longest context in a HuggingFace config.json, by the names that model families have for it."""
-
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
-"""Where the language model of a model of text and images is described."""
-
+"""Sections that describe the language model of a model of text and images."""
 _STRETCHING = frozenset({"linear", "dynamic"})
 """Kinds of rope scaling that make the context longer than max_position_embeddings, as TensorRT-LLM reckons it."""
-
 _PARALLEL = {
     "tensor_parallel_size": "tp_size",
     "pipeline_parallel_size": "pp_size",
@@ -28,11 +25,11 @@ _PARALLEL = {
     "moe_tensor_parallel_size": "moe_tp_size",
     "moe_expert_parallel_size": "moe_ep_size",
 }
-"""LLM arguments, and what they are called in the mapping of a converted checkpoint."""
+"""LLM arguments, and their names in the mapping of a converted checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFolder:
+class LlmFolder:
     """A HuggingFace checkpoint, a converted checkpoint or a compiled engine."""
 
     path: Path
@@ -41,18 +38,18 @@ class ModelFolder:
     dtype: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    """Of generation_config.json, else of config.json; the first is TensorRT-LLM's end_id."""
+    """The end tokens of generation_config.json, else of config.json; the first is TensorRT-LLM's end_id."""
     max_model_len: int
-    """What the model was made for, or the engine compiled for."""
+    """The longest context that the model was made for, or the engine compiled for."""
     quantization: str = "none"
     build_config: dict[str, object] | None = None
-    """Of a compiled engine: its limits (max_batch_size, max_num_tokens, max_input_len, max_seq_len, max_beam_width)."""
+    """Limits of a compiled engine: max_batch_size, max_num_tokens, max_input_len, max_seq_len, max_beam_width."""
     parallel_sizes: dict[str, int] = field(default_factory=dict)
-    """Over how many GPUs a converted checkpoint or an engine is spread, by LLM argument."""
+    """GPUs that a converted checkpoint or an engine is spread over, by LLM argument."""
 
 
-def read_folder(path: Path, tokenizer: Path | None = None) -> ModelFolder:
-    """`tokenizer` is where the ends are looked for too: the folder of an engine often has none.
+def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
+    """Read a model folder. End tokens are looked for in `tokenizer` too: the folder of an engine often has none.
 
     Raises SluiceError INVALID or NOT_FOUND with what is missing or cannot be read.
     """
@@ -61,11 +58,11 @@ def read_folder(path: Path, tokenizer: Path | None = None) -> ModelFolder:
     ends = _eos_token_ids(config, path, tokenizer)
     match found:
         case ModelFormat.TENSORRT_LLM_ENGINE:
-            return _engine(path, config, ends)
+            return _read_engine(path, config, ends)
         case ModelFormat.TENSORRT_LLM_CHECKPOINT:
-            return _checkpoint(path, config, ends)
+            return _read_converted(path, config, ends)
         case ModelFormat.HUGGINGFACE:
-            return _huggingface(path, config, ends)
+            return _read_huggingface(path, config, ends)
     raise invalid("model_path", f"{path} holds no model that TensorRT-LLM runs: {found or 'no config.json'}")
 
 
@@ -78,20 +75,20 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
-def _huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
+def _read_huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
     text = _text_part(config)
     source = path / "config.json"
     context = next((text[name] for name in _CONTEXT_NAMES if isinstance(text.get(name), int)), None)
     if context is None:
         raise invalid("model_path", f"{source} tells no longest context; it must have {_CONTEXT_NAMES[0]}")
-    return ModelFolder(
+    return LlmFolder(
         path,
         ModelFormat.HUGGINGFACE,
         str(text.get("model_type") or config.get("model_type") or "unknown"),
         str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "auto"),
         _number(text, "vocab_size", source),
         ends,
-        round(context * _stretch(text)),
+        round(context * _rope_factor(text)),
         _huggingface_quantization(path, config),
     )
 
@@ -100,8 +97,8 @@ def _text_part(config: Fields) -> Fields:
     return next((config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict)), config)
 
 
-def _stretch(text: Fields) -> float:
-    """By how much rope scaling makes the context longer than it says; of most kinds it says so already."""
+def _rope_factor(text: Fields) -> float:
+    """Return how much rope scaling adds to the context that is stated; most kinds are included in it."""
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHING:
         return 1.0
@@ -110,54 +107,48 @@ def _stretch(text: Fields) -> float:
 
 
 def _huggingface_quantization(path: Path, config: Fields) -> str:
-    """ModelOpt's hf_quant_config.json, else quantization_config: the algorithm, else the method."""
+    """Return the algorithm, else the method, of ModelOpt's hf_quant_config.json, else of quantization_config."""
     file = path / "hf_quant_config.json"
-    told = _read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
-    if not isinstance(told, dict):
+    section = _read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
+    if not isinstance(section, dict):
         return "none"
-    return str(told.get("quant_algo") or told.get("quant_method") or "none").lower()
+    return str(section.get("quant_algo") or section.get("quant_method") or "none").lower()
 
 
-def _checkpoint(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
-    source = path / "config.json"
-    return ModelFolder(
-        path,
-        ModelFormat.TENSORRT_LLM_CHECKPOINT,
-        str(config.get("architecture", "unknown")),
-        str(config.get("dtype", "auto")),
-        _number(config, "vocab_size", source),
-        ends,
-        _number(config, "max_position_embeddings", source),
-        _converted_quantization(config),
-        parallel_sizes=_parallel_sizes(config),
-    )
-
-
-def _engine(path: Path, config: Fields, ends: tuple[int, ...]) -> ModelFolder:
-    source = path / "config.json"
+def _read_engine(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
     pretrained, build = config.get("pretrained_config"), config.get("build_config")
     if not isinstance(pretrained, dict) or not isinstance(build, dict):
         raise invalid(
             "model_path",
-            f"{source} is not an engine's: it must have pretrained_config and build_config, as trtllm-build writes it",
+            f"{path / 'config.json'} is not an engine's: it must have pretrained_config and build_config, as "
+            "trtllm-build writes it",
         )
-    return ModelFolder(
+    return _read_converted(path, pretrained, ends, build)
+
+
+def _read_converted(
+    path: Path, config: Fields, ends: tuple[int, ...], build: dict[str, object] | None = None
+) -> LlmFolder:
+    """Read a converted checkpoint, or the engine that was compiled of it by `build`."""
+    source = path / "config.json"
+    is_engine = build is not None
+    return LlmFolder(
         path,
-        ModelFormat.TENSORRT_LLM_ENGINE,
-        str(pretrained.get("architecture", "unknown")),
-        str(pretrained.get("dtype", "auto")),
-        _number(pretrained, "vocab_size", source),
+        ModelFormat.TENSORRT_LLM_ENGINE if is_engine else ModelFormat.TENSORRT_LLM_CHECKPOINT,
+        str(config.get("architecture", "unknown")),
+        str(config.get("dtype", "auto")),
+        _number(config, "vocab_size", source),
         ends,
-        _number(build, "max_seq_len", source),
-        _converted_quantization(pretrained),
+        _number(config if build is None else build, "max_seq_len" if is_engine else "max_position_embeddings", source),
+        _converted_quantization(config),
         build,
-        _parallel_sizes(pretrained),
+        _parallel_sizes(config),
     )
 
 
 def _converted_quantization(pretrained: Fields) -> str:
-    told = pretrained.get("quantization")
-    return str(told.get("quant_algo") or "none").lower() if isinstance(told, dict) else "none"
+    section = pretrained.get("quantization")
+    return str(section.get("quant_algo") or "none").lower() if isinstance(section, dict) else "none"
 
 
 def _parallel_sizes(pretrained: Fields) -> dict[str, int]:
@@ -175,7 +166,7 @@ def _number(config: Fields, name: str, source: Path) -> int:
 
 
 def _eos_token_ids(config: Fields, path: Path, tokenizer: Path | None) -> tuple[int, ...]:
-    """The first place that names any: generation_config.json, config.json, the tokenizer's own files."""
+    """Return those of the first place that has any: generation_config.json, config.json, the tokenizer's own files."""
     folders = [path] if tokenizer is None else [path, tokenizer]
     for folder in folders:
         file = folder / "generation_config.json"
@@ -187,13 +178,13 @@ def _eos_token_ids(config: Fields, path: Path, tokenizer: Path | None) -> tuple[
     return next((ends for folder in folders if (ends := _tokenizer_end(folder))), ())
 
 
-def _as_ids(told: object) -> tuple[int, ...]:
-    ids = told if isinstance(told, list) else [told]
+def _as_ids(value: object) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [value]
     return tuple(each for each in ids if isinstance(each, int) and not isinstance(each, bool) and each >= 0)
 
 
 def _tokenizer_end(folder: Path) -> tuple[int, ...]:
-    """The id of tokenizer_config.json's eos_token, which tokenizer.json tells."""
+    """Return the id that tokenizer.json has for tokenizer_config.json's eos_token."""
     config, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not config.is_file() or not vocabulary.is_file():
         return ()

@@ -10,21 +10,26 @@ import numpy as np
 import numpy.typing as npt
 from packaging.version import InvalidVersion, Version
 
-from engine.delegated.tensorrt_llm.versions import LAST_WITH_ENGINES, MINIMUM, is_before
 from engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 
+MINIMUM = Version("1.2")
+"""Before it scheduling parameters, cache salts and several settings have other names or do not exist."""
+LAST_WITH_ENGINES = Version("1.2")
+"""The release series after which compiled engines cannot be loaded."""
+FIRST_WITHOUT_ENGINES = "1.3"
+
 
 @dataclass(frozen=True, slots=True)
-class Library:
-    """What is installed."""
+class TensorRtLlmLibrary:
+    """The version that is installed, and access to its classes."""
 
     version: Version
     llmapi: ModuleType
     """`tensorrt_llm.llmapi`: the config classes and SamplingParams."""
 
     def llm_class(self, model: ModelFormat) -> Any:
-        """The class that runs a folder of this format: PyTorch's, or `_tensorrt_engine.LLM` for what is compiled.
+        """Return the class that runs a folder of this format: PyTorch's, or `_tensorrt_engine.LLM` for compiled ones.
 
         Raises SluiceError UNIMPLEMENTED, naming the versions that can, where this one cannot (1.3 has no engines).
         """
@@ -32,39 +37,38 @@ class Library:
             return import_module("tensorrt_llm").LLM
         return self.engine_class(f"a {model.value.replace('_', ' ')}")
 
-    def engine_class(self, wanted_for: str) -> Any:
-        """`_tensorrt_engine.LLM`, for `wanted_for`. Raises SluiceError UNIMPLEMENTED where this version has none."""
+    def engine_class(self, purpose: str) -> Any:
+        """Return `_tensorrt_engine.LLM`. Raises SluiceError UNIMPLEMENTED, naming `purpose`, where there is none."""
         try:
             return import_module("tensorrt_llm._tensorrt_engine").LLM
         except (ImportError, AttributeError):
             raise SluiceError(
                 ErrorCode.UNIMPLEMENTED,
-                f"TensorRT-LLM {self.version} cannot run {wanted_for}: compiled engines end with "
+                f"TensorRT-LLM {self.version} cannot run {purpose}: compiled engines end with "
                 f"{LAST_WITH_ENGINES}.x. Serve the HuggingFace checkpoint that it was made of, which every version "
                 f"runs, or install tensorrt-llm>={MINIMUM},<1.3",
             ) from None
 
     def arguments(self, *, is_engine: bool) -> frozenset[str]:
-        """Names of the arguments that the LLM class of this version takes."""
+        """Return the names of the arguments that the LLM class of this version takes."""
         model = self.find("TrtLlmArgs" if is_engine else "TorchLlmArgs")
         return field_names(model) if model is not None else frozenset()
 
     def find(self, name: str) -> Any | None:
-        """The class of this name in `llmapi` or beside it in `llmapi.llm_args`; None where this version has none."""
+        """Return the class of this name in `llmapi` or `llmapi.llm_args`; None where this version has none."""
         for module in (self.llmapi, import_module("tensorrt_llm.llmapi.llm_args")):
             if hasattr(module, name):
                 return getattr(module, name)
         return None
 
     def lora_request(self, name: str, number: int, path: str) -> Any:
-        """What asks for a LoRA adapter. `number` tells adapters apart; it must be one adapter's for good."""
-        return import_module("tensorrt_llm.executor.request").LoRARequest(
-            lora_name=name, lora_int_id=number, lora_path=path
-        )
+        """Return a request for a LoRA adapter. `number` tells adapters apart; it must be one adapter's for good."""
+        request = import_module("tensorrt_llm.executor.request").LoRARequest
+        return request(lora_name=name, lora_int_id=number, lora_path=path)
 
 
 def field_names(cls: Any) -> frozenset[str]:
-    """The keyword arguments of a class: of a pydantic model, a dataclass, or any whose signature names them."""
+    """Return the keyword arguments of a class: a pydantic model, a dataclass, or any whose signature names them."""
     if hasattr(cls, "model_fields"):
         return frozenset(cls.model_fields)
     if is_dataclass(cls):
@@ -72,8 +76,8 @@ def field_names(cls: Any) -> frozenset[str]:
     return frozenset(inspect.signature(cls).parameters)
 
 
-def load_library() -> Library:
-    """Import it. Raises SluiceError UNAVAILABLE with the reason where it cannot be."""
+def load_library() -> TensorRtLlmLibrary:
+    """Import TensorRT-LLM. Raises SluiceError UNAVAILABLE with the reason where it cannot be."""
     try:
         package = import_module("tensorrt_llm")
         llmapi = import_module("tensorrt_llm.llmapi")
@@ -88,7 +92,7 @@ def load_library() -> Library:
             f"TensorRT-LLM {version} is installed, but {MINIMUM} or later is needed; "
             f"install tensorrt-llm>={MINIMUM},<1.4",
         )
-    return Library(version, llmapi)
+    return TensorRtLlmLibrary(version, llmapi)
 
 
 def _cannot_load(reason: str) -> SluiceError:
@@ -99,6 +103,30 @@ def _cannot_load(reason: str) -> SluiceError:
 
 
 def float_tensor(values: npt.NDArray[np.float32]) -> Any:
-    """A `torch.Tensor` of the same values; torch comes with TensorRT-LLM."""
+    """Return a `torch.Tensor` of the same values; torch comes with TensorRT-LLM."""
     torch = import_module("torch")
     return torch.tensor(values, dtype=torch.float32)
+
+
+# -- versions
+
+
+def is_before(version: Version, other: str) -> bool:
+    """Compare release numbers: 1.3.0rc5 counts as 1.3, whose features it has."""
+    return version.release < Version(other).release
+
+
+def is_in(version: Version, since: str, until: str) -> bool:
+    """Return whether `version` is one from `since` on and before `until`; "" is no bound."""
+    if since and is_before(version, since):
+        return False
+    return not until or is_before(version, until)
+
+
+def versions_in_words(since: str, until: str = "") -> str:
+    """Return the versions that have something: "TensorRT-LLM 1.3 or later has it"."""
+    if since and until:
+        return f"TensorRT-LLM from {since} on and before {until} has it"
+    if since:
+        return f"TensorRT-LLM {since} or later has it"
+    return f"TensorRT-LLM before {until} has it"

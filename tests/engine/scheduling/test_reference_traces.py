@@ -16,7 +16,7 @@ from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import Candidate, Limits, guaranteed_no_evict
 from tests import paths
 from tests.stand_ins.scheduler_traces import Simulation, Step, Trace, Workload, run, schedule_as_stand_in, workloads
-from tests.stand_ins.tensorrt_llm._stand_in.capacity import Load
+from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load
 
 DATA = paths.DATA / "tensorrt_llm" / "scheduler_traces.json"
 TRACES = {trace.workload.name: trace for trace in msgspec.json.decode(DATA.read_bytes(), type=list[Trace])}

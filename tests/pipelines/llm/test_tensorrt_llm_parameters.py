@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.configuration.settings import SETTINGS, check_settings
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from pipelines.llm.parameter_effects import SHARED_RULES
 from pipelines.llm.parameters import apply_parameters
 from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_RULES
@@ -145,7 +145,7 @@ def test_is_a_setting(key: str, text: str, settings: dict[str, str]) -> None:
     assert config.runtime_settings == GIVEN.runtime_settings | settings
     assert changed(GIVEN, config).keys() <= {"runtime_settings"}
     assert notes == []
-    check_settings(config.runtime_settings)
+    SETTINGS.check(config.runtime_settings)
 
 
 @pytest.mark.parametrize(("key", "text", "words"), NOTED)
@@ -244,5 +244,5 @@ def test_nvidias_template_as_it_is_filled_for_a_checkpoint() -> None:
         "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
     }
     config, _ = apply_parameters(GIVEN, "m", filled)
-    check_settings(config.runtime_settings)
+    SETTINGS.check(config.runtime_settings)
     assert json.loads(msgspec.json.encode(config))["enable_prefix_caching"] is False

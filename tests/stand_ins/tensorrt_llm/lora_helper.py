@@ -1,4 +1,4 @@
-"""Where LoRA's configuration lives."""
+"""The module of LoRA's configuration."""
 
 from ._stand_in.configurations import CONFIGURATIONS
 

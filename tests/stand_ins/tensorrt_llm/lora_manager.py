@@ -1,4 +1,4 @@
-"""Where LoRA's configuration lived before; the name stays."""
+"""The former module of LoRA's configuration; the name stays."""
 
 from .lora_helper import LoraConfig
 

@@ -1,4 +1,4 @@
-"""How tokens are chosen."""
+"""Sampling parameters."""
 
 import os
 from abc import ABC, abstractmethod
@@ -83,7 +83,7 @@ class _Rules:
         return not self.use_beam_search and self.top_k in (None, 1) and self.top_p in (None, 0.0)
 
     def _setup(self: Any, tokenizer: Any) -> Any:
-        """What only the tokenizer can tell: the end, and the ids of stop and bad words."""
+        """Add what only the tokenizer knows: the end, and the ids of stop and bad words."""
         if self.end_id is None:
             self.end_id = tokenizer.eos_token_id
             self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end_id
@@ -92,7 +92,7 @@ class _Rules:
         return self
 
     def _stop_words(self: Any) -> list[tuple[Any, list[int]]]:
-        """Stop reason and token ids of each stop word."""
+        """Return the stop reason and token ids of each stop word."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [(each, [each]) for each in self.stop_token_ids or []] + list(
             zip(stop, self._stop_word_ids or [], strict=False)

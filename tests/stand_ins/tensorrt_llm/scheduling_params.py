@@ -1,4 +1,4 @@
-"""Where a request runs under attention data parallelism."""
+"""Placement of a request under attention data parallelism."""
 
 from dataclasses import dataclass
 

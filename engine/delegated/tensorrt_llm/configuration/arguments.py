@@ -1,190 +1,241 @@
-"""From an EngineConfig to the arguments of TensorRT-LLM's LLM class."""
+"""The arguments of the LLM class while they are gathered from EngineConfig, settings and raw arguments."""
 
-import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgspec
 
 from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration import adapters, fields, limits, objects, quantization, speculation
-from engine.delegated.tensorrt_llm.configuration.catalogue.execution import GUIDED_DECODING_BACKEND
-from engine.delegated.tensorrt_llm.configuration.describing import described
-from engine.delegated.tensorrt_llm.configuration.samplers import choose_sampler, ignored_fields
-from engine.delegated.tensorrt_llm.configuration.settings import check_settings, given, without_effect
-from engine.delegated.tensorrt_llm.configuration.wishes import Strength, Wishes, flattened
-from engine.delegated.tensorrt_llm.folder import ModelFolder
-from engine.delegated.tensorrt_llm.library import Library
-from engine.delegated.tensorrt_llm.sampling.grammars import LLGUIDANCE, XGRAMMAR
-from engine.delegated.tensorrt_llm.versions import is_before
-from engine.model_folder import ModelFormat
-from engine.validation import RUNTIME_FIELDS
-from sluice.errors import invalid
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.folder import LlmFolder
+from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from sluice.errors import SluiceError, invalid
 
-_BACKEND = "backend"
-_FRACTION = "kv_cache_config.free_gpu_memory_fraction"
-_KV_CACHE_FRACTION = 0.9
-_WITH_STATISTICS = ("enable_iter_perf_stats", "return_perf_metrics")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-_OURS = frozenset({"model", "skip_tokenizer_init"})
-"""Arguments that follow from the others."""
+
+class Precedence(IntEnum):
+    """Which source of an argument wins. Two of equal precedence that differ contradict each other."""
+
+    DEFAULT = 0
+    """The adapter's own choice, and fields of EngineConfig that hold their default."""
+    GIVEN = 1
+    """Fields of EngineConfig and settings."""
+    RAW = 2
+    """`EngineConfig.llm_arguments`."""
+
+
+class Argument(NamedTuple):
+    """A value, and the name that it was given under."""
+
+    value: Any
+    origin: str
+    precedence: Precedence
+
+
+class ArgumentSet:
+    """LLM arguments by dotted name. A sub-configuration is either None as a whole or given field by field."""
+
+    def __init__(self) -> None:
+        self._by_target: dict[str, Argument] = {}
+
+    def add(self, target: str, value: Any, origin: str, precedence: Precedence = Precedence.GIVEN) -> None:
+        """Take a value unless a source of higher precedence has one. Raises SluiceError INVALID for a contradiction."""
+        for other in [*self._conflicting(target, value)]:
+            there = self._by_target[other]
+            if there.precedence > precedence:
+                return
+            if there.precedence == precedence:
+                both = f"{origin} asks for {target}={value!r} and {there.origin} for {other}={there.value!r}"
+                raise invalid(origin, f"{both}; give one of them")
+            del self._by_target[other]
+        known = self._by_target.get(target)
+        if known is None or known.precedence < precedence:
+            self._by_target[target] = Argument(value, origin, precedence)
+
+    def add_default(self, target: str, value: Any, origin: str = "the adapter") -> None:
+        """Take a value where nobody gave one."""
+        self.add(target, value, origin, Precedence.DEFAULT)
+
+    def _conflicting(self, target: str, value: Any) -> Iterable[str]:
+        """Yield the targets here that cannot be together with `value` at `target`."""
+        if target in self._by_target and self._by_target[target].value != value:
+            yield target
+        if value is None:
+            yield from self.within(target)
+        parents = [target[:i] for i, character in enumerate(target) if character == "."]
+        yield from (parent for parent in parents if parent in self._by_target and self._by_target[parent].value is None)
+
+    def within(self, prefix: str) -> list[str]:
+        """Return the targets inside a sub-configuration."""
+        return [target for target in self._by_target if target.startswith(f"{prefix}.")]
+
+    def get(self, target: str, default: Any = None) -> Any:
+        known = self._by_target.get(target)
+        return default if known is None else known.value
+
+    def whole_number(self, target: str) -> int:
+        """Return a value that must be a whole number of 1 or more: files may hold anything. Raises SluiceError."""
+        value = self.get(target)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refusal(target, f"must be a whole number of 1 or more, got {value!r}")
+        return value
+
+    def origin(self, target: str) -> str:
+        """Return the name of the field or setting that gave the value."""
+        return self._by_target[target].origin
+
+    def refusal(self, target: str, reason: str) -> SluiceError:
+        """Return an INVALID error that names what gave the value: "ORIGIN must be ..."."""
+        origin = self.origin(target)
+        return invalid(origin, f"{origin} {reason}")
+
+    def is_given(self, target: str) -> bool:
+        """Return whether somebody gave the value, other than by default."""
+        known = self._by_target.get(target)
+        return known is not None and known.precedence > Precedence.DEFAULT
+
+    def replace(self, target: str, value: Any) -> None:
+        """Put another value in place of one, with the same origin."""
+        self._by_target[target] = self._by_target[target]._replace(value=value)
+
+    def rename(self, target: str, name: str) -> None:
+        self._by_target[name] = self._by_target.pop(target)
+
+    def drop(self, *targets: str) -> None:
+        for target in targets:
+            self._by_target.pop(target, None)
+
+    def items(self) -> list[tuple[str, Argument]]:
+        return list(self._by_target.items())
+
+    def __contains__(self, target: object) -> bool:
+        return target in self._by_target
+
+    def nested(self) -> dict[str, Any]:
+        """Return the values as a tree: {"kv_cache_config": {"max_tokens": 64}}."""
+        tree: dict[str, Any] = {}
+        for target, argument in self._by_target.items():
+            *parents, name = target.split(".")
+            place = tree
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            if argument.value != {}:
+                place[name] = argument.value
+            else:  # its defaults; other targets may be inside
+                place.setdefault(name, {})
+        return tree
+
+
+def flattened(arguments: Mapping[str, Any], sub_configs: frozenset[str], prefix: str = "") -> dict[str, Any]:
+    """Return {"kv_cache_config": {"max_tokens": 64}} as {"kv_cache_config.max_tokens": 64}, for the `sub_configs`."""
+    flat: dict[str, Any] = {}
+    for name, value in arguments.items():
+        target = f"{prefix}{name}"
+        if target in sub_configs and isinstance(value, Mapping) and value:
+            flat |= flattened(value, sub_configs, f"{target}.")
+        else:
+            flat[target] = value
+    return flat
 
 
 @dataclass(frozen=True, slots=True)
-class LlmPlan:
-    """How the LLM is made: `llm_class(**arguments)`."""
+class Resolution:
+    """The state of one resolution: each rule reads and completes the arguments, and notes what has no effect."""
 
-    llm_class: Any
-    arguments: dict[str, Any]
-    """By keyword; sub-configurations are objects of the library's classes."""
-    notes: tuple[str, ...]
-    """What was asked for and has no effect, for the log."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    max_beam_width: int
-    tokens_per_block: int
-    adapters: dict[str, str]
-    """Folders of LoRA adapters by name, those of `lora_dir` included."""
-    quantization: str = "none"
-    ignored_sampling: frozenset[str] = frozenset()
-    """Our sampling parameters that this version's sampler would not act on: requests that have them are refused."""
-
-    @property
-    def num_gpus(self) -> int:
-        """Ranks of the model: one a GPU."""
-        return math.prod(int(self.arguments.get(name) or 1) for name in _PARALLEL)
-
-    @property
-    def sampling_fields(self) -> tuple[str, ...]:
-        """`EngineInfo.sampling_fields`."""
-        return tuple(name for name in RUNTIME_FIELDS if name not in self.ignored_sampling)
+    config: EngineConfig
+    folder: LlmFolder
+    library: TensorRtLlmLibrary
+    arguments: ArgumentSet
+    is_engine: bool
+    """Whether the LLM class is that of compiled engines."""
+    notes: list[str] = field(default_factory=list)
 
 
-def plan_llm(config: EngineConfig, folder: ModelFolder, library: Library) -> LlmPlan:
-    """Every argument is checked against the installed version first.
+# -- the fields of EngineConfig
 
-    Raises SluiceError INVALID or UNIMPLEMENTED that names the setting, what it held and what is expected or which
-    version has it.
+
+@dataclass(frozen=True, slots=True)
+class EngineField:
+    """A field of EngineConfig and the argument that it becomes; without one the adapter or its surroundings use it."""
+
+    name: str
+    target: str = ""
+    note: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
+    is_direct: bool = True
+    """Whether the field alone makes the argument, whatever else is given."""
+
+
+def _as_setting(name: str) -> Callable[[str], Any]:
+    """Convert a field as the setting of the same meaning reads its text."""
+
+    def convert(text: str) -> Any:
+        try:
+            return SETTINGS[name].parse(text)
+        except ValueError as error:
+            raise invalid(name, f"{name} must be {error} with TensorRT-LLM, got {text!r}") from None
+
+    return convert
+
+
+# fmt: off
+FIELDS = (
+    EngineField("model_path", "model", is_direct=False),
+    EngineField("dtype", "dtype", "bf16 is bfloat16, f32 is float32", _as_setting("dtype")),
+    EngineField("max_model_len", "max_seq_len", "and max_input_len. Default: what the model was made for"),
+    EngineField("num_blocks", "kv_cache_config.max_tokens", "times tokens_per_block", is_direct=False),
+    EngineField("kv_cache_memory_bytes", "kv_cache_config.max_gpu_total_bytes"),
+    EngineField("kv_cache_memory_fraction", "kv_cache_config.free_gpu_memory_fraction", "default 0.9"),
+    EngineField("kv_cache_dtype", "kv_cache_config.dtype", "auto, fp8 or nvfp4; auto for engines",
+                _as_setting("kv_cache_dtype")),
+    EngineField("quantization", "quant_config.quant_algo",
+                "for engines compiled at load; else it must be the checkpoint's", is_direct=False),
+    EngineField("cache_path", "", "only our own runtime has it"),
+    EngineField("max_num_seqs", "max_batch_size"),
+    EngineField("max_num_batched_tokens", "max_num_tokens"),
+    EngineField("max_queued_requests", "", "requests wait in front of TensorRT-LLM, as with our own runtime"),
+    EngineField("max_queued_tokens", "", "likewise"),
+    EngineField("scheduler_policy", "scheduler_config.capacity_scheduler_policy", "",
+                lambda policy: str(policy.value).upper()),
+    EngineField("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
+    EngineField("tenant_weights", "", "fair shares are made in front of TensorRT-LLM"),
+    EngineField("speculation", "speculative_config",
+                "ngram: NGramDecodingConfig; draft_model: DraftTargetDecodingConfig", is_direct=False),
+    EngineField("num_speculative_tokens", "speculative_config.max_draft_len", is_direct=False),
+    EngineField("draft_model_path", "speculative_config.speculative_model", "speculative_model_dir in 1.2",
+                is_direct=False),
+    EngineField("num_threads", "", "only our own runtime has it"),
+    EngineField("runtime", "", "chose this one"),
+    EngineField("tensor_parallel_size", "tensor_parallel_size"),
+    EngineField("pipeline_parallel_size", "pipeline_parallel_size"),
+    EngineField("lora_modules", "lora_config", "with lora_dir", is_direct=False),
+    EngineField("tokenizer_path", "tokenizer", "only with guided decoding; else skip_tokenizer_init"),
+    EngineField("engine_python", "", "Python that runs the engine's process"),
+    EngineField("launcher", "", "command that the engine's process is started by"),
+    EngineField("runtime_settings", "", "the settings below"),
+    EngineField("llm_arguments", "", "arguments of the LLM class as they are, over all else"),
+)
+"""Every field of EngineConfig: the other half of the table in docs/tensorrt-llm.md."""
+# fmt: on
+
+_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(EngineConfig)}
+
+
+def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
+    """Add the fields that make one argument each. Those that hold their default give way to settings.
+
+    Raises SluiceError INVALID, naming the field.
     """
-    settings = check_settings(config.runtime_settings)
-    wishes = _wishes(config)
-    llm_class, is_engine = _llm_class(wishes, folder, library)
-    notes = [*fields.without_effect(config), *without_effect(config.runtime_settings)]
-    tokens_per_block = limits.tokens_per_block(wishes, folder)
-    fields.add_cache_size(wishes, config, tokens_per_block)
-    limits.take_parallel_sizes(wishes, folder)
-    found = limits.resolve(wishes, folder, is_engine=is_engine)
-    notes += [*found.notes, *_batching(wishes, is_engine=is_engine)]
-    speculation.resolve(wishes, config, library, is_engine=is_engine)
-    quantized, told = quantization.resolve(wishes, config.quantization, folder, library, is_engine=is_engine)
-    named = adapters.find_adapters(config.lora_modules, settings.get("lora_dir", ()))
-    adapters.resolve(wishes, named, folder, is_engine=is_engine)
-    notes += [*told, *_beam_search(wishes, found.max_beam_width, library, is_engine=is_engine)]
-    _add_tokenizer(wishes, folder, is_engine=is_engine)
-    _add_defaults(wishes, library.arguments(is_engine=is_engine))
-    choose_sampler(wishes, library, is_engine=is_engine)
-    objects.check_versions(wishes, library, is_engine=is_engine)
-    return LlmPlan(
-        llm_class,
-        {"model": str(folder.path), **objects.build(wishes, library)},
-        tuple(notes),
-        found.max_batch_size,
-        found.max_num_tokens,
-        found.max_seq_len,
-        found.max_beam_width,
-        tokens_per_block,
-        named,
-        quantized,
-        ignored_fields(wishes, library, found.max_beam_width, is_engine=is_engine),
-    )
+    for each in FIELDS:
+        value = getattr(config, each.name)
+        if each.target and each.is_direct and value is not None:
+            precedence = Precedence.DEFAULT if value == _DEFAULTS[each.name] else Precedence.GIVEN
+            arguments.add(each.target, each.convert(value), each.name, precedence)
 
 
-def describe(plan: LlmPlan) -> str:
-    """The plan as one would write it in Python, without secrets: for the log and for `sluice build --dry-run`."""
-    return described(plan.llm_class, plan.arguments)
-
-
-def _wishes(config: EngineConfig) -> Wishes:
-    """Of all sources: EngineConfig's fields, the settings, and the arguments as they are."""
-    wishes = Wishes()
-    fields.add_fields(wishes, config)
-    for name, row, value in given(config.runtime_settings):
-        if row.target:
-            wishes.add(row.target, value, name, Strength.ASKED)
-    speculation.add_fields(wishes, config)
-    for target, value in flattened(config.llm_arguments, objects.SUB_CONFIGS).items():
-        if target in _OURS:
-            raise invalid("llm_arguments", f"llm_arguments must not have {target}: it follows from the model")
-        if value is not None or target not in limits.DEFAULTED:
-            wishes.add(target, value, f"llm_arguments.{target}", Strength.RAW)
-    return wishes
-
-
-def _llm_class(wishes: Wishes, folder: ModelFolder, library: Library) -> tuple[Any, bool]:
-    """The class, and whether it is that of compiled engines."""
-    is_converted = folder.format is not ModelFormat.HUGGINGFACE
-    if _BACKEND in wishes:
-        _check_backend(wishes.get(_BACKEND), wishes.origin(_BACKEND), folder, is_converted=is_converted)
-    is_compiled_now = wishes.get(_BACKEND) == "tensorrt" and not is_converted
-    wishes.drop(_BACKEND)
-    if is_compiled_now:
-        return library.engine_class("a model with backend tensorrt"), True
-    return library.llm_class(folder.format), is_converted
-
-
-def _check_backend(backend: str, origin: str, folder: ModelFolder, *, is_converted: bool) -> None:
-    allowed = ("tensorrt",) if is_converted else ("pytorch", "tensorrt")
-    if backend not in allowed:
-        what = folder.format.value.replace("_", " ")
-        raise invalid(origin, f"{origin} must be {' or '.join(allowed)} for a {what}, got {backend!r}")
-
-
-def _batching(wishes: Wishes, *, is_engine: bool) -> list[str]:
-    """The PyTorch backend batches in flight and has no argument for it."""
-    if is_engine or wishes.get("batching_type") != "INFLIGHT":
-        return []
-    origin = wishes.origin("batching_type")
-    wishes.drop("batching_type")
-    return [f"{origin} has no effect: the PyTorch backend always batches in flight"]
-
-
-def _beam_search(wishes: Wishes, width: int, library: Library, *, is_engine: bool) -> list[str]:
-    """1.2 searches with several beams only without the overlap scheduler and CUDA graphs."""
-    if is_engine or width == 1 or not is_before(library.version, "1.3"):
-        return []
-    wishes.add("disable_overlap_scheduler", True, "max_beam_width", Strength.DEFAULT)
-    if not wishes.within("cuda_graph_config"):
-        wishes.add("cuda_graph_config", None, "max_beam_width", Strength.DEFAULT)
-    return ["max_beam_width above 1 runs without the overlap scheduler and CUDA graphs before TensorRT-LLM 1.3"]
-
-
-def _add_tokenizer(wishes: Wishes, folder: ModelFolder, *, is_engine: bool) -> None:
-    """Only guided decoding needs one in there: ids come in and go out."""
-    place = Path(wishes.get("tokenizer") or folder.path)
-    has_fast_tokenizer = (place / _TOKENIZER_FILES[0]).is_file()
-    if has_fast_tokenizer and not is_engine and not wishes.within(objects.SPECULATION):
-        wishes.add(GUIDED_DECODING_BACKEND, XGRAMMAR, "the adapter", Strength.DEFAULT)
-    if is_engine and wishes.get(GUIDED_DECODING_BACKEND) == LLGUIDANCE:
-        origin = wishes.origin(GUIDED_DECODING_BACKEND)
-        raise invalid(
-            origin, f"{origin} must be xgrammar with a compiled engine; only the PyTorch backend has llguidance"
-        )
-    if wishes.get(GUIDED_DECODING_BACKEND) is None:
-        wishes.drop("tokenizer", GUIDED_DECODING_BACKEND)
-        wishes.add("skip_tokenizer_init", True, "the adapter", Strength.DEFAULT)
-        return
-    if not any((place / file).is_file() for file in _TOKENIZER_FILES):
-        raise invalid(
-            "tokenizer_path",
-            f"guided decoding needs the model's tokenizer, but {place} has none of {', '.join(_TOKENIZER_FILES)}; give "
-            "tokenizer_path, or the setting guided_decoding_backend=none",
-        )
-    wishes.add("tokenizer", str(place), "the adapter", Strength.DEFAULT)
-
-
-def _add_defaults(wishes: Wishes, known: frozenset[str]) -> None:
-    wishes.add(_FRACTION, _KV_CACHE_FRACTION, "the adapter", Strength.DEFAULT)
-    for name in _WITH_STATISTICS:
-        if name in known:
-            wishes.add(name, True, "the adapter", Strength.DEFAULT)
+def ignored_fields(config: EngineConfig) -> list[str]:
+    """Return a note on each field that holds something and that only another runtime has."""
+    names = [name for name in sorted(TENSORRT_LLM.ignored_fields) if getattr(config, name) is not None]
+    return [f"{name} has no effect: only our own runtime has it" for name in names]

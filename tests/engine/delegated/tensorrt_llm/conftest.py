@@ -1,7 +1,5 @@
 """The stand-in for TensorRT-LLM: in this process, in an engine's process, and the model folders that it reads."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS, STAND_INS
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
 from tests.stand_ins.paths import PATHS
-
-FLAVOURS = ("1.2.1", "1.3.0")
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -22,52 +19,18 @@ def flavour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class StandIns:
-    """The stand-in by the settings that it was imported with: to make its classes takes most of a second."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[frozenset[tuple[str, str]], dict[str, ModuleType]] = {}
-        self._current: frozenset[tuple[str, str]] | None = None
-
-    def load(self, settings: dict[str, str]) -> ModuleType:
-        """What `import tensorrt_llm` brings where these variables, and no others of its own, are set."""
-        self.unload()
-        self._current = frozenset(settings.items())
-        sys.modules.update(self._loaded.get(self._current, {}))
-        return importlib.import_module("tensorrt_llm")
-
-    def unload(self) -> None:
-        names = [name for name in sys.modules if name == "tensorrt_llm" or name.startswith("tensorrt_llm.")]
-        modules = {name: sys.modules.pop(name) for name in names}
-        if self._current is not None and "tensorrt_llm" in modules:
-            self._loaded[self._current] = modules
-        self._current = None
-
-
-@pytest.fixture(scope="session")
-def stand_ins() -> StandIns:
-    """Kept over tests."""
-    return StandIns()
-
-
 @pytest.fixture
-def import_stand_in(
-    monkeypatch: pytest.MonkeyPatch, flavour: str, stand_ins: StandIns
-) -> Iterator[Callable[..., ModuleType]]:
+def import_stand_in(monkeypatch: pytest.MonkeyPatch, flavour: str) -> Iterator[Callable[..., ModuleType]]:
     """Import `tensorrt_llm` with these settings: `import_stand_in(STAND_IN_FAULT="hang_after=3")`. LLMs that are still
     up at the end are the test's to shut down."""
     settings = {"STAND_IN_VERSION": flavour}
 
     def load(**environment: str) -> ModuleType:
         settings.update(environment)
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        return stand_ins.load(settings)
+        return STAND_INS.load(monkeypatch, settings)
 
-    for path in PATHS:
-        monkeypatch.syspath_prepend(str(path))
     yield load
-    stand_ins.unload()
+    STAND_INS.unload()
 
 
 @pytest.fixture

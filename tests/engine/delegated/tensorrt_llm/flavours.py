@@ -1,4 +1,4 @@
-"""The stand-in, imported once a flavour: for tests that only look at its classes."""
+"""The stand-in imported into this process, in each of its versions."""
 
 import importlib
 import sys
@@ -10,26 +10,44 @@ import pytest
 
 from tests.stand_ins.paths import PATHS
 
+FLAVOURS = ("1.2.1", "1.3.0")
 ONLY_1_2 = pytest.mark.parametrize("flavour", ["1.2.1"], indirect=True)
 ONLY_1_3 = pytest.mark.parametrize("flavour", ["1.3.0"], indirect=True)
 
-_MODULES: dict[str, dict[str, ModuleType]] = {}
+
+class StandInCache:
+    """Keeps the modules of each set of settings: making the stand-in's classes takes most of a second."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[frozenset[tuple[str, str]], dict[str, ModuleType]] = {}
+        self._current: frozenset[tuple[str, str]] | None = None
+
+    def load(self, patch: pytest.MonkeyPatch, settings: dict[str, str]) -> ModuleType:
+        """Return what `import tensorrt_llm` brings where these variables, and no others of its own, are set."""
+        for path in PATHS:
+            patch.syspath_prepend(str(path))
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        self.unload()
+        self._current = frozenset(settings.items())
+        sys.modules.update(self._loaded.get(self._current, {}))
+        return importlib.import_module("tensorrt_llm")
+
+    def unload(self) -> None:
+        names = [name for name in sys.modules if name == "tensorrt_llm" or name.startswith("tensorrt_llm.")]
+        modules = {name: sys.modules.pop(name) for name in names}
+        if self._current is not None and "tensorrt_llm" in modules:
+            self._loaded[self._current] = modules
+        self._current = None
+
+
+STAND_INS = StandInCache()
 
 
 @contextmanager
 def imported(flavour: str, patch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """`tensorrt_llm` of this flavour, without faults, as long as the context lasts."""
-    for path in PATHS:
-        patch.syspath_prepend(str(path))
-    patch.setenv("STAND_IN_VERSION", flavour)
-    _unload()
-    sys.modules.update(_MODULES.get(flavour, {}))
+    """Import `tensorrt_llm` of this flavour, without faults, as long as the context lasts."""
     try:
-        yield importlib.import_module("tensorrt_llm")
+        yield STAND_INS.load(patch, {"STAND_IN_VERSION": flavour})
     finally:
-        _MODULES[flavour] = _unload()
-
-
-def _unload() -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name == "tensorrt_llm" or name.startswith("tensorrt_llm.")]
-    return {name: sys.modules.pop(name) for name in names}
+        STAND_INS.unload()

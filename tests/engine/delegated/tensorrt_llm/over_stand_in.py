@@ -20,14 +20,13 @@ from tests.engine.fake_runner import echo_next
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 
-PATIENCE_S = 30.0
-FLAVOURS = ("1.2.1", "1.3.0")
+TIMEOUT_S = 30.0
 VOCAB_SIZE = 4096
 EOS = 2
 
 
 class StandIn:
-    """What the next engine processes find: a model folder, and the stand-in's environment."""
+    """The surroundings of the next engine processes: a model folder, and the stand-in's environment."""
 
     def __init__(
         self,
@@ -61,14 +60,14 @@ class StandIn:
     async def client(self, heartbeat_timeout_s: float = 5.0, **limits: Any) -> AsyncIterator[ProcessEngineClient]:
         client = ProcessEngineClient(self.config(**limits), heartbeat_timeout_s=heartbeat_timeout_s)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await client.start()
                 yield client
         finally:
             await client.stop()
 
     def recorded(self) -> list[dict[str, Any]]:
-        """What the stand-in was given, call by call; needs RECORD."""
+        """Return the stand-in's record of arguments and requests; needs RECORD."""
         return [json.loads(line) for line in self.record.read_text().splitlines()]
 
 
@@ -80,7 +79,7 @@ def request(prompt: list[int], max_tokens: int = 20, **fields: Any) -> GenerateR
 
 
 def echo(prompt: list[int], num_tokens: int) -> list[int]:
-    """What our own executor answers over EchoRunner."""
+    """Return the answer of our own executor over EchoRunner."""
     ids = list(prompt)
     for _ in range(num_tokens):
         ids.append(echo_next(ids, VOCAB_SIZE))
@@ -125,8 +124,8 @@ async def failure_of(stream: GenerationStream) -> SluiceError:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other tasks and processes bring about."""
-    async with asyncio.timeout(PATIENCE_S):
+    """Wait for a condition that other tasks and processes bring about."""
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -136,13 +135,13 @@ async def until_idle(client: ProcessEngineClient) -> None:
 
 
 async def running(client: ProcessEngineClient, asked: GenerateRequest, num_tokens: int = 1) -> GenerationStream:
-    """A stream that has brought so many tokens, which stay to be fetched."""
+    """Return a stream that has brought so many tokens, which are not yet fetched."""
     stream = client.submit(asked)
     await until(lambda: len(stream.output_token_ids) >= num_tokens)
     return stream
 
 
 def ranks(client: ProcessEngineClient) -> list[psutil.Process]:
-    """The engine's processes beside itself."""
+    """Return the processes that the engine started."""
     assert client.pid is not None
     return psutil.Process(client.pid).children(recursive=True)

@@ -10,19 +10,19 @@ import pytest
 import yaml
 
 from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.arguments import plan_llm
-from engine.delegated.tensorrt_llm.configuration.catalogue.speculation import DECODING_TYPES, ENGINE_TYPES
-from engine.delegated.tensorrt_llm.configuration.fields import FIELDS
-from engine.delegated.tensorrt_llm.configuration.objects import CLASSES, ENUMS
-from engine.delegated.tensorrt_llm.configuration.settings import GROUPS, SETTINGS, Setting
+from engine.delegated.tensorrt_llm.configuration.arguments import FIELDS
+from engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPES, ENGINES, SETTINGS
+from engine.delegated.tensorrt_llm.configuration.plan import plan_llm
+from engine.delegated.tensorrt_llm.configuration.speculation import ENGINE_TYPES
+from engine.delegated.tensorrt_llm.configuration.sub_configs import CLASSES, ENUMS
 from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.delegated.tensorrt_llm.library import Library, field_names, load_library
-from engine.delegated.tensorrt_llm.sampling.parameters import FIELDS as SAMPLING
-from engine.delegated.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
-from engine.delegated.tensorrt_llm.versions import is_in
+from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, is_in, load_library
+from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
+from engine.runtime_settings import RuntimeSetting
 from engine.types import SamplingParams
 from sluice.errors import SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, imported
+from tests.engine.delegated.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
 from tests.paths import ROOT
 from tests.stand_ins.model_folders import make_checkpoint
 from tests.tools.tensorrt_llm_tables import DOCS, section, tables
@@ -42,7 +42,7 @@ ALL_VERSIONS = pytest.mark.parametrize("flavour", list(STABLE_LLM))
 NOT_IN_FILES = {"prompt_ignore_length", "logprobs_mode"}
 """Fields of SamplingParams that came after the stored files."""
 
-ROWS = [row for rows in GROUPS.values() for row in rows if row.target]
+ROWS = [row for rows in SETTINGS.groups.values() for row in rows if row.target]
 SERVERS_OWN = set(
     """agent_percentage agent_types allow_request_chat_template chat_template custom_module_dirs disagg_cluster_uri
     enable_visual_gen extra_llm_api_options grpc host input_processor_workers log_level media_io_kwargs
@@ -54,7 +54,7 @@ SERVERS_OWN = set(
 
 
 def told(owner: str, flavour: str) -> dict[str, Any]:
-    """Both files of a class as one."""
+    """Return both files of a class as one."""
     name = FILES[owner]
     stable = STABLE_LLM[flavour] if name == "llm" else f"{name}.yaml"
     whole: dict[str, Any] = {"methods": {}, "properties": {}}
@@ -71,7 +71,7 @@ def told(owner: str, flavour: str) -> dict[str, Any]:
 
 
 def alternatives(annotation: object) -> set[str]:
-    """Types of which an annotation takes any; None is "None"."""
+    """Return the types of which an annotation takes any; None is "None"."""
     return _alternatives(ast.parse(" ".join(str(annotation).split()), mode="eval").body)
 
 
@@ -120,8 +120,7 @@ def _default(said: Mapping[str, Any]) -> object:
 
 def syntax_trees() -> Iterator[ast.AST]:
     for path in sorted(ADAPTER.rglob("*.py")):
-        if path.name != "surface.py":
-            yield from ast.walk(ast.parse(path.read_text()))
+        yield from ast.walk(ast.parse(path.read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +161,7 @@ def test_all_that_is_used_is_on_the_list(owner: str, flavour: str) -> None:
 
 
 def test_generate_async_is_given_nothing_else() -> None:
-    source = ast.parse((ADAPTER / "loop" / "llm.py").read_text())
+    source = ast.parse((ADAPTER / "llm.py").read_text())
     keys = {
         node.value for node in ast.walk(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)
     } & set(told("LLM", "1.2.1")["methods"]["generate_async"]["parameters"])
@@ -204,7 +203,7 @@ def test_each_option_of_trtllm_serve_is_a_setting_or_its_own() -> None:
 
 
 @pytest.fixture
-def library(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+def library(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorRtLlmLibrary]:
     with imported(flavour, monkeypatch):
         yield load_library()
 
@@ -215,7 +214,9 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_each_setting_is_taken_by_the_versions_that_have_it(library: Library, model: Path, row: Setting) -> None:
+def test_each_setting_is_taken_by_the_versions_that_have_it(
+    library: TensorRtLlmLibrary, model: Path, row: RuntimeSetting
+) -> None:
     """The classes of the stand-in are made from the files, and check names and types strictly."""
     text = str(model) if row.target == "tokenizer" else sample(row)
     settings = {row.name: text, **companions(row, library)}
@@ -233,8 +234,8 @@ def test_each_setting_is_taken_by_the_versions_that_have_it(library: Library, mo
         assert plain(held(made, row.target)) == expected(row, settings)
 
 
-def sample(row: Setting) -> str:
-    """A text that the row reads."""
+def sample(row: RuntimeSetting) -> str:
+    """Return a text that the row reads."""
     for text in ("64", "1", "true", "8,16", "{0}, {0, 0}", "{}", "FP8", "auto"):
         try:
             row.parse(text)
@@ -247,28 +248,28 @@ def sample(row: Setting) -> str:
     raise AssertionError(f"no text for {row.name}")
 
 
-def companions(row: Setting, library: Library) -> dict[str, str]:
-    """What must be said too where one says this."""
-    settings = {"backend": "tensorrt"} if row.engines_only and row.target != "backend" else {}
+def companions(row: RuntimeSetting, library: TensorRtLlmLibrary) -> dict[str, str]:
+    """Return the settings that a setting needs beside it."""
+    settings = {"backend": "tensorrt"} if row.backend == ENGINES and row.target != "backend" else {}
     if row.target == "tokenizer":
         settings["guided_decoding_backend"] = "xgrammar"
     if not row.target.startswith("speculative_config.") or row.target.endswith("decoding_type"):
         return settings | ({"backend": "tensorrt"} if sample(row) in ("medusa", "lookahead") else {})
     kinds = [kind for kind, name in DECODING_TYPES.items() if has_field(name, row.target, library)]
-    kind = next((each for each in kinds if (each in ENGINE_TYPES) == row.engines_only), kinds[0])
+    kind = next((each for each in kinds if (each in ENGINE_TYPES) == (row.backend == ENGINES)), kinds[0])
     settings["speculative_decoding_type"] = kind
     if kind in ("Eagle", "DraftTarget") and row.name != "speculative_model":
         settings["speculative_model"] = "/draft"
     return settings
 
 
-def has_field(class_name: str, target: str, library: Library) -> bool:
+def has_field(class_name: str, target: str, library: TensorRtLlmLibrary) -> bool:
     cls = library.find(class_name)
     field = target.rpartition(".")[2]
     return cls is not None and bool({field, f"{field}_dir"} & field_names(cls))
 
 
-def has_backend(settings: Mapping[str, str], library: Library) -> bool:
+def has_backend(settings: Mapping[str, str], library: TensorRtLlmLibrary) -> bool:
     has_engines = bool(library.arguments(is_engine=True))
     return has_engines or settings.get("backend") != "tensorrt"
 
@@ -281,13 +282,13 @@ def held(made: Any, target: str) -> Any:
     return made
 
 
-def expected(row: Setting, settings: Mapping[str, str]) -> Any:
+def expected(row: RuntimeSetting, settings: Mapping[str, str]) -> Any:
     value = row.parse(settings[row.name])
     return plain(None if value == {} and row.target in CLASSES else value)
 
 
 def plain(value: Any) -> Any:
-    """Enumerations by name, words in small letters; objects of which nothing was said as None."""
+    """Return enumerations by name, words in small letters, objects without given fields as None."""
     if isinstance(value, set):
         return sorted(value)
     if hasattr(value, "model_fields_set"):
@@ -297,7 +298,7 @@ def plain(value: Any) -> Any:
 
 
 @ONLY_1_2
-def test_policies_are_named_as_the_library_names_them(library: Library) -> None:
+def test_policies_are_named_as_the_library_names_them(library: TensorRtLlmLibrary) -> None:
     for target, name in ENUMS.items():
         enum = library.find(name)
         rows = [row for row in ROWS if row.target == target]
@@ -319,7 +320,7 @@ def test_the_docs_show_the_tables(name: str) -> None:
 
 
 def test_the_adapter_is_the_only_importer() -> None:
-    """Of the library itself: all else gets its classes from there."""
+    """Only library.py imports TensorRT-LLM: all else gets its classes from there."""
     for path in sorted(ADAPTER.rglob("*.py")):
         source = path.read_text()
         if path.name != "library.py":

@@ -1,4 +1,4 @@
-"""What model folders tell."""
+"""The facts of model folders."""
 
 import json
 from pathlib import Path

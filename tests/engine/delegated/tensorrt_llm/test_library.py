@@ -1,4 +1,4 @@
-"""What is installed, and what of it can run which folder."""
+"""The installed library, and the classes that run each kind of folder."""
 
 import sys
 from collections.abc import Callable
@@ -7,8 +7,7 @@ from types import ModuleType
 import pytest
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.library import field_names, load_library
-from engine.delegated.tensorrt_llm.versions import is_before, is_in, those_with
+from engine.delegated.tensorrt_llm.library import field_names, is_before, is_in, load_library, versions_in_words
 from engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 
@@ -82,6 +81,6 @@ def test_a_version_that_cannot_be_read_is_unavailable(stand_in: ModuleType, monk
 
 def test_versions_in_words() -> None:
     assert is_before(Version("1.2.1"), "1.3") and not is_before(Version("1.3.0rc1"), "1.3")
-    assert those_with("1.3", "") == "TensorRT-LLM 1.3 or later has it"
-    assert those_with("", "1.3") == "TensorRT-LLM before 1.3 has it"
-    assert those_with("1.2", "1.3") == "TensorRT-LLM from 1.2 on and before 1.3 has it"
+    assert versions_in_words("1.3", "") == "TensorRT-LLM 1.3 or later has it"
+    assert versions_in_words("", "1.3") == "TensorRT-LLM before 1.3 has it"
+    assert versions_in_words("1.2", "1.3") == "TensorRT-LLM from 1.2 on and before 1.3 has it"

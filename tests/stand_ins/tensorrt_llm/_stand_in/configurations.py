@@ -9,10 +9,9 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from ..models.modeling_utils import QuantConfig
-from .annotations import type_of
-from .calibration import CalibConfig
 from .settings import settings
-from .specifications import REQUIRED, Parameter, config_fields, config_names, llm_arguments
+from .specifications import REQUIRED, Parameter, config_fields, config_names, llm_arguments, type_of
+from .values import CalibConfig
 
 
 class CapacitySchedulerPolicy(StrEnum):
@@ -54,7 +53,7 @@ _ENUMS: tuple[type[Enum], ...] = (CapacitySchedulerPolicy, ContextChunkingPolicy
 
 
 def make_configurations() -> dict[str, Any]:
-    """Every class of this version by its name."""
+    """Make every class of this version, by its name."""
     version = settings().version
     classes: dict[str, Any] = {each.__name__: each for each in _ENUMS}
 
@@ -96,7 +95,7 @@ def _field(name: str, parameter: Parameter, resolve: Callable[[str], Any]) -> tu
 
 
 def _class_in(annotation: Any) -> Any:
-    """The class of an annotation that may be optional."""
+    """Return the class of an annotation that may be optional."""
     return next((each for each in get_args(annotation) if each is not type(None)), annotation)
 
 
@@ -105,7 +104,7 @@ def _load_format(value: Any) -> Any:
 
 
 def _speculative(annotation: Any) -> Any:
-    """Told apart by `decoding_type`, as the real one does."""
+    """Make a union that is told apart by `decoding_type`, as the real one is."""
     classes = [each for each in get_args(annotation) if each is not type(None)]
     return Optional[Annotated[Union[tuple(classes)], Field(discriminator="decoding_type")]]  # noqa: UP007, UP045
 

@@ -1,4 +1,4 @@
-"""Which blocks of prompts the cache remembers, and the events that tell of it."""
+"""The prefix cache: the blocks of prompts that it remembers, and its events."""
 
 import json
 from collections import deque
@@ -19,7 +19,7 @@ class Reuse:
         self._tell({"type": "created", "num_blocks_per_cache_level": [num_blocks, 0]})
 
     def cached_tokens(self, token_ids: list[int], root: int) -> int:
-        """How many of the prompt's tokens need not be computed; the last one always is."""
+        """Return how many of the prompt's tokens need not be computed; the last one always is."""
         if not self._is_on:
             return 0
         found = 0
@@ -30,7 +30,7 @@ class Reuse:
         return min(found * self._size, max(len(token_ids) - 1, 0)) // self._size * self._size
 
     def first_missing(self, token_ids: list[int], root: int) -> int | None:
-        """The hash of its first block that is not there, None where nothing of it could be reused."""
+        """Return the hash of the first missing block, None where nothing of the prompt could be reused."""
         if not self._is_on:
             return None
         return next((each for each in self._hashes(token_ids, root) if each not in self._stored), None)
@@ -51,7 +51,7 @@ class Reuse:
             self._tell({"type": "removed", "block_hashes": [oldest]})
 
     def take_events(self) -> list[str]:
-        """Those since the last call, as JSON."""
+        """Return the events since the last call, as JSON."""
         events = list(self._events)
         self._events.clear()
         return events

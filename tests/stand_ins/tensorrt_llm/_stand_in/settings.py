@@ -1,4 +1,4 @@
-"""How the stand-in behaves, read from the environment. The README beside the package describes every variable."""
+"""Settings of the stand-in, read from the environment. The README beside the package describes every variable."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ FLAVOURS = ("1.2.1", "1.3.0")
 
 _OPTIONAL = {"_check_health", "cached_tokens"}
 _WITHOUT = {"1.2.1": "_check_health,cached_tokens", "1.3.0": ""}
-"""Which versions have them is not sure: one flavour has them and one has not, so that both are met."""
+"""It is not sure which versions have them: one flavour does and one does not, so that tests meet both."""
 
 _FAULTS = {
     "slow",
@@ -29,7 +29,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One import's settings."""
+    """The settings of one import."""
 
     version: str
     step_s: float
@@ -38,7 +38,7 @@ class Settings:
     fault_once: Path | None
     """Marker file: a fault that finds it does not happen, and one that happens makes it."""
     rank_death: str
-    """What a dead rank does to the LLM: error, hang or exit."""
+    """Effect of a dead rank on the LLM: error, hang or exit."""
     script: Path | None
     without: frozenset[str]
     """Attributes that this version does not have."""
@@ -53,11 +53,11 @@ class Settings:
         return attribute not in self.without
 
     def fault(self, name: str) -> str | None:
-        """The value of a fault that is on, else None."""
+        """Return the value of a fault that is on, else None."""
         return self.faults.get(name)
 
     def claims(self, name: str) -> bool:
-        """Whether this fault is on and happens now; with a marker file it happens once, over all processes."""
+        """Return whether this fault is on and happens now; with a marker file it happens once, over all processes."""
         if name not in self.faults:
             return False
         if self.fault_once is None:
@@ -71,12 +71,12 @@ class Settings:
 
 @cache
 def settings() -> Settings:
-    """Raises ValueError for a variable that holds what the stand-in does not know."""
+    """Return the settings of the environment. Raises ValueError for a value that the stand-in does not know."""
     return read_settings(os.environ)  # noqa: TID251
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Settings of these variables."""
+    """Return the settings that these variables have."""
     version = environment.get("STAND_IN_VERSION", FLAVOURS[0])
     if version not in FLAVOURS:
         raise ValueError(f"STAND_IN_VERSION must be one of {', '.join(FLAVOURS)}, got {version!r}")

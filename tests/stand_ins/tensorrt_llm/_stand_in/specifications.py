@@ -1,13 +1,18 @@
 """The public surface of TensorRT-LLM as the files in tests/data/tensorrt_llm tell it, for one version."""
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+import pathlib
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import pydantic
 import yaml
+
+from .settings import settings
 
 _DATA = Path(__file__).parents[3] / "data" / "tensorrt_llm"
 _STABILITY = _DATA / "api_stability"
@@ -37,7 +42,7 @@ class Specification:
 
 @cache
 def specification(name: str, version: str) -> Specification:
-    """Of `name` (a file's name without ending): what is stable and what is not, together."""
+    """Return the surface of `name` (a file's name without ending), stable and unstable members together."""
     methods: dict[str, dict[str, Parameter]] = {}
     returns: dict[str, str] = {}
     properties: dict[str, str] = {}
@@ -71,7 +76,7 @@ def _one_line(text: str) -> str:
 
 @cache
 def config_fields(name: str, version: str) -> dict[str, Parameter] | None:
-    """Fields of a class that has no API-stability file, those of its base included; None where a version lacks it."""
+    """Return the fields of a class without an API-stability file, its base's too; None where a version lacks it."""
     told = dict(_configs()[name])
     if version not in told.pop("flavours", (version,)):
         return None
@@ -82,7 +87,7 @@ def config_fields(name: str, version: str) -> dict[str, Parameter] | None:
 
 @cache
 def config_names() -> tuple[str, ...]:
-    """Of all versions."""
+    """Return the configuration classes of all versions."""
     return tuple(_configs())
 
 
@@ -97,7 +102,7 @@ def _of_version(told: Mapping[str, Any], version: str) -> dict[str, Parameter]:
 
 @cache
 def llm_arguments(version: str, *, is_engine: bool) -> dict[str, Parameter]:
-    """Arguments of `TorchLlmArgs`, or of `TrtLlmArgs` for compiled engines."""
+    """Return the arguments of `TorchLlmArgs`, or of `TrtLlmArgs` for compiled engines."""
     told = yaml.safe_load((_DATA / "llm_args.yaml").read_text())
     arguments = dict(specification("llm", version).methods["__init__"])
     absent = {"kwargs", *told["gone"].get(version, ()), *(told["pytorch_only"] if is_engine else ())}
@@ -107,3 +112,91 @@ def llm_arguments(version: str, *, is_engine: bool) -> dict[str, Parameter]:
             arguments[key] = Parameter(arguments[key].annotation, None, is_made=True)
     more = told["more_engine"] if is_engine else told["more_pytorch"]
     return {**arguments, **_of_version(told["more"], version), **_of_version(more, version)}
+
+
+_NUMBERS = {
+    "int": Annotated[int, pydantic.Strict()],
+    "bool": Annotated[bool, pydantic.Strict()],
+    "float": Annotated[float, pydantic.Strict()],
+}
+"""pydantic would read "8" as 8, which would hide an adapter's mistake."""
+
+
+class _Place:
+    """A dotted name. Where it ends at a class of the stand-in, the class; anything else is not checked."""
+
+    def __init__(self, resolve: Callable[[str], Any], name: str) -> None:
+        self._resolve = resolve
+        self._name = name
+
+    def __getattr__(self, part: str) -> Any:
+        known = self._resolve(part)
+        if known is not None:
+            return _instances(known) if is_dataclass(known) else known
+        return Any if part[0].isupper() else _Place(self._resolve, f"{self._name}.{part}")
+
+
+def _instances(value_class: Any) -> Any:
+    """Make a type of a dataclass' instances, or dictionaries of its fields."""
+    return Annotated[Any, pydantic.BeforeValidator(partial(_made, value_class))]
+
+
+def _made(value_class: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        return value_class(**value)
+    if not isinstance(value, value_class):
+        raise ValueError(f"must be a {value_class.__name__}, got {type(value).__name__}")
+    return value
+
+
+def type_of(annotation: str, resolve: Callable[[str], Any]) -> Any:
+    """Return the type that pydantic checks. `resolve` returns a class of the stand-in by its name, or None."""
+    names: dict[str, Any] = {name: getattr(typing, name) for name in typing.__all__}
+    names |= {"NoneType": None, "pathlib": pathlib, "pydantic": pydantic, **_NUMBERS}
+    names |= {name: _Place(resolve, name) for name in ("tensorrt_llm", "torch", "transformers")}
+    return eval(annotation, names)
+
+
+C = TypeVar("C", bound=type)
+
+
+def declared(name: str) -> Callable[[C], C]:
+    """Class decorator: every method that the file `name` tells must have its parameters and defaults.
+
+    Raises TypeError where it does not: then the stand-in is not what it says it is.
+    """
+
+    def decorate(cls: C) -> C:
+        told = specification(name, settings().version)
+        for method in told.methods:
+            _declare(cls, method, told)
+        for attribute, annotation in told.properties.items():
+            getter = inspect.getattr_static(cls, attribute).fget
+            getter.__annotations__["return"] = annotation
+        return cls
+
+    return decorate
+
+
+def _declare(cls: type, name: str, told: Specification) -> None:
+    method: Any = inspect.getattr_static(cls, name)
+    function = getattr(method, "__func__", method)
+    own = inspect.signature(function)
+    parameters = dict(own.parameters)
+    for key, expected in told.methods[name].items():
+        if key not in parameters and inspect.Parameter.VAR_KEYWORD in {each.kind for each in parameters.values()}:
+            continue
+        if key not in parameters or not _has_default(cls, parameters[key], expected):
+            raise TypeError(f"{cls.__name__}.{name}({key}) is not as its file tells: {own}")
+        parameters[key] = parameters[key].replace(annotation=expected.annotation)
+    function.__signature__ = own.replace(parameters=list(parameters.values()), return_annotation=told.returns[name])
+
+
+def _has_default(cls: Any, own: inspect.Parameter, expected: Parameter) -> bool:
+    """A list that each object gets anew shows as None in the files."""
+    made = {each.name: each.default_factory for each in fields(cls)} if is_dataclass(cls) else {}
+    if own.default is REQUIRED or expected.default is REQUIRED:
+        return own.default is expected.default
+    if callable(factory := made.get(own.name)):
+        return expected.default is None or bool(expected.default == factory())
+    return bool(own.default == expected.default)

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one iteration did."""
+    """The figures of one iteration."""
 
     number: int
     latency_ms: float
@@ -33,7 +33,7 @@ class Iteration:
 
 
 def statistics(told: Iteration, *, has_parts: bool) -> dict[str, Any]:
-    """`has_parts` False: the sub-objects are null, as they may be."""
+    """Return the JSON object of an iteration. Without `has_parts` its sub-objects are null, as they may be."""
     hits = told.reused + told.missed
     cache = {
         "maxNumBlocks": told.max_blocks,

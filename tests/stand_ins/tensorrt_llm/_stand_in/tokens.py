@@ -1,4 +1,4 @@
-"""Which token comes next: a hash of the whole context, or a script."""
+"""The choice of the next token: by a hash of the whole context, or by a script."""
 
 import json
 import math
@@ -14,7 +14,7 @@ ADAPTER_SHIFT = 31
 
 
 def echo_next(token_ids: list[int], vocab_size: int) -> int:
-    """As the suite's own runner without a model answers, so that answers can be compared."""
+    """Return the token that the suite's own runner without a model answers, so that answers can be compared."""
     total = sum((position + 1) * (token_id + 7) for position, token_id in enumerate(token_ids))
     return int((total * 2654435761 + 12345) % 2**32 % vocab_size)
 
@@ -32,7 +32,7 @@ class Script:
         self._by_prompt = {tuple(map(int, key.split(","))): ids for key, ids in texts.items()}
 
     def next(self, token_ids: list[int], num_generated: int) -> int | None:
-        """None where the script has no more."""
+        """Return the next token; None where the script has no more."""
         if self._for_all is not None:
             return self._for_all[num_generated] if num_generated < len(self._for_all) else None
         for prompt, ids in self._by_prompt.items():
@@ -50,7 +50,7 @@ class Model:
         self._script = script
 
     def next(self, token_ids: list[int], num_prompt: int, params: Any, adapter: int, beam: int) -> tuple[int, int]:
-        """(the token that is sampled, the model's own likeliest), both of the context `token_ids`.
+        """Return the token that is sampled and the model's own likeliest, both of the context `token_ids`.
 
         Where the script has ended it is the end token.
         """
@@ -73,7 +73,7 @@ class Model:
         return (told + adapter * ADAPTER_SHIFT + beam) % self._vocab_size
 
     def logprobs(self, likeliest: int, sampled: int, count: int) -> Likeliest:
-        """Of the `count` likeliest tokens, and of the sampled one."""
+        """Return those of the `count` likeliest tokens and of the sampled one."""
         rest = -math.log(math.e + self._vocab_size - 1)
         others = [token for token in range(min(count + 1, self._vocab_size)) if token != likeliest]
         ranked = [(likeliest, 1 + rest, 1), *((token, rest, place) for place, token in enumerate(others, 2))][:count]
@@ -94,8 +94,8 @@ def _has_edits(params: Any, num_generated: int) -> bool:
 
 
 def _edit(logits: Any, token_ids: list[int], num_prompt: int, params: Any) -> None:
-    """In the order of our own executor. The repetition penalty counts prompt and output; the others too, less the
-    first `prompt_ignore_length` tokens of the prompt."""
+    """Edit logits in the order of our own executor. The repetition penalty counts prompt and output; the others too,
+    less the first `prompt_ignore_length` tokens of the prompt."""
     if params.embedding_bias is not None:
         logits += np.asarray(params.embedding_bias, np.float32)
     if params.repetition_penalty is not None:

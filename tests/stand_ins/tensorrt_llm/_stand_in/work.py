@@ -7,15 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 from ..bindings.executor import FinishReason, RequestPerfMetrics
-from .capacity import Load
 from .responses import Likeliest, Response, SequenceResponse
+from .schedulers import Load
 from .settings import settings
 from .tokens import Model
 
 
 @dataclass(slots=True)
 class Order:
-    """What `generate_async` was asked for, checked."""
+    """A checked call of `generate_async`."""
 
     request_id: int
     prompt_token_ids: list[int]

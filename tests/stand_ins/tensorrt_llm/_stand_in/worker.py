@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -9,17 +11,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .capacity import POLICIES, Cache, Load, Stage, held_blocks
-from .micro_batch import BatchLimits, MicroBatch, micro_batch
-from .ranks import Ranks
 from .responses import Response
 from .reuse import Reuse
+from .schedulers import POLICIES, BatchLimits, Cache, Load, MicroBatch, Stage, held_blocks, micro_batch
 from .settings import settings
 from .statistics import Iteration, statistics
 from .work import Work
 
+_WAIT = "import sys; sys.stdin.read()"
 _IDLE_S = 0.05
 """How often an idle worker looks whether its ranks live."""
+
+
+class Ranks:
+    """One process a rank where there are several; they end when this process does."""
+
+    def __init__(self, world_size: int) -> None:
+        count = world_size if world_size > 1 else 0
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", _WAIT, f"stand-in-rank={rank}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(count)
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def dead(self) -> int | None:
+        """Return the number of a rank that is gone, None while all live."""
+        return next((rank for rank, process in enumerate(self._processes) if process.poll() is not None), None)
+
+    def kill_last(self) -> None:
+        if self._processes:
+            self._processes[-1].kill()
+            self._processes[-1].wait()
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +243,7 @@ class Worker:
             self._active[load.request_id].generate(self._iteration)
 
     def _answer_all(self, batch: MicroBatch) -> int:
-        """Responses of this iteration; returns how many requests finished."""
+        """Send the responses of this iteration; return how many requests finished."""
         num_completed = 0
         generated = [load for load, _ in batch.contexts if load.num_generated] + list(batch.generations)
         for load in generated:

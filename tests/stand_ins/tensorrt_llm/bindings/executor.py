@@ -1,4 +1,4 @@
-"""Those of the C++ classes that requests to the LLM class carry."""
+"""The C++ classes that requests to the LLM class carry."""
 
 import datetime
 from dataclasses import dataclass, field

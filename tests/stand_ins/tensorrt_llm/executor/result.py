@@ -1,5 +1,5 @@
 # ruff: noqa: TID252 - importers know the package as tensorrt_llm, the type checker by its folder
-"""What a request brings, response by response."""
+"""The results of a request, response by response."""
 
 import json
 import queue
@@ -7,10 +7,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._stand_in.queues import ResponseQueue
-from .._stand_in.responses import Response
+from .._stand_in.responses import Response, ResponseQueue
 from .._stand_in.settings import settings
-from .._stand_in.signatures import declared
+from .._stand_in.specifications import declared
 from ..bindings.executor import FinishReason, RequestPerfMetrics
 from .utils import RequestError
 
@@ -109,7 +108,7 @@ class GenerationResult:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """The best n; where more were tried, those of the highest log probability."""
+        """The best n sequences; where more were tried, those of the highest log probability."""
         params = self._sampling_params
         if params.use_beam_search or params.n == params.best_of:
             return self._outputs[: params.n]

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from .._stand_in.configurations import CONFIGURATIONS
-from .._stand_in.limits import make_reuse, max_seq_len, worker_limits
-from .._stand_in.model_folder import load_as_told, read_model_folder
-from .._stand_in.parameters import check_types
-from .._stand_in.ranks import Ranks
-from .._stand_in.recording import record_arguments, record_request
+from .._stand_in.inputs import check_types, record_arguments, record_request
+from .._stand_in.limits import load_as_told, make_reuse, max_seq_len, read_model_folder, worker_limits
 from .._stand_in.responses import Response
 from .._stand_in.settings import settings
-from .._stand_in.signatures import declared
+from .._stand_in.specifications import declared
 from .._stand_in.tokens import Model, Script
 from .._stand_in.work import Order, Work, shows_end_token
-from .._stand_in.worker import Worker
+from .._stand_in.worker import Ranks, Worker
 from ..executor.request import LoRARequest
 from ..executor.result import GenerationResult, IterationResult
 from ..sampling_params import SamplingParams
@@ -64,7 +61,7 @@ class RequestOutput(GenerationResult):
 
 
 class _Base:
-    """What both LLM classes do."""
+    """The behaviour of both LLM classes."""
 
     _ARGUMENTS: str
     _IS_ENGINE: bool
@@ -240,7 +237,7 @@ class _Base:
         return token_ids if params.truncate_prompt_tokens is None else token_ids[-params.truncate_prompt_tokens :]
 
     def _check(self, token_ids: list[int], params: Any, lora_request: Any) -> None:
-        """What is known before the request is sent. Raises ValueError."""
+        """Check what can be known before the request is sent. Raises ValueError."""
         limits = self._limits.batch
         if not token_ids:
             raise ValueError("The prompt must have at least one token")
@@ -275,7 +272,7 @@ class _Base:
         )
 
     def _refusal(self, order: Order) -> str | None:
-        """Why the worker refuses it: told in its response, not here."""
+        """Return why the worker refuses it: the response says so, not the call."""
         if order.max_tokens <= 0:
             return (
                 f"The prompt ({len(order.prompt_token_ids)} tokens) leaves nothing of max_seq_len {self._max_seq_len}"

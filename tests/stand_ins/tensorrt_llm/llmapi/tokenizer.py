@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 
 class TokenizerBase:
-    """What sampling parameters and results ask of a tokenizer."""
+    """The tokenizer that sampling parameters and results need."""
 
     eos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -43,7 +43,7 @@ class TransformersTokenizer(TokenizerBase):
 
 
 def load_tokenizer(given: Any, model: Path) -> TokenizerBase | None:
-    """None where the folder has none that can be read; the real one only warns then, too."""
+    """Return None where the folder has no tokenizer that can be read; the real one only warns then, too."""
     if isinstance(given, TokenizerBase):
         return given
     folder = Path(given) if given is not None else model

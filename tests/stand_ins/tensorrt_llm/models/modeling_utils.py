@@ -1,24 +1,16 @@
 # ruff: noqa: TID252 - importers know the package as tensorrt_llm, the type checker by its folder
 """Quantisation of a checkpoint."""
 
-from dataclasses import asdict
 from fnmatch import fnmatch
 from typing import Any
 
-from .._stand_in.values import make_value
+from .._stand_in.values import Convertible, make_value
 
 
-class _Quantisation:
-    """What a QuantConfig can do."""
+class _Quantisation(Convertible):
+    """Methods of QuantConfig."""
 
     __slots__ = ()
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> Any:
-        return cls(**config)
-
-    def to_dict(self: Any) -> dict[str, Any]:
-        return asdict(self)
 
     def is_module_excluded_from_quantization(self: Any, name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in self.exclude_modules or ())

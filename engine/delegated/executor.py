@@ -1,0 +1,326 @@
+"""The executor of a runtime that batches by itself: commands in, frames of token events out, as
+`engine.loop.executor.InflightExecutor` does it."""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+import msgspec
+
+from engine.config import EngineConfig, SchedulerPolicy
+from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
+from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay, is_replayed
+from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from engine.delegated.statistics import StatisticsRecorder
+from engine.delegated.watchdog import Watchdog, stall_timeout_s
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
+from engine.scheduling.deadlines import Deadlines
+from engine.scheduling.reception import Reception, too_late
+from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
+from engine.validation import check_request
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+"""An idle engine speaks at least this often; a silent one hangs."""
+CHARGED_TOKENS = 16
+"""Output is charged to a tenant's account in such pieces."""
+MAX_COMMANDS = 32
+"""Commands obeyed in one turn of the loop, so that a burst of them does not hold up the requests that decode."""
+
+
+class DelegatedExecutor:
+    """Serves one runtime on an event loop: queue, priorities, fair shares, deadlines and admission are ours, batching,
+    KV cache and sampling are the runtime's. All methods are called on that loop.
+    """
+
+    def __init__(
+        self,
+        runtime: DelegatedRuntime,
+        info: EngineInfo,
+        config: EngineConfig,
+        emit: Callable[[StepFrame], None],
+        clock: Callable[[], float] = perf_counter,
+        iteration: IterationStats | None = None,
+    ) -> None:
+        """`info` and `iteration` are what `runtime.start` returned."""
+        self.info = info
+        self._runtime = runtime
+        self._emit = emit
+        self._clock = clock
+        self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, SchedulerPolicy(info.scheduler_policy))
+        self._reception: Reception[DelegatedSequence] = Reception(info, config)
+        self._recorder = StatisticsRecorder(info, self._reception.forecast, iteration, clock())
+        self._in_flight = InFlightTable(runtime, self, clock)
+        timeout_s = stall_timeout_s(config.runtime_settings)
+        self._watchdog = Watchdog(runtime, info, self._in_flight, self._recorder.has_iterations, clock, timeout_s)
+        self._deadlines = Deadlines()
+        """Deadlines of the requests in flight; the queue watches those that wait."""
+        self._inbox: deque[Command] = deque()
+        self._events: list[TokenEvent] = []
+        self._failures: list[RequestFailed] = []
+        self._has_freed_places = False
+        """Whether places came free since the last frame."""
+        self._turn: asyncio.Handle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+        self._last_emit = 0.0
+        self._predicted_wait_s = self._last_prediction = 0.0
+        self._is_busy = asyncio.Event()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Serve until a Shutdown command. Raises EngineLost where the runtime cannot go on."""
+        services = (self._beat(), self._watchdog.run(), self._runtime.observe(self, self._is_busy))
+        tasks = [asyncio.create_task(service) for service in services]
+        try:
+            await asyncio.wait((self._end, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            for each in (self._end, *tasks):
+                if each.done():
+                    each.result()
+        finally:
+            self._flush()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, self._in_flight.close(), return_exceptions=True)
+
+    def obey(self, commands: list[Command]) -> None:
+        """Take commands, to be obeyed soon and in order."""
+        self._inbox.extend(commands)
+        self._turn_soon()
+
+    def stats(self) -> EngineStats:
+        queue, forecast, in_flight = self._reception.queue, self._reception.forecast, self._in_flight.sequences
+        started = num_started(in_flight, self._capacity)
+        used = self._recorder.blocks_used(in_flight)
+        return EngineStats(
+            num_running=started,
+            num_waiting=len(queue) + len(in_flight) - started,
+            num_blocks_used=used,
+            num_blocks_free=self.info.num_blocks - used,
+            num_blocks_reserved=self.info.num_blocks - self._free_blocks,
+            num_blocks_cached=min(self._recorder.num_cached_blocks, self.info.num_blocks - used),
+            num_tokens_waiting=queue.num_tokens,
+            predicted_wait_s=self._predicted_wait_s,
+            waits_total=forecast.waits_total,
+            wait_seconds_total=forecast.wait_seconds_total,
+            wait_error_seconds_total=forecast.wait_error_seconds_total,
+            iteration=self._recorder.iteration,
+            **self._recorder.counters.totals(),  # type: ignore[arg-type]
+        )
+
+    # -- one turn: obey commands, check deadlines, admit, emit
+
+    def _turn_soon(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """An exception that is no request's own ends the engine: nobody would be served any more."""
+        try:
+            self._do_turn()
+        except Exception as error:
+            if not self._end.done():
+                self._end.set_exception(error)
+
+    def _do_turn(self) -> None:
+        self._turn = None
+        for _ in range(min(len(self._inbox), MAX_COMMANDS)):
+            self._obey(self._inbox.popleft())
+        self._expire()
+        self._admit()
+        self._set_alarm()
+        if self._events or self._failures or self._has_freed_places:
+            self._flush()
+        if self._inbox:
+            self._turn_soon()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Cancel():
+                self._cancel(command.stream_id)
+            case Shutdown():
+                for sequence in [*self._in_flight.sequences, *self._reception.queue]:
+                    self._cancel(sequence.stream_id)
+                if not self._end.done():
+                    self._end.set_result(None)
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            self._reception.queue.add(self._make_sequence(command))
+        except SluiceError as error:
+            self._failures.append(failed(command.stream_id, error))
+        except Exception:
+            log.exception("request %s cannot be put to %s", command.request.request_id, self._runtime.title)
+            unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
+            self._failures.append(failed(command.stream_id, unforeseen))
+
+    def _make_sequence(self, command: Submit) -> DelegatedSequence:
+        """Raises SluiceError for a request that cannot be served, or cannot wait."""
+        request = command.request
+        check_request(request, self.info)
+        num_blocks = self._runtime.worst_case_blocks(request)
+        if num_blocks > self.info.num_blocks:  # it would wait for ever, and all behind it
+            raise invalid(
+                "max_tokens",
+                f"the request needs up to {num_blocks} blocks of {self.info.block_size} tokens, but the whole KV cache "
+                f"has {self.info.num_blocks}; lower max_tokens",
+            )
+        replay = Replay(request.resume_token_ids) if is_replayed(request) else None
+        prepared = self._runtime.prepare(
+            request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
+        )
+        wait_s = self._reception.check_in(command, num_blocks, self._in_flight.sequences, self._free_blocks)
+        return DelegatedSequence(
+            stream_id=command.stream_id,
+            request=request,
+            prepared=prepared,
+            worst_case_blocks=num_blocks,
+            block_size=self.info.block_size,
+            submitted_at=self._clock(),
+            predicted_wait_s=wait_s,
+            replay=replay,
+        )
+
+    @property
+    def _free_blocks(self) -> int:
+        """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
+        reserved = sum(self._capacity.needed_blocks(each) for each in self._in_flight.sequences)
+        return max(self.info.num_blocks - reserved, 0)
+
+    def _cancel(self, stream_id: int) -> None:
+        sequence = self._in_flight.get(stream_id) or self._reception.queue.get(stream_id)
+        if sequence is None or sequence.is_answered:
+            return
+        if sequence.is_in_flight:  # a stop string ends it so: the place comes free as at any end
+            self._reception.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+        self._events.append(TokenEvent(stream_id, [], FinishReason.CANCELLED))
+        self._dismiss(sequence)
+
+    def _expire(self) -> None:
+        """Fail the requests that are past their deadline."""
+        now = self._clock()
+        in_flight = [self._in_flight.get(stream_id) for stream_id in self._deadlines.take_due(now)]
+        for sequence in (*self._reception.queue.expired(now), *in_flight):
+            if sequence is not None:
+                self._recorder.counters.timeouts += 1
+                self.on_failure(sequence, too_late(sequence, now))
+
+    def _set_alarm(self) -> None:
+        due = min(self._reception.queue.next_expiry(), self._deadlines.next())
+        if due == self._alarm_at:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_at = None, due
+        if due != math.inf:
+            self._alarm = asyncio.get_running_loop().call_later(max(due - self._clock(), 0.0), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at = None, math.inf
+        self._turn_soon()
+
+    def _admit(self) -> None:
+        """Hand waiting requests to the runtime."""
+        queue, now = self._reception.queue, self._clock()
+        if not queue or self._end.done():  # those that wait as the runtime is lost go on in the next engine
+            return
+        for sequence in choose_admitted(queue, self._in_flight.sequences, self._capacity):
+            if not self._in_flight:
+                self._watchdog.note_progress()
+                self._recorder.on_busy(now)
+                self._is_busy.set()
+            queue.admit(sequence)
+            sequence.is_in_flight = True
+            self._reception.forecast.record_wait(sequence.predicted_wait_s, now - sequence.submitted_at)
+            self._deadlines.add(sequence.stream_id, sequence.deadline)
+            self._in_flight.submit(sequence)
+
+    def _flush(self) -> None:
+        """Send what happened since the last frame; without events the frame is a heartbeat."""
+        now = self._clock()
+        if now - self._last_prediction >= HEARTBEAT_S:
+            self._last_prediction = now
+            self._predicted_wait_s = self._reception.predict_wait(self._in_flight.sequences, self._free_blocks)
+        frame = StepFrame(self._events, self._failures, self.stats())
+        self._events, self._failures, self._has_freed_places = [], [], False
+        self._last_emit = now
+        self._emit(frame)
+
+    async def _beat(self) -> None:
+        while True:
+            if self._clock() - self._last_emit >= HEARTBEAT_S:
+                self._flush()
+            await asyncio.sleep(HEARTBEAT_S / 2)
+
+    # -- what the requests in flight bring
+
+    def on_response(self) -> None:
+        self._watchdog.note_progress()
+
+    def on_delta(self, sequence: DelegatedSequence, delta: ResponseDelta) -> None:
+        if delta.token_ids:
+            self._recorder.record_tokens(sequence, len(delta.token_ids), self._clock())
+            sequence.num_output += len(delta.token_ids)
+            self._charge(sequence, CHARGED_TOKENS)
+        if delta.detail is not None and delta.detail.num_cached_tokens is not None:
+            self._recorder.record_prompt(sequence, delta.detail.num_cached_tokens)
+        self._events.append(TokenEvent(sequence.stream_id, delta.token_ids, delta.finish_reason, delta.detail))
+        if delta.finish_reason is not None:
+            sequence.is_answered = True
+            self._deadlines.discard(sequence.stream_id)
+            self._reception.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+        self._turn_soon()
+
+    def on_failure(self, sequence: DelegatedSequence, error: SluiceError) -> None:
+        if not sequence.is_answered:
+            self._failures.append(failed(sequence.stream_id, error))
+            self._dismiss(sequence)
+
+    def on_removed(self, sequence: DelegatedSequence) -> None:
+        self._charge(sequence, 1)
+        if sequence.has_begun and not sequence.is_prompt_counted:
+            self._recorder.record_prompt(sequence, 0)
+        self._reception.queue.remove(sequence.stream_id)
+        self._deadlines.discard(sequence.stream_id)
+        if not self._in_flight:
+            self._recorder.on_idle()
+            self._is_busy.clear()
+        self._has_freed_places = True
+        self._turn_soon()
+
+    def on_lost(self, error: Exception) -> None:
+        if not self._end.done():
+            self._end.set_exception(EngineLost(f"{self._runtime.title} cannot go on: {error}"))
+
+    def _charge(self, sequence: DelegatedSequence, at_least: int) -> None:
+        """Charge the output since the last time to the tenant's account, once it is `at_least` so many tokens."""
+        fresh = sequence.num_output - sequence.num_charged
+        if fresh >= at_least:
+            self._reception.queue.charge(sequence, fresh)
+            sequence.num_charged = sequence.num_output
+
+    def _dismiss(self, sequence: DelegatedSequence) -> None:
+        """Send the client no more of a sequence. One in flight stays in the table until the runtime has ended it."""
+        sequence.is_answered = True
+        self._deadlines.discard(sequence.stream_id)
+        if sequence.is_in_flight:
+            self._in_flight.abort(sequence)
+        else:
+            self._reception.queue.remove(sequence.stream_id)
+        self._turn_soon()
+
+    # -- what the runtime's statistics bring
+
+    def on_iteration(self, iteration: Iteration) -> None:
+        self._watchdog.note_progress()
+        self._recorder.record_iteration(iteration, self._clock())
+
+    def on_cached_blocks(self, num_blocks: int) -> None:
+        self._recorder.num_cached_blocks = num_blocks

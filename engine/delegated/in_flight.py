@@ -1,0 +1,259 @@
+"""The requests that the runtime has: a task each, which reads its responses from the hand-over to the last one."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.blocks import blocks_for
+from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
+from engine.types import EventDetail, FinishReason, GenerateRequest
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+HEALTH_CHECK_DELAY_S = 0.25
+"""Time from a request's error to the check of the engine's health. When the engine is lost, errors come first, and
+requests that were answered with one could not go on in the next engine."""
+ABORT_GRACE_S = 10.0
+"""How long the last response to an aborted request is awaited."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DelegatedSequence:
+    """A request on its way: in our queue, then in flight in the runtime, then finished. Only the executor and its table
+    change it.
+    """
+
+    stream_id: int
+    request: GenerateRequest
+    prepared: Any
+    """The result of `DelegatedRuntime.prepare`; None once it is handed over."""
+    worst_case_blocks: int
+    block_size: int
+    submitted_at: float
+    """The engine's clock, in seconds."""
+    predicted_wait_s: float
+    tenant: str = field(init=False)
+    priority: int = field(init=False)
+    deadline: float = field(init=False)
+    start_deadline: float = field(init=False)
+    num_prompt: int = field(init=False)
+    num_output: int = field(init=False)
+    num_charged: int = field(init=False)
+    """Output tokens charged to the tenant. Those that an engine before this one generated are not charged."""
+    num_tokens: int = field(init=False)
+    """Tokens to compute before the first new one."""
+    max_tokens: int = field(init=False)
+    is_in_flight: bool = False
+    """Whether it was handed to the runtime."""
+    handle: RequestHandle | None = None
+    """The request in the runtime, while responses may come."""
+    is_prompt_counted: bool = False
+    """Whether the counters include its prompt."""
+    is_answered: bool = False
+    """Whether its client has had its last event; later responses are dropped."""
+    aborted_at: float | None = None
+    replay: "Replay | None" = None
+    """Set where output that was sent already is generated again."""
+
+    def __post_init__(self) -> None:
+        request, now = self.request, self.submitted_at
+        self.tenant, self.priority = request.tenant, request.priority
+        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
+        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_output = self.num_charged = len(request.resume_token_ids)
+        self.num_tokens = self.num_prompt + self.num_output
+        self.max_tokens = request.sampling.max_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens still to run before the next one is sampled: 1 while it decodes."""
+        return 1 if self.has_begun else self.num_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_output > len(self.request.resume_token_ids)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """An estimate of the blocks that it holds once its prompt is computed."""
+        return blocks_for(self.num_prompt + self.num_output, self.block_size)
+
+
+def is_replayed(request: GenerateRequest) -> bool:
+    """Return whether an answer that goes on after a crash is generated anew from its prompt: a grammar is matched from
+    the first token of the output, so that what was sent cannot be part of the prompt."""
+    return bool(request.resume_token_ids) and request.sampling.grammar is not None
+
+
+class Replay:
+    """Drops output that was sent already from what is generated again."""
+
+    def __init__(self, sent: Sequence[int]) -> None:
+        self._left = list(sent)
+
+    def trim(self, delta: ResponseDelta) -> ResponseDelta:
+        """Return the part of `delta` that was not sent. Raises SluiceError INTERNAL where the output differs."""
+        num_sent = min(len(self._left), len(delta.token_ids))
+        if delta.token_ids[:num_sent] != self._left[:num_sent]:
+            message = "the answer could not be continued after a restart: generated again, it takes another turn"
+            raise SluiceError(ErrorCode.INTERNAL, message)
+        del self._left[:num_sent]
+        detail = delta.detail
+        if num_sent and detail is not None:
+            logprobs = (detail.logprobs or [])[num_sent:] or None
+            detail = EventDetail(detail.num_cached_tokens, logprobs, detail.prompt_logprobs)
+        is_empty = detail is None or detail == EventDetail()
+        return ResponseDelta(delta.token_ids[num_sent:], delta.finish_reason, None if is_empty else detail)
+
+
+class InFlightListener(Protocol):
+    """Receives the outcome of each request in flight. `on_removed` comes last; before it, unless the request was
+    aborted, `on_failure` or a delta with a finish reason."""
+
+    def on_response(self) -> None:
+        """The runtime has sent something."""
+        ...
+
+    def on_delta(self, sequence: DelegatedSequence, delta: ResponseDelta) -> None: ...
+
+    def on_failure(self, sequence: DelegatedSequence, error: SluiceError) -> None: ...
+
+    def on_removed(self, sequence: DelegatedSequence) -> None:
+        """The runtime holds nothing for the request any more."""
+        ...
+
+    def on_lost(self, error: Exception) -> None:
+        """The runtime will bring nothing any more."""
+        ...
+
+
+class InFlightTable:
+    """Requests that the runtime has, in order of arrival. An aborted one stays until its last response, because only
+    then are its blocks free."""
+
+    def __init__(self, runtime: DelegatedRuntime, listener: InFlightListener, clock: Callable[[], float]) -> None:
+        self._runtime = runtime
+        self._listener = listener
+        self._clock = clock
+        self._sequences: dict[int, DelegatedSequence] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def get(self, stream_id: int) -> DelegatedSequence | None:
+        return self._sequences.get(stream_id)
+
+    @property
+    def sequences(self) -> Collection[DelegatedSequence]:
+        return self._sequences.values()
+
+    def submit(self, sequence: DelegatedSequence) -> None:
+        """Hand a request to the runtime. The listener receives what that raises."""
+        prepared, sequence.prepared = sequence.prepared, None
+        try:
+            sequence.handle = self._runtime.submit(prepared)
+        except Exception as error:
+            work = self._handle_failure(sequence, error, self._runtime.classify(error, at_submit=True))
+        else:
+            work = self._read(sequence, sequence.handle)
+        task = asyncio.create_task(work, name=f"request-{sequence.request.request_id}")
+        self._sequences[sequence.stream_id], self._tasks[sequence.stream_id] = sequence, task
+        task.add_done_callback(lambda done: self._on_done(sequence, done))
+
+    def abort(self, sequence: DelegatedSequence) -> None:
+        """End a request in the runtime. Responses that still come are dropped."""
+        if sequence.handle is None or sequence.handle.is_finished:
+            return
+        sequence.aborted_at = self._clock()
+        try:
+            sequence.handle.abort()
+        except Exception as error:
+            log.warning("request %s could not be aborted: %s", sequence.request.request_id, error)
+
+    def drop_unended(self, now: float) -> bool:
+        """Drop aborted requests whose last response does not come, so that they keep no blocks from others.
+
+        Returns whether there was one: then perhaps nothing comes any more, and no request is left to notice.
+        """
+        overdue = [
+            each
+            for each in self._sequences.values()
+            if each.aborted_at is not None and now - each.aborted_at > ABORT_GRACE_S
+        ]
+        for sequence in overdue:
+            log.warning("%s did not end the aborted request %s", self._runtime.title, sequence.request.request_id)
+            self._tasks[sequence.stream_id].cancel()
+        return bool(overdue)
+
+    async def close(self) -> None:
+        """Read no more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, sequence: DelegatedSequence, handle: RequestHandle) -> None:
+        try:
+            async for response in handle:
+                self._listener.on_response()
+                if not sequence.is_answered:
+                    self._take(sequence, handle, response)
+            if not sequence.is_answered:
+                raise RuntimeError("its responses ended without a finish reason")
+        except Exception as error:
+            sequence.handle = None
+            await self._handle_failure(sequence, error, self._runtime.classify(error, at_submit=False))
+
+    def _take(self, sequence: DelegatedSequence, handle: RequestHandle, response: Any) -> None:
+        try:
+            delta = handle.read(response)
+            if sequence.replay is not None:
+                delta = sequence.replay.trim(delta)
+        except SluiceError as error:
+            self._listener.on_failure(sequence, error)
+            return
+        except Exception:  # it would go on in the runtime unless it were aborted
+            log.exception("a response to request %s cannot be read", sequence.request.request_id)
+            self._listener.on_failure(sequence, internal_error())
+            return
+        if delta.finish_reason is FinishReason.CANCELLED:
+            raise RuntimeError(f"{self._runtime.title} cancelled the request of its own accord")
+        if not delta.is_empty:
+            self._listener.on_delta(sequence, delta)
+        if handle.is_finished:  # its place is free in the statistics that go out with its last event
+            self._remove(sequence)
+
+    async def _handle_failure(self, sequence: DelegatedSequence, error: Exception, failure: RuntimeFailure) -> None:
+        """Tell the listener whether the engine or the request has failed."""
+        if failure.is_fatal:
+            self._listener.on_lost(error)
+            return
+        if sequence.is_answered:
+            return
+        if failure.error.code is ErrorCode.INTERNAL:
+            where = f"request {sequence.request.request_id} failed in {self._runtime.title}"
+            log.error("%s: %s", where, error, exc_info=None if failure.is_response else error)
+            await asyncio.sleep(HEALTH_CHECK_DELAY_S)
+            if not await self._runtime.is_healthy():
+                self._listener.on_lost(error)
+                return
+        self._listener.on_failure(sequence, failure.error)
+
+    def _on_done(self, sequence: DelegatedSequence, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("reading request %s failed", sequence.request.request_id, exc_info=error)
+            self._listener.on_failure(sequence, internal_error())
+        self._remove(sequence)
+
+    def _remove(self, sequence: DelegatedSequence) -> None:
+        if self._sequences.pop(sequence.stream_id, None) is not None:
+            del self._tasks[sequence.stream_id]
+            self._listener.on_removed(sequence)

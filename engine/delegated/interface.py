@@ -1,0 +1,148 @@
+"""The interface of a runtime that batches by itself, behind the same frames as our own executor.
+
+`DelegatedExecutor` puts queue, admission, deadlines, cancellation and statistics in front of it; the runtime brings the
+rest. Adding one takes a folder beside `tensorrt_llm/` with three files:
+
+- `runtime.py`: its `RuntimeSpec`, light to import, registered in `engine/runtimes.py`;
+- a class that implements `DelegatedRuntime`, and one that implements `RequestHandle`;
+- `process.py`: `main`, which gives `engine.delegated.process.run` the function that loads the runtime.
+
+All methods are called on the event loop of the engine's process, except `shutdown`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, Protocol
+
+from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest, IterationStats
+from sluice.errors import ErrorCode, SluiceError
+
+
+class EngineLost(Exception):
+    """The runtime cannot go on; the supervisor of this process starts another."""
+
+
+class ResponseDelta(NamedTuple):
+    """The part of a response that is new. `finish_reason` is CANCELLED only where the runtime says so."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    detail: EventDetail | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.token_ids and self.finish_reason is None and self.detail is None
+
+
+class RequestHandle(Protocol):
+    """One request in the runtime. Iteration yields its responses in the runtime's own form."""
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last response has come."""
+        ...
+
+    def read(self, response: Any) -> ResponseDelta:
+        """Return what is new in `response`. Raises SluiceError where the client gets an error instead."""
+        ...
+
+    def abort(self) -> None:
+        """Ask for the end; where that is asynchronous, start a task. The iteration ends when the request's blocks are
+        free."""
+        ...
+
+
+class RuntimeFailure(NamedTuple):
+    """The meaning of an exception that the runtime raised."""
+
+    error: SluiceError
+    """The answer to the client."""
+    is_fatal: bool = False
+    """Whether the exception itself says that nothing will come any more. Others may be fatal too: health says so."""
+    is_response: bool = False
+    """Whether it came as the request's response: its text says what happened, and its traceback nothing."""
+
+
+class Iteration(NamedTuple):
+    """One step of the runtime, as its statistics show it."""
+
+    stats: IterationStats
+    seconds: float
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """Draft tokens that speculation proposed, and those of them that the model agreed with."""
+
+
+class StatisticsListener(Protocol):
+    """Receives the runtime's statistics."""
+
+    def on_iteration(self, iteration: Iteration) -> None: ...
+
+    def on_cached_blocks(self, num_blocks: int) -> None:
+        """Receives how many blocks hold a prefix that requests could reuse."""
+        ...
+
+
+class DelegatedRuntime(Protocol):
+    """A loaded runtime."""
+
+    @property
+    def title(self) -> str:
+        """Its name in messages: "TensorRT-LLM"."""
+        ...
+
+    async def start(self) -> tuple[EngineInfo, IterationStats | None]:
+        """Generate a token (`engine.delegated.watchdog.warm_up`), and return what the engine is.
+
+        `load_seconds` is left to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics
+        are those of the first iteration, None where there are none. Raises SluiceError where no token comes.
+        """
+        ...
+
+    def prepare(self, request: GenerateRequest) -> Any:
+        """Return the request in the form that `submit` takes, before it waits in the queue.
+
+        Generation goes on after `resume_token_ids`, which are output that counts towards `max_tokens`; a request with a
+        grammar has none. Raises SluiceError for what the runtime cannot do.
+        """
+        ...
+
+    def submit(self, prepared: Any) -> RequestHandle:
+        """Hand the request over. What this raises `classify` explains."""
+        ...
+
+    def worst_case_blocks(self, request: GenerateRequest) -> int:
+        """Return the most KV blocks that the runtime reserves, or that the request could ever hold.
+
+        Requests are only handed over while the sum fits, so that the runtime need not evict.
+        """
+        ...
+
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration.
+
+        A runtime that checks requests only then finds the faults of their arguments among the latter.
+        """
+        ...
+
+    async def is_healthy(self) -> bool:
+        """Return whether the runtime says that it can go on; true where there is no way to know."""
+        ...
+
+    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests.
+
+        A runtime without statistics waits: then steps are estimated from the tokens that come.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """End the runtime and its processes. Blocks; called on a thread of its own."""
+        ...
+
+
+def internal_error() -> SluiceError:
+    """Return the answer to a request that failed by no fault of its own; the log says why it failed."""
+    return SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")

@@ -1,0 +1,136 @@
+"""The process of an engine whose runtime batches by itself: load, report, serve on an event loop, shut down."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.delegated.executor import DelegatedExecutor
+from engine.delegated.interface import DelegatedRuntime, EngineLost
+from engine.frames import LoadFailed, Ready, StepFrame
+from engine.process.bootstrap import opened
+from engine.process.transport import Transport
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 3.5
+"""How long the runtime may take to end; the gateway waits for a little longer."""
+EXIT_S = 1.0
+"""After that: how long what is left of the runtime, threads and handlers at exit, may keep this process from ending."""
+
+Load = Callable[[EngineConfig], DelegatedRuntime]
+"""Loads a runtime. Blocks for as long as it takes, minutes for large models; no event loop is running, since a runtime
+may start loops and processes of its own. What needs the loop belongs in `DelegatedRuntime.start`."""
+
+
+def run(argv: list[str], load: Load) -> int:
+    """Serve with the arguments of `engine.process` until told to stop or left alone; return the exit code."""
+    with opened(argv) as (config, transport):
+        return serve(config, transport, load)
+
+
+def serve(config: EngineConfig, transport: Transport, load: Load) -> int:
+    """Load, report, serve until told to stop or the runtime is lost; return the exit code."""
+    started = time.perf_counter()
+    try:
+        runtime = load(config)
+        return asyncio.run(_serve(runtime, config, transport, started))
+    except SluiceError as error:
+        transport.send_all(LoadFailed(error.code, error.message))
+    except Exception as error:
+        log.exception("loading %s failed", config.model_path)
+        transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
+    return 1
+
+
+async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Transport, started: float) -> int:
+    """Start the runtime and serve; return the exit code. Raises only before the engine is ready."""
+    info, iteration = await runtime.start()
+    info = msgspec.structs.replace(info, load_seconds=time.perf_counter() - started)
+    link = CommandLink(transport)
+    executor = DelegatedExecutor(runtime, info, config, link.emit, iteration=iteration)
+    transport.send_all(Ready(info))
+    link.start(executor)
+    try:
+        code = await _serve_until_the_end(executor)
+    finally:
+        link.stop()
+    if code == 0:
+        await _shut_down(runtime)
+    _exit_soon(code)
+    return code
+
+
+async def _serve_until_the_end(executor: DelegatedExecutor) -> int:
+    """Run the executor until a Shutdown command, or until it fails; return the exit code."""
+    try:
+        await executor.run()
+    except EngineLost as error:
+        log.critical("%s; this engine ends", error)
+        return 1
+    except Exception:
+        log.critical("the loop failed; this engine ends", exc_info=True)
+        return 1
+    return 0
+
+
+class CommandLink:
+    """The socket on the event loop: received commands go to the executor, the executor's frames are sent."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._executor: DelegatedExecutor | None = None
+        self._is_due = False
+
+    def start(self, executor: DelegatedExecutor) -> None:
+        self._executor = executor
+        asyncio.get_running_loop().add_reader(self._transport.fileno(), self._receive)
+        self._receive()
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._transport.fileno())
+        self._executor = None
+
+    def emit(self, frame: StepFrame) -> None:
+        self._transport.emit(frame)
+        if not self._is_due:  # sending has taken the signal of what came meanwhile
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._receive)
+
+    def _receive(self) -> None:
+        self._is_due = False
+        if self._executor is not None and (commands := self._transport.receive(0.0)):
+            self._executor.obey(commands)
+
+
+async def _shut_down(runtime: DelegatedRuntime) -> None:
+    """Shut the runtime down within bounds: a rank that is lost may never answer. What is left of it then is killed with
+    this process' session."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def shut_down() -> None:
+        try:
+            runtime.shutdown()
+        except Exception as error:
+            log.warning("shutting %s down failed: %s", runtime.title, error)
+        loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=shut_down, name="shutdown", daemon=True).start()
+    try:
+        await asyncio.wait_for(done.wait(), SHUTDOWN_S)
+    except TimeoutError:
+        log.warning("%s did not end within %g s", runtime.title, SHUTDOWN_S)
+
+
+def _exit_soon(code: int) -> None:
+    """End this process, whatever still waits for what is lost. Its client kills what is left of its session."""
+    timer = threading.Timer(EXIT_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

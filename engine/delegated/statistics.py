@@ -1,0 +1,122 @@
+"""Statistics of the work done: counters, the last iteration, how long steps take. They come from the runtime's own
+statistics where there are any, else from the tokens of its responses."""
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from engine.delegated.in_flight import DelegatedSequence
+from engine.delegated.interface import Iteration
+from engine.forecast.forecast import Forecast
+from engine.loop.counters import Counters
+from engine.types import EngineInfo, IterationStats
+
+SILENCE_S = 5.0
+"""Without statistics for so long while something runs, there are none."""
+
+
+class StatisticsRecorder:
+    """Counts the work done and teaches the forecast how long steps take. Written by the executor, on its loop."""
+
+    def __init__(self, info: EngineInfo, forecast: Forecast, iteration: IterationStats | None, now: float) -> None:
+        """`iteration` is one that ran before."""
+        self.counters = Counters()
+        self.iteration = iteration
+        self.num_cached_blocks = 0
+        """Blocks that hold a prefix which requests could reuse."""
+        self._last_iteration_at = -math.inf if iteration is None else now
+        self._num_blocks = info.num_blocks
+        self._forecast = forecast
+        self._estimator = StepEstimator()
+
+    # -- from responses
+
+    def record_tokens(self, sequence: DelegatedSequence, num_tokens: int, now: float) -> None:
+        """Count tokens that a response brought; `sequence` does not count them yet."""
+        num_run = sequence.num_tokens if sequence.num_tokens_left > 1 else num_tokens
+        self.counters.generation_tokens += num_tokens
+        step = self._estimator.observe(sequence.stream_id, num_run, now)
+        if step is not None and not self.has_iterations(now):
+            self._record_step(step.num_tokens, step.num_seqs, step.seconds)
+
+    def record_prompt(self, sequence: DelegatedSequence, num_cached: int) -> None:
+        """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
+        sequence.is_prompt_counted = True
+        self.counters.cached_tokens += num_cached
+        self.counters.prompt_tokens += sequence.num_prompt - num_cached
+
+    def on_busy(self, now: float) -> None:
+        """The runtime has something to do again."""
+        if self._last_iteration_at != -math.inf:
+            self._last_iteration_at = now
+
+    def on_idle(self) -> None:
+        """The runtime has no requests any more."""
+        self._estimator.reset()
+
+    # -- from the runtime's statistics
+
+    def has_iterations(self, now: float) -> bool:
+        """Return whether the runtime tells of its iterations."""
+        return now - self._last_iteration_at < SILENCE_S
+
+    def record_iteration(self, iteration: Iteration, now: float) -> None:
+        stats = iteration.stats
+        self.iteration, self._last_iteration_at = stats, now
+        self.counters.draft_tokens += iteration.num_drafted
+        self.counters.accepted_tokens += iteration.num_accepted
+        self.counters.preemptions += stats.num_paused or 0
+        num_decoding = stats.num_generation or 0
+        num_seqs = (stats.num_context or 0) + num_decoding
+        if num_seqs:
+            self._record_step((stats.context_tokens or 0) + num_decoding, num_seqs, iteration.seconds)
+
+    def _record_step(self, num_tokens: int, num_seqs: int, seconds: float) -> None:
+        self.counters.steps += 1
+        self.counters.runner_seconds += seconds
+        self._forecast.observe_step(num_tokens, num_seqs, seconds)
+
+    def blocks_used(self, in_flight: Collection[DelegatedSequence]) -> int:
+        """Return the blocks in use by the last iteration, else an estimate from the requests in flight."""
+        if not in_flight:  # the last iteration was over before its sequences had released theirs
+            return 0
+        used = self.iteration.used_blocks if self.iteration is not None else None
+        if used is None:
+            used = sum(each.num_held_blocks for each in in_flight)
+        return min(used, self._num_blocks)
+
+
+class EstimatedStep(NamedTuple):
+    """A step as far as it can be seen from outside."""
+
+    num_tokens: int
+    num_seqs: int
+    seconds: float
+
+
+class StepEstimator:
+    """Estimates steps from tokens: what comes until a sequence has its second token counts as one step."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._members: set[int] = set()
+        self._num_tokens = 0
+
+    def observe(self, stream_id: int, num_tokens: int, now: float) -> EstimatedStep | None:
+        """Take a sequence's response, for which so many tokens ran; return the step before, once it is complete."""
+        step = None
+        if stream_id in self._members:
+            if self._began is not None:
+                step = EstimatedStep(self._num_tokens, len(self._members), now - self._began)
+            self._began = now
+            self._members.clear()
+            self._num_tokens = 0
+        self._members.add(stream_id)
+        self._num_tokens += num_tokens
+        return step
+
+    def reset(self) -> None:
+        """Nothing runs any more: the time until something does belongs to no step."""
+        self._began = None
+        self._members.clear()
+        self._num_tokens = 0

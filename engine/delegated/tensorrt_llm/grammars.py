@@ -1,0 +1,87 @@
+"""A client's grammar in the words of TensorRT-LLM's guided decoding backends: xgrammar and llguidance."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from engine.guidance.gbnf import is_gbnf, to_lark
+from engine.guidance.schema import parse_schema
+from engine.guidance.translate import MAX_BYTES
+from engine.types import Grammar, GrammarKind
+from sluice.errors import invalid
+
+XGRAMMAR = "xgrammar"
+LLGUIDANCE = "llguidance"
+BACKENDS = (XGRAMMAR, LLGUIDANCE)
+
+
+def grammar_kinds(backend: str | None) -> tuple[GrammarKind, ...]:
+    """Return the languages of constraints that a guided decoding backend (xgrammar, llguidance; None: none) obeys."""
+    return tuple(GrammarKind) if backend in BACKENDS else ()
+
+
+def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
+    """Return arguments of `GuidedDecodingParams`, of which exactly one may be given.
+
+    Raises SluiceError INVALID for what is wrong with the text itself, and for what the backend cannot do.
+    """
+    if backend not in BACKENDS:
+        raise invalid(
+            "grammar",
+            "this model was started without guided decoding, so its output cannot be made to match a "
+            f"{grammar.kind.value.replace('_', ' ')}; start it with the setting guided_decoding_backend=xgrammar",
+        )
+    size, limit = len(grammar.text.encode(errors="surrogatepass")), MAX_BYTES[grammar.kind]
+    if size > limit:
+        message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
+        raise invalid("grammar", message)
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            parse_schema(grammar.text)
+            return {"json": grammar.text}
+        case GrammarKind.JSON_OBJECT:
+            return {"json_object": True}
+        case GrammarKind.REGEX:
+            return {"regex": grammar.text}
+        case GrammarKind.CHOICE:
+            return {"grammar": _choice(grammar.text, backend)}
+        case GrammarKind.EBNF:
+            return {"grammar": _ebnf(grammar.text, backend)}
+
+
+def _choice(text: str, backend: str) -> str:
+    try:
+        choices = msgspec.json.decode(text, type=list[str])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid("grammar", f"choice must be a JSON array of strings: {error}") from None
+    if not choices:
+        raise invalid("grammar", "choice must have at least one string, got an empty array")
+    distinct = dict.fromkeys(choices)
+    if backend == LLGUIDANCE:
+        words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in distinct)
+        return f"start: CHOICE\nCHOICE: {words}\n"
+    return "root ::= " + " | ".join(_quoted(choice) for choice in distinct)
+
+
+def _quoted(text: str) -> str:
+    """Return a string of GBNF. What is not plain ASCII, or has a meaning there, stands as its number."""
+    return '"' + "".join(_character(each) for each in text) + '"'
+
+
+def _character(each: str) -> str:
+    if each.isascii() and each.isprintable() and each not in '"\\':
+        return each
+    return f"\\u{ord(each):04x}" if ord(each) < 0x10000 else f"\\U{ord(each):08x}"
+
+
+def _ebnf(text: str, backend: str) -> str:
+    if is_gbnf(text):
+        return text if backend == XGRAMMAR else to_lark(text).text
+    if backend == XGRAMMAR:
+        raise invalid(
+            "grammar",
+            "the guided decoding backend xgrammar reads GBNF, where rules are defined by ::=, and this is Lark; write "
+            "it in GBNF, or start the model with the setting guided_decoding_backend=llguidance",
+        )
+    return text

@@ -1,0 +1,233 @@
+"""One loaded LLM of TensorRT-LLM as a delegated runtime, in every version."""
+
+import asyncio
+import inspect
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.blocks import blocks_for
+from engine.config import EngineConfig, SchedulerPolicy
+from engine.delegated.interface import RuntimeFailure, StatisticsListener
+from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
+from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
+from engine.delegated.tensorrt_llm.grammars import grammar_kinds
+from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
+from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify
+from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from engine.delegated.tensorrt_llm.sampling import sampling_params
+from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, follow, read_iteration_stats
+from engine.delegated.watchdog import stall_timeout_s, warm_up
+from engine.types import EngineInfo, GenerateRequest, IterationStats
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+STATS_TIMEOUT_S = 1.0
+"""How long a stream of statistics or events waits for the next before it ends."""
+_SALT_BYTES = 16
+
+
+def load_llm(config: EngineConfig) -> "TensorRtLlm":
+    """Load the model. Blocks for as long as it takes, minutes for large models. Called with no event loop running,
+    since TensorRT-LLM starts loops and processes of its own.
+
+    Raises SluiceError with what is wrong, and what TensorRT-LLM raises.
+    """
+    stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
+    library = load_library()
+    tokenizer = None if config.tokenizer_path is None else Path(config.tokenizer_path)
+    folder = read_folder(Path(config.model_path), tokenizer)
+    plan = plan_llm(config, folder, library)
+    for note in plan.notes:
+        log.warning(note)
+    log.info("TensorRT-LLM %s: %s", library.version, plan)
+    return TensorRtLlm(plan.llm_class(**plan.arguments), plan, library, folder, config)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A request as `generate_async` takes it."""
+
+    request: GenerateRequest
+    inputs: list[int]
+    keywords: dict[str, Any]
+
+
+class TensorRtLlm:
+    """Implements `engine.delegated.interface.DelegatedRuntime`. `submit` is called within a running event loop, where
+    the responses are read too."""
+
+    title = TENSORRT_LLM.title
+
+    def __init__(
+        self, llm: Any, plan: LlmPlan, library: TensorRtLlmLibrary, folder: LlmFolder, config: EngineConfig
+    ) -> None:
+        """`llm` is an object of `plan.llm_class`."""
+        self._llm = llm
+        self._plan = plan
+        self._library = library
+        self._folder = folder
+        self._config = config
+        self._block_size = plan.tokens_per_block
+        self._kv_cache = plan.arguments.get("kv_cache_config")
+        backend = plan.arguments.get("guided_decoding_backend")
+        self._guidance = None if backend is None else str(backend)
+        self._adapters = {name: number for number, name in enumerate(sorted(plan.adapters), 1)}
+        self._has_salt = "cache_salt" in inspect.signature(llm.generate_async).parameters
+        self._check_health = getattr(llm, "_check_health", None)
+
+    # -- requests
+
+    def prepare(self, request: GenerateRequest) -> PreparedCall:
+        """Raises SluiceError for what TensorRT-LLM, or this version of it, cannot do."""
+        ignored = self._plan.ignored_sampling
+        params = sampling_params(self._library, request, self._folder, self._guidance, ignored)
+        # The tokens of a beam search may all change until its end.
+        keywords: dict[str, Any] = {"sampling_params": params, "streaming": request.sampling.beam_width == 1}
+        if request.adapter:
+            number, path = self._adapters[request.adapter], self._plan.adapters[request.adapter]
+            keywords["lora_request"] = self._library.lora_request(request.adapter, number, path)
+        if salt := self._salt(request):
+            keywords["cache_salt"] = salt
+        return PreparedCall(request, [*request.prompt_token_ids, *request.resume_token_ids], keywords)
+
+    def submit(self, prepared: PreparedCall) -> LlmRequestHandle:
+        output = self._llm.generate_async(prepared.inputs, **prepared.keywords)
+        return LlmRequestHandle(output, prepared.request, self._folder.eos_token_ids, self._block_size)
+
+    def worst_case_blocks(self, request: GenerateRequest) -> int:
+        params = request.sampling
+        num_prompt = len(request.prompt_token_ids)
+        return blocks_to_completion(num_prompt, params.max_tokens, params.beam_width, self._block_size)
+
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return classify(error, at_submit=at_submit)
+
+    def _salt(self, request: GenerateRequest) -> str:
+        """Return the salt of the request's blocks. Prompt log probabilities come only of tokens that are computed: a
+        random salt keeps all cached blocks away from a request that wants them."""
+        needs_whole_prompt = request.sampling.prompt_logprobs is not None and not request.resume_token_ids
+        salt = secrets.token_hex(_SALT_BYTES) if needs_whole_prompt else request.cache_salt
+        if salt and not self._has_salt:
+            raise SluiceError(
+                ErrorCode.UNIMPLEMENTED,
+                f"TensorRT-LLM {self._library.version} cannot keep KV blocks apart by cache_salt; version 1.2 can",
+                param="cache_salt",
+            )
+        return salt
+
+    # -- health, statistics and the end
+
+    async def is_healthy(self) -> bool:
+        try:
+            if self._check_health is not None:
+                return bool(self._check_health())
+            is_shut_down = getattr(getattr(self._llm, "_executor", None), "is_shutdown", None)
+            return is_shut_down is None or not is_shut_down()
+        except Exception as error:
+            log.error("TensorRT-LLM's health check failed: %s", error)
+            return False
+
+    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+        reader, cached = IterationReader(), CachedBlocks()
+
+        def take_iteration(entry: Mapping[str, Any]) -> None:
+            listener.on_iteration(reader.read(entry))
+
+        def take_event(event: Mapping[str, Any]) -> None:
+            cached.observe(event)
+            listener.on_cached_blocks(len(cached))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow(self._statistics, take_iteration, is_busy, "statistics"))
+            if getattr(self._kv_cache, "event_buffer_max_size", 0):
+                tasks.create_task(follow(self._kv_cache_events, take_event, is_busy, "KV-cache events"))
+
+    def _statistics(self) -> AsyncIterator[dict[str, Any]]:
+        iterations: AsyncIterator[dict[str, Any]] = self._llm.get_stats_async(timeout=STATS_TIMEOUT_S)
+        return iterations
+
+    def _kv_cache_events(self) -> AsyncIterator[dict[str, Any]]:
+        events: AsyncIterator[dict[str, Any]] = self._llm.get_kv_cache_events_async(timeout=STATS_TIMEOUT_S)
+        return events
+
+    def shutdown(self) -> None:
+        """Blocks until its workers have ended."""
+        self._llm.shutdown()
+
+    # -- the start
+
+    async def start(self) -> tuple[EngineInfo, IterationStats | None]:
+        """Generate a token: it proves that the model works, and its statistics show the size of the KV cache."""
+        info = self._info(None)
+        await warm_up(self, info, stall_timeout_s(self._config.runtime_settings))
+        iteration = await self._first_iteration()
+        info = self._info(iteration)
+        self._block_size = info.block_size
+        return info, iteration
+
+    async def _first_iteration(self) -> IterationStats | None:
+        try:
+            async for entry in self._statistics():
+                return read_iteration_stats(entry)
+        except Exception as error:
+            log.warning("TensorRT-LLM tells no statistics: %s: %s", type(error).__name__, error)
+        return None
+
+    def _info(self, iteration: IterationStats | None) -> EngineInfo:
+        plan, folder = self._plan, self._folder
+        block_size = (iteration and iteration.tokens_per_block) or plan.tokens_per_block
+        return EngineInfo(
+            runtime=TENSORRT_LLM.runtime.value,
+            runtime_version=str(self._library.version),
+            model_type=folder.model_type,
+            dtype=folder.dtype,
+            vocab_size=folder.vocab_size,
+            eos_token_ids=folder.eos_token_ids,
+            max_model_len=plan.max_model_len,
+            block_size=block_size,
+            num_blocks=self._num_blocks(block_size, iteration),
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            load_seconds=0.0,
+            kv_cache_dtype=str(getattr(self._kv_cache, "dtype", "")),
+            quantization=plan.quantization,
+            scheduler_policy=self._policy(),
+            adapters=tuple(sorted(plan.adapters)),
+            max_beam_width=plan.max_beam_width,
+            sampling_fields=plan.sampling_fields,
+            grammar_kinds=grammar_kinds(self._guidance),
+            num_gpus=plan.num_gpus,
+        )
+
+    def _num_blocks(self, block_size: int, iteration: IterationStats | None) -> int:
+        """Return the blocks that TensorRT-LLM tells of; else those of the configured tokens; else as many as all its
+        requests could ever fill, so that those that do not fit wait in TensorRT-LLM."""
+        if iteration is not None and iteration.max_blocks:
+            return iteration.max_blocks
+        max_tokens = getattr(self._kv_cache, "max_tokens", None)
+        if max_tokens:
+            return blocks_for(int(max_tokens), block_size)
+        return self._plan.max_num_seqs * blocks_for(self._plan.max_model_len, block_size)
+
+    def _policy(self) -> SchedulerPolicy:
+        """Return the policy of the arguments, where they have one."""
+        policy = getattr(self._plan.arguments.get("scheduler_config"), "capacity_scheduler_policy", None)
+        try:
+            return SchedulerPolicy(str(getattr(policy, "value", policy)).lower())
+        except ValueError:
+            return self._config.scheduler_policy
+
+
+def blocks_to_completion(num_prompt: int, max_tokens: int, beam_width: int, block_size: int) -> int:
+    """Return the blocks that TensorRT-LLM reserves for a request that has not begun, under GUARANTEED_NO_EVICT.
+
+    Whole blocks of the prompt are shared by the beams. There is no credit for cached prefixes, and the last token
+    counts, though it is never fed back: the rule is its `getRemainingBlocksToCompletion`.
+    """
+    shared = num_prompt // block_size
+    return shared + (blocks_for(num_prompt + max_tokens, block_size) - shared) * beam_width

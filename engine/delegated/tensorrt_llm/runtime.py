@@ -1,0 +1,57 @@
+"""TensorRT-LLM as a runtime: what it takes, and when it is chosen. The library itself is not imported."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.config import EngineConfig, Runtime
+from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.folder import read_folder
+from engine.model_folder import ModelFormat
+from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+from engine.validation import RUNTIME_FIELDS
+from sluice.errors import SluiceError
+
+
+def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bool]) -> Appraisal:
+    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
+        return Appraisal(Fitness.NEEDED, "the model is to be spread over several GPUs")
+    if config.lora_modules:
+        return Appraisal(Fitness.NEEDED, "LoRA adapters are given")
+    if not num_gpus:
+        return Appraisal(Fitness.DECLINED, "there is no NVIDIA GPU")
+    if not is_installed():
+        return Appraisal(Fitness.DECLINED, f"there are {num_gpus} GPUs, but TensorRT-LLM is not installed")
+    return Appraisal(Fitness.FASTER, f"TensorRT-LLM is installed and there are {num_gpus} GPUs")
+
+
+def _compiled_step_sizes(config: EngineConfig) -> StepSizes | None:
+    """Return the sizes of a compiled engine. Loading one reports what is wrong with it."""
+    try:
+        build = read_folder(Path(config.model_path)).build_config or {}
+    except SluiceError:
+        return None
+    seqs, tokens = build.get("max_batch_size"), build.get("max_num_tokens")
+    if isinstance(seqs, int) and isinstance(tokens, int) and 0 < seqs <= tokens:
+        return StepSizes(seqs, tokens)
+    return None
+
+
+TENSORRT_LLM = RuntimeSpec(
+    runtime=Runtime.TENSORRT_LLM,
+    title="TensorRT-LLM",
+    process="engine.delegated.tensorrt_llm.process",
+    formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE}),
+    appraise=_appraise,
+    # A GPU reads its weights for many requests at the cost of one.
+    default_step_sizes=StepSizes(256, 8192),
+    built_in_step_sizes=_compiled_step_sizes,
+    kv_cache_dtypes=("auto", "fp8", "nvfp4"),
+    library="tensorrt_llm",
+    remedy=(
+        "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "
+        "(--engine-python)"
+    ),
+    settings=SETTINGS,
+    sampling_fields=RUNTIME_FIELDS,
+    ignored_fields=frozenset({"cache_path", "num_threads"}),
+)

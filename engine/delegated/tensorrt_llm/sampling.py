@@ -1,0 +1,291 @@
+"""From our sampling parameters to TensorRT-LLM's, field by field."""
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.delegated.tensorrt_llm.folder import LlmFolder
+from engine.delegated.tensorrt_llm.grammars import guide
+from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, float_tensor
+from engine.types import GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+NO_END = -1
+"""The end_id that no token has."""
+_SEED_BITS = 63
+_UNSET = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """A request, and what decides how it is put to TensorRT-LLM."""
+
+    request: GenerateRequest
+    folder: LlmFolder
+    backend: str | None
+    """The guided decoding backend."""
+    known: frozenset[str]
+    """Fields that the installed SamplingParams has."""
+    ignored: frozenset[str]
+    """Our fields that the model's sampler would not act on (`LlmPlan.ignored_sampling`)."""
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0
+
+    @property
+    def num_resumed(self) -> int:
+        """Output tokens that count as prompt now."""
+        return len(self.request.resume_token_ids)
+
+
+Value = Callable[[SamplingContext], Any]
+"""Returns a field's value; None leaves the field at its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingField:
+    """One field of TensorRT-LLM's SamplingParams: what it is made of, or why it is left alone."""
+
+    name: str
+    ours: str
+    """Our field, "" for none."""
+    note: str = ""
+    value: Value | None = None
+    """None: the field is never given."""
+    default: Any = None
+    """The library's default; a test compares."""
+    is_optional: bool = False
+    """Whether a version may lack it."""
+
+
+def sampling_params(
+    library: TensorRtLlmLibrary,
+    request: GenerateRequest,
+    folder: LlmFolder,
+    backend: str | None,
+    ignored: frozenset[str] = frozenset(),
+) -> Any:
+    """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts.
+
+    Raises SluiceError INVALID, naming the field, for what TensorRT-LLM cannot do.
+    """
+    cls = library.llmapi.SamplingParams
+    context = SamplingContext(request, folder, backend, field_names(cls), ignored)
+    _check(context, library)
+    given = _given(context, library)
+    if "guided_decoding" in given:
+        given["guided_decoding"] = library.llmapi.GuidedDecodingParams(**given["guided_decoding"])
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise invalid("sampling", f"TensorRT-LLM {library.version} refuses the sampling parameters: {error}") from error
+
+
+def _given(context: SamplingContext, library: TensorRtLlmLibrary) -> dict[str, Any]:
+    """Return values by field, where they are not the default."""
+    given = {}
+    for field in FIELDS:
+        value = None if field.value is None else field.value(context)
+        if value is None:
+            continue
+        if field.name in context.known:
+            given[field.name] = value
+        elif not field.is_optional:
+            message = f"TensorRT-LLM {library.version} has no {field.name}, which {field.ours or 'every request'} needs"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=field.ours or None)
+    return given
+
+
+def _check(context: SamplingContext, library: TensorRtLlmLibrary) -> None:
+    params = context.params
+    if params.typical_p != 1.0:
+        message = f"typical_p must be 1, since TensorRT-LLM has no such filter, got {params.typical_p}"
+        raise invalid("typical_p", message)
+    long = next((word for word in params.bad_words if len(word) > 1), None)
+    if long is not None:
+        raise invalid(
+            "bad_words",
+            "bad_words must be of one token each, also after a space: TensorRT-LLM bans single tokens. One of them has "
+            f"the tokens {', '.join(map(str, long))}; leave it out, or ban one of these by a logit_bias of -100",
+        )
+    for name in sorted(context.ignored & set(SamplingParams.__struct_fields__)):
+        if getattr(params, name) != getattr(_UNSET, name) and name != "bad_words":
+            raise invalid(
+                name,
+                f"{name} has no effect in the sampler of TensorRT-LLM {library.version} that this model runs with; "
+                "start it with the setting sampler_type=TRTLLMSampler, or use TensorRT-LLM 1.3",
+            )
+
+
+# -- values of fields
+
+
+def _ours(name: str) -> Value:
+    """Return our field's value, where it is not the one that means off: TensorRT-LLM is then spared the work."""
+    off = getattr(_UNSET, name)
+    return lambda context: None if getattr(context.params, name) == off else getattr(context.params, name)
+
+
+def _unless_greedy(value: Callable[[SamplingParams], Any]) -> Value:
+    return lambda context: None if context.is_greedy or context.params.beam_width > 1 else value(context.params)
+
+
+def _always(value: bool) -> Value:
+    return lambda context: value
+
+
+def _max_tokens(context: SamplingContext) -> int:
+    return context.params.max_tokens - context.num_resumed
+
+
+def _min_tokens(context: SamplingContext) -> int | None:
+    left = context.params.min_tokens - context.num_resumed
+    return left if left > 0 else None
+
+
+def _top_k(context: SamplingContext) -> int | None:
+    if context.params.beam_width > 1:
+        return None
+    return 1 if context.is_greedy else context.params.top_k
+
+
+def _seed(context: SamplingContext) -> int | None:
+    """The runtime's own default is 0 for every request, so that equal prompts would get equal answers."""
+    if context.is_greedy:
+        return None
+    return context.params.seed if context.params.seed is not None else secrets.randbits(_SEED_BITS)
+
+
+def _end_id(context: SamplingContext) -> int:
+    ends = context.folder.eos_token_ids
+    return ends[0] if ends and not context.params.ignore_eos else NO_END
+
+
+def _pad_id(context: SamplingContext) -> int:
+    return context.folder.eos_token_ids[0] if context.folder.eos_token_ids else 0
+
+
+def _stop_token_ids(context: SamplingContext) -> list[int] | None:
+    """Return the model's ends after the first, and the request's own."""
+    ends = () if context.params.ignore_eos else context.folder.eos_token_ids[1:]
+    ids = dict.fromkeys((*ends, *context.params.stop_token_ids))
+    ids.pop(_end_id(context), None)
+    return list(ids) or None
+
+
+def _bad_token_ids(context: SamplingContext) -> list[int] | None:
+    return None if "bad_words" in context.ignored else [word[0] for word in context.params.bad_words] or None
+
+
+def _embedding_bias(context: SamplingContext) -> Any:
+    """Return what is added to the logits, [vocab_size] float32. A sampler that has no bad words gets them here."""
+    biases = dict(context.params.logit_bias)
+    if "bad_words" in context.ignored:
+        biases |= {word[0]: -math.inf for word in context.params.bad_words}
+    if not biases:
+        return None
+    values = np.zeros(context.folder.vocab_size, np.float32)
+    values[list(biases)] = list(biases.values())
+    return float_tensor(values)
+
+
+def _prompt_ignore_length(context: SamplingContext) -> int | None:
+    """Presence and frequency count output only; tokens of a resumed output stand in the prompt and count."""
+    params = context.params
+    has_penalty = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return len(context.request.prompt_token_ids) if has_penalty else None
+
+
+def _logprobs(context: SamplingContext) -> int | None:
+    return _logprob_count(context, context.params.logprobs)
+
+
+def _prompt_logprobs(context: SamplingContext) -> int | None:
+    return None if context.request.resume_token_ids else _logprob_count(context, context.params.prompt_logprobs)
+
+
+def _logprob_count(context: SamplingContext, count: int | None) -> int | None:
+    """Versions without logprobs_mode return nothing for 0 instead of the token's own: they are given 1."""
+    return count if count is None or "logprobs_mode" in context.known else max(count, 1)
+
+
+def _guided_decoding(context: SamplingContext) -> dict[str, Any] | None:
+    grammar = context.params.grammar
+    return None if grammar is None else guide(grammar, context.backend)
+
+
+_IDS_ONLY = "ids come in and go out; text is made of them outside of the engine"
+_NOT_OFFERED = "no API of ours has it"
+
+# fmt: off
+FIELDS = (
+    SamplingField("max_tokens", "max_tokens", "less what was generated before a resume", _max_tokens, default=32),
+    SamplingField("min_tokens", "min_tokens", "less what was generated before a resume", _min_tokens),
+    SamplingField("n", "", "1: each of several answers is a request of its own", default=1),
+    SamplingField("best_of", "beam_width", "for a beam search", _ours("beam_width")),
+    SamplingField("use_beam_search", "beam_width", "above 1",
+                  lambda context: True if context.params.beam_width > 1 else None, default=False),
+    SamplingField("beam_width_array", "", _NOT_OFFERED),
+    SamplingField("end_id", "", "the model's first end of sequence; -1 with ignore_eos", _end_id),
+    SamplingField("pad_id", "", "the model's first end of sequence, else 0", _pad_id),
+    SamplingField("seed", "seed", "drawn where none is given", _seed),
+    SamplingField("temperature", "temperature", "0 is top_k 1 without a temperature",
+                  lambda context: context.params.temperature or None),
+    SamplingField("top_k", "top_k", "1 where temperature is 0; 0 is all", _top_k),
+    SamplingField("top_p", "top_p", "not with temperature 0", _unless_greedy(lambda params: params.top_p)),
+    SamplingField("top_p_min", "top_p_min", "", _ours("top_p_min")),
+    SamplingField("top_p_reset_ids", "top_p_reset_ids", "", _ours("top_p_reset_ids")),
+    SamplingField("top_p_decay", "top_p_decay", "", _ours("top_p_decay")),
+    SamplingField("min_p", "min_p", "not with temperature 0", _unless_greedy(lambda params: params.min_p or None)),
+    SamplingField("repetition_penalty", "repetition_penalty", "counts prompt and output",
+                  _ours("repetition_penalty")),
+    SamplingField("presence_penalty", "presence_penalty", "", _ours("presence_penalty")),
+    SamplingField("frequency_penalty", "frequency_penalty", "", _ours("frequency_penalty")),
+    SamplingField("prompt_ignore_length", "presence_penalty, frequency_penalty",
+                  "the prompt's length, so that they count output only; a version without it counts the prompt too",
+                  _prompt_ignore_length, is_optional=True),
+    SamplingField("length_penalty", "length_penalty", "of a beam search", _ours("length_penalty")),
+    SamplingField("beam_search_diversity_rate", "beam_search_diversity_rate", "of a beam search",
+                  _ours("beam_search_diversity_rate")),
+    SamplingField("early_stopping", "early_stopping", "of a beam search", _ours("early_stopping")),
+    SamplingField("no_repeat_ngram_size", "no_repeat_ngram_size", "", _ours("no_repeat_ngram_size")),
+    SamplingField("stop", "", "stop strings are found in our own text, and the request is cancelled"),
+    SamplingField("stop_token_ids", "stop_token_ids", "and the model's further ends of sequence", _stop_token_ids),
+    SamplingField("include_stop_str_in_output", "", "true: a token that ends an output is part of it",
+                  _always(True), default=False),
+    SamplingField("bad", "", "words are token ids here"),
+    SamplingField("bad_token_ids", "bad_words", "those of one token; longer ones are refused", _bad_token_ids),
+    SamplingField("logits_processor", "", _NOT_OFFERED),
+    SamplingField("apply_batched_logits_processor", "", _NOT_OFFERED, default=False),
+    SamplingField("embedding_bias", "logit_bias", "and bad_words where the sampler has none", _embedding_bias),
+    SamplingField("guided_decoding", "grammar", "in the words of guided_decoding_backend", _guided_decoding),
+    SamplingField("lookahead_config", "", "the model's own is used"),
+    SamplingField("ignore_eos", "ignore_eos",
+                  "said by end_id -1: newer versions would drop stop_token_ids with it", default=False),
+    SamplingField("detokenize", "", f"false: {_IDS_ONLY}", _always(False), default=True),
+    SamplingField("add_special_tokens", "", _IDS_ONLY, default=True),
+    SamplingField("truncate_prompt_tokens", "", "a prompt that is too long is refused"),
+    SamplingField("skip_special_tokens", "", _IDS_ONLY, default=True),
+    SamplingField("spaces_between_special_tokens", "", _IDS_ONLY, default=True),
+    SamplingField("logprobs", "logprobs", "at least 1 before 1.3", _logprobs),
+    SamplingField("prompt_logprobs", "prompt_logprobs", "at least 1 before 1.3; not after a resume",
+                  _prompt_logprobs),
+    SamplingField("logprobs_mode", "", "its default, RAW: before penalties, temperature and filters", default="RAW"),
+    SamplingField("return_context_logits", "", _NOT_OFFERED, default=False),
+    SamplingField("return_generation_logits", "", _NOT_OFFERED, default=False),
+    SamplingField("exclude_input_from_output", "", "true", _always(True), default=True),
+    SamplingField("return_encoder_output", "", _NOT_OFFERED, default=False),
+    SamplingField("return_perf_metrics", "", "true: cached tokens are read from them", _always(True), default=False),
+    SamplingField("additional_model_outputs", "", _NOT_OFFERED),
+)
+"""Every field of TensorRT-LLM's SamplingParams."""
+# fmt: on

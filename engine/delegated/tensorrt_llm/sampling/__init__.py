@@ -1,1 +1,0 @@
-"""From a request to TensorRT-LLM's SamplingParams."""

@@ -1,0 +1,165 @@
+"""TensorRT-LLM's iteration statistics and KV-cache events under our names.
+
+The fields of the statistics differ by version and backend, and all of them may be null or missing.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from engine.delegated.interface import Iteration
+from engine.types import IterationStats
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""Time to the next reading after a silence. While no request is submitted the source may be at its end each time."""
+RETRY_S = 10.0
+"""Time to the next reading after the source raised."""
+GPU_LEVEL = 0
+
+_TIMESTAMP = "%m-%d-%Y %H:%M:%S.%f"
+_TOP = {
+    "num_active": "numActiveRequests",
+    "max_active": "maxNumActiveRequests",
+    "num_queued": "numQueuedRequests",
+    "gpu_memory_bytes": "gpuMemUsage",
+    "cpu_memory_bytes": "cpuMemUsage",
+    "pinned_memory_bytes": "pinnedMemUsage",
+}
+_KV_CACHE = {
+    "max_blocks": "maxNumBlocks",
+    "free_blocks": "freeNumBlocks",
+    "used_blocks": "usedNumBlocks",
+    "tokens_per_block": "tokensPerBlock",
+    "reused_blocks": "reusedBlocks",
+    "missed_blocks": "missedBlocks",
+    "cache_hit_rate": "cacheHitRate",
+}
+_BATCH = {
+    "num_scheduled": "numScheduledRequests",
+    "num_context": "numContextRequests",
+    "num_generation": "numGenRequests",
+    "num_paused": "numPausedRequests",
+    "context_tokens": "numCtxTokens",
+    "micro_batch_id": "microBatchId",
+}
+
+Source = Callable[[], AsyncIterator[dict[str, Any]]]
+"""Returns statistics or events as they come; ends after a silence."""
+
+
+async def follow(source: Source, take: Callable[[Mapping[str, Any]], None], is_busy: asyncio.Event, what: str) -> None:
+    """Read `source` while something runs. A version that has none, and one that fails, only costs a warning."""
+    has_failed = False
+    while True:
+        await is_busy.wait()
+        try:
+            async for each in source():
+                take(each)
+        except Exception as error:
+            if not has_failed:
+                log.warning("TensorRT-LLM tells no %s: %s: %s", what, type(error).__name__, error)
+            has_failed = True
+            await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(POLL_S)
+
+
+class IterationReader:
+    """Reads the JSON object of each iteration.
+
+    With the overlap scheduler an iteration's own latency covers about two of them: the time between two that follow
+    each other is nearer the truth.
+    """
+
+    def __init__(self) -> None:
+        self._last: IterationStats | None = None
+
+    def read(self, entry: Mapping[str, Any]) -> Iteration:
+        stats = read_iteration_stats(entry)
+        speculation = _part(entry, "specDecodingStats")
+        num_drafted = int(speculation.get("numDraftTokens") or 0)
+        num_accepted = int(speculation.get("numAcceptedTokens") or 0)
+        return Iteration(stats, self._seconds(stats), num_drafted, num_accepted)
+
+    def _seconds(self, stats: IterationStats) -> float:
+        last, self._last = self._last, stats
+        latency_s = stats.latency_ms / 1e3
+        if last is None or stats.iteration != last.iteration + 1:
+            return latency_s
+        if stats.timestamp_us is None or last.timestamp_us is None:
+            return latency_s
+        apart_s = (stats.timestamp_us - last.timestamp_us) / 1e6
+        return apart_s if 0.0 < apart_s < latency_s else latency_s
+
+
+def read_iteration_stats(entry: Mapping[str, Any]) -> IterationStats:
+    """Return the statistics of one iteration's JSON object. Unknown keys are ignored."""
+    batch = _part(entry, "inflightBatchingStats") or _part(entry, "staticBatchingStats")
+    return IterationStats(
+        iteration=int(entry.get("iter") or 0),
+        latency_ms=float(entry.get("iterLatencyMS") or 0.0),
+        timestamp_us=_timestamp_us(entry.get("timestamp")),
+        acceptance_length=_number(_part(entry, "specDecodingStats"), "acceptanceLength"),
+        **_named(entry, _TOP),
+        **_named(_part(entry, "kvCacheStats"), _KV_CACHE),
+        **_named(batch, _BATCH),
+    )
+
+
+def _timestamp_us(text: Any) -> int | None:
+    """Return microseconds since 1970 of "MM-DD-YYYY HH:MM:SS.micros", which is in local time."""
+    try:
+        local = datetime.strptime(str(text), _TIMESTAMP).astimezone()
+    except ValueError:
+        return None
+    return round((local - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6)
+
+
+def _part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = entry.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _number(part: Mapping[str, Any], key: str) -> Any:
+    value = part.get(key)
+    return value if isinstance(value, int | float) else None
+
+
+def _named(part: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {ours: _number(part, theirs) for ours, theirs in names.items()}
+
+
+class CachedBlocks:
+    """Blocks in the GPU's cache that hold a prefix, by hash, for each rank of attention parallelism and each window."""
+
+    def __init__(self) -> None:
+        self._blocks: set[tuple[int, int, Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Take a KV-cache event. Those of unknown kinds are ignored."""
+        data = event.get("data")
+        if not isinstance(data, Mapping):
+            return
+        where = (int(event.get("attention_dp_rank") or 0), int(event.get("window_size") or 0))
+        match data.get("type"):
+            case "stored":
+                for block in data.get("blocks") or ():
+                    self._place((*where, block.get("block_hash")), block.get("cache_level"))
+            case "removed":
+                self._blocks.difference_update((*where, block_hash) for block_hash in data.get("block_hashes") or ())
+            case "updated":
+                change = data.get("cache_level")
+                if isinstance(change, Mapping):
+                    self._place((*where, data.get("block_hash")), change.get("new_value"))
+
+    def _place(self, key: tuple[int, int, Any], level: Any) -> None:
+        if level in (None, GPU_LEVEL):
+            self._blocks.add(key)
+        else:  # in host memory, or on a disk
+            self._blocks.discard(key)

@@ -1,0 +1,36 @@
+"""OpenVINO as a runtime: what it takes, and when it is chosen."""
+
+from collections.abc import Callable
+
+from engine.config import EngineConfig, Runtime
+from engine.model_folder import ModelFormat
+from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+
+_DEFAULTS = EngineConfig(model_path="")
+
+
+def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bool]) -> Appraisal:
+    """It comes with the gateway and runs on every CPU."""
+    return Appraisal(Fitness.FALLBACK)
+
+
+OPENVINO = RuntimeSpec(
+    runtime=Runtime.OPENVINO,
+    title="OpenVINO",
+    process="engine.process",
+    formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR}),
+    appraise=_appraise,
+    default_step_sizes=StepSizes(_DEFAULTS.max_num_seqs, _DEFAULTS.max_num_batched_tokens),
+    kv_cache_dtypes=("auto", "bf16", "f32", "u8"),
+    ignored_fields=frozenset(
+        {
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "lora_modules",
+            "engine_python",
+            "launcher",
+            "runtime_settings",
+            "llm_arguments",
+        }
+    ),
+)

@@ -1,0 +1,128 @@
+"""The declaration of a runtime: one `RuntimeSpec`, which everything outside of the runtime's own folder goes by.
+
+Declaring one imports no heavy library. `engine/runtimes.py` registers them.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from engine.config import EngineConfig, Runtime
+from engine.model_folder import ModelFormat
+from engine.runtime_settings import SettingsTable
+from sluice.errors import ErrorCode, SluiceError
+
+ANSWER_S = 20.0
+"""How long another Python may take to start."""
+PROCESS_NEEDS = ("engine", "sluice", "msgspec", "zmq", "packaging")
+"""Modules that an engine's process imports beside its runtime's library and what that brings."""
+
+
+class Fitness(IntEnum):
+    """How well a runtime suits a model on this machine; `auto` takes the highest."""
+
+    DECLINED = 0
+    FALLBACK = 1
+    """It serves where no other is better; the reasons of those that decline say why."""
+    FASTER = 2
+    NEEDED = 3
+    """No other runtime can do what the configuration asks for."""
+
+
+class Appraisal(NamedTuple):
+    """A runtime's opinion of a model, and the reason for the log."""
+
+    fitness: Fitness
+    reason: str = ""
+
+
+class StepSizes(NamedTuple):
+    """How many requests and tokens one step takes."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+Appraise = Callable[[EngineConfig, int, Callable[[], bool]], Appraisal]
+"""Judges a model whose format the runtime takes. Its arguments are the configuration, the number of GPUs, and a
+function that says whether the runtime is installed, which may take a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RuntimeSpec:
+    """A runtime: its names, what it takes, what it needs, and how `auto` judges it."""
+
+    runtime: Runtime
+    """Its name, as `--runtime` and `EngineInfo.runtime` have it."""
+    title: str
+    """Its name in messages: "TensorRT-LLM"."""
+    process: str
+    """The module that is the engine's process."""
+    formats: frozenset[ModelFormat]
+    """The model folders that it takes."""
+    appraise: Appraise
+    default_step_sizes: StepSizes
+    kv_cache_dtypes: tuple[str, ...]
+    """The values of `EngineConfig.kv_cache_dtype` that it takes."""
+    library: str = ""
+    """Module of its library, which may be installed for another Python (`EngineConfig.engine_python`). It is empty for
+    a runtime that comes with the gateway."""
+    remedy: str = ""
+    """Advice for a machine where the library is not installed."""
+    settings: SettingsTable = field(default_factory=lambda: SettingsTable("", {}))
+    """The settings that it takes by name, in `--runtime-setting` and config.pbtxt."""
+    built_in_step_sizes: Callable[[EngineConfig], StepSizes | None] = lambda config: None
+    """Returns the sizes of a step that a model has built in."""
+    sampling_fields: tuple[str, ...] = ()
+    """The sampling parameters of `engine.validation.RUNTIME_FIELDS` that it has, in some version."""
+    ignored_fields: frozenset[str] = frozenset()
+    """Fields of EngineConfig that it has no use for."""
+
+    def step_sizes(self, config: EngineConfig) -> StepSizes:
+        """Return the sizes of a step where no option gives them."""
+        return self.built_in_step_sizes(config) or self.default_step_sizes
+
+    def is_installed(self, python: str | None = None) -> bool:
+        """Return whether its library is installed, for `python` where that is another one.
+
+        The library is not imported: that takes many seconds. Raises SluiceError UNAVAILABLE where there is no such
+        Python.
+        """
+        if not self.library:
+            return True
+        if python is None:
+            return find_spec(self.library) is not None
+        return _missing_modules(python, (self.library,)) == ()
+
+    def check_process(self, python: str | None) -> None:
+        """Raise UNAVAILABLE where `python`, which has the library, lacks what else the engine's process needs."""
+        missing = _missing_modules(python, PROCESS_NEEDS) if python is not None and self.library else ()
+        if missing:
+            raise SluiceError(
+                ErrorCode.UNAVAILABLE,
+                f"{python} has {self.title}, but not {', '.join(missing)}; in its environment: "
+                "pip install --no-deps sluice && pip install msgspec pyzmq packaging",
+                param="engine_python",
+            )
+
+    def python(self, config: EngineConfig) -> str:
+        """Return the Python that runs the engine's process."""
+        return config.engine_python if self.library and config.engine_python is not None else sys.executable
+
+
+@cache
+def _missing_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the modules that `python` does not find; None where it does not answer as a Python does."""
+    question = "import sys, importlib.util as util; print('lacks', *(m for m in sys.argv[1:] if not util.find_spec(m)))"
+    try:
+        answer = subprocess.run((python, "-c", question, *modules), timeout=ANSWER_S, check=False, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        message = f"engine_python must be a Python that can be run, got {python!r}: {error}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message, param="engine_python") from None
+    words = answer.stdout.decode(errors="replace").split()
+    return tuple(words[1:]) if answer.returncode == 0 and words[:1] == ["lacks"] else None

@@ -1,0 +1,126 @@
+"""A runtime without a model, for the tests of what all delegated runtimes share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from engine.blocks import blocks_for
+from engine.delegated.in_flight import DelegatedSequence
+from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
+from engine.frames import Submit
+from engine.types import EngineInfo, FinishReason, GenerateRequest, IterationStats, SamplingParams
+
+INFO = EngineInfo(
+    runtime="fake",
+    model_type="llama",
+    dtype="bfloat16",
+    vocab_size=100,
+    eos_token_ids=(2, 3),
+    max_model_len=64,
+    block_size=4,
+    num_blocks=8,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    load_seconds=0.0,
+)
+
+
+class Clock:
+    """Shows what it was set to."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeHandle:
+    """A request whose first response is its last: one token."""
+
+    def __init__(self) -> None:
+        self.is_finished = False
+        self.aborted = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        self.is_finished = True
+        yield None
+
+    def read(self, response: Any) -> ResponseDelta:
+        return ResponseDelta([7], FinishReason.LENGTH)
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+class SilentHandle(FakeHandle):
+    """A request that nothing ever comes of."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield None
+
+
+class UnreadableHandle(FakeHandle):
+    """A request whose responses cannot be read, and go on until it is aborted."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        yield None
+        await self.aborted.wait()
+
+    def read(self, response: Any) -> ResponseDelta:
+        raise IndexError("a response without outputs")
+
+
+class FakeRuntime:
+    """Implements `DelegatedRuntime`. `make_handle` answers each request; it has no statistics."""
+
+    title = "the fake"
+
+    def __init__(self, make_handle: Callable[[GenerateRequest], RequestHandle] = lambda request: FakeHandle()) -> None:
+        self._make_handle = make_handle
+        self.is_well = True
+
+    async def start(self) -> tuple[EngineInfo, IterationStats | None]:
+        return INFO, None
+
+    def prepare(self, request: GenerateRequest) -> GenerateRequest:
+        return request
+
+    def submit(self, prepared: GenerateRequest) -> RequestHandle:
+        return self._make_handle(prepared)
+
+    def worst_case_blocks(self, request: GenerateRequest) -> int:
+        return blocks_for(len(request.prompt_token_ids) + request.sampling.max_tokens, INFO.block_size)
+
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return RuntimeFailure(internal_error())
+
+    async def is_healthy(self) -> bool:
+        return self.is_well
+
+    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+        await asyncio.Event().wait()
+
+    def shutdown(self) -> None: ...
+
+
+def make_request(*prompt: int, max_tokens: int = 1) -> GenerateRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return GenerateRequest(request_id="r", prompt_token_ids=list(prompt), sampling=params)
+
+
+def make_submit(stream_id: int, *prompt: int) -> Submit:
+    return Submit(stream_id, make_request(*prompt))
+
+
+def make_sequence(stream_id: int, request: GenerateRequest) -> DelegatedSequence:
+    return DelegatedSequence(
+        stream_id=stream_id,
+        request=request,
+        prepared=request,
+        worst_case_blocks=2,
+        block_size=INFO.block_size,
+        submitted_at=0.0,
+        predicted_wait_s=0.0,
+    )

@@ -1,0 +1,435 @@
+"""TensorRT-LLM's adapter as its clients see it: real processes, over the stand-in in both versions."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.client.process import ProcessEngineClient
+from engine.config import EngineConfig, Runtime, SchedulerPolicy
+from engine.types import FinishReason, Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
+from tests.engine.delegated.tensorrt_llm.over_stand_in import (
+    EOS,
+    StandIn,
+    answer,
+    echo,
+    failure_of,
+    request,
+    running,
+    tokens,
+    until,
+    until_idle,
+)
+
+
+@pytest.fixture(params=[*FLAVOURS, "compiled"])
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    """Both versions, and the older one's compiled engines."""
+    is_compiled = request.param == "compiled"
+    return StandIn(monkeypatch, tmp_path, FLAVOURS[0] if is_compiled else request.param, is_compiled=is_compiled)
+
+
+@pytest.fixture(params=FLAVOURS)
+def pytorch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    return StandIn(monkeypatch, tmp_path, request.param)
+
+
+@pytest.fixture
+def newest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    return StandIn(monkeypatch, tmp_path, FLAVOURS[-1])
+
+
+async def test_a_crowd_gets_the_tokens_of_our_own_executor(stand_in: StandIn) -> None:
+    prompts = [[10 + i, 2, 3 + i] for i in range(24)]
+    async with stand_in.client(max_num_seqs=8) as client:
+        answers = await asyncio.gather(*(answer(client.submit(request(prompt, 30))) for prompt in prompts))
+        assert [each.token_ids for each in answers] == [echo(prompt, 30) for prompt in prompts]
+        assert {each.reason for each in answers} == {FinishReason.LENGTH}
+        assert (client.stats.num_running, client.stats.num_blocks_reserved) == (0, 0)  # with the last event
+        await until_idle(client)
+        stats = client.stats
+        assert (stats.generation_tokens_total, stats.prompt_tokens_total) == (24 * 30, 24 * 3)
+        assert stats.waits_total == 24
+
+
+async def test_what_the_engine_is(pytorch: StandIn) -> None:
+    pytorch.set(KV_TOKENS=3200)
+    async with pytorch.client(max_num_seqs=4) as client:
+        info = client.info
+    assert (info.runtime, info.num_gpus, info.vocab_size, info.eos_token_ids) == ("tensorrt_llm", 1, 4096, (EOS,))
+    assert info.runtime_version in FLAVOURS
+    assert (info.block_size, info.num_blocks, info.max_num_seqs, info.max_model_len) == (32, 100, 4, 1024)
+    assert "beam_width" in info.sampling_fields
+    assert info.load_seconds > 0
+
+
+async def test_an_end_token_is_the_last_of_the_answer(stand_in: StandIn, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"1,2,3": [40, 50, 60]}))
+    for where in ("in", "out"):
+        stand_in.set(SCRIPT=script, END_TOKEN=where)
+        async with stand_in.client() as client:
+            ended = await answer(client.submit(request([1, 2, 3], ignore_eos=False, stop_token_ids=(EOS,))))
+            stopped = await answer(client.submit(request([1, 2, 3], stop_token_ids=(50,))))
+        assert (ended.token_ids, ended.reason) == ([40, 50, 60, EOS], FinishReason.STOP)
+        assert (stopped.token_ids, stopped.reason) == ([40, 50], FinishReason.STOP)
+
+
+async def test_log_probabilities(pytorch: StandIn) -> None:
+    async with pytorch.client() as client:
+        told = await answer(client.submit(request([5, 6, 7], 6, logprobs=3, prompt_logprobs=2)))
+        plain = await answer(client.submit(request([5, 6, 7], 6)))
+        own = await answer(client.submit(request([5, 6, 7], 6, logprobs=0)))
+    assert [each.token_id for each in told.logprobs] == told.token_ids == plain.token_ids
+    assert all(len(each.top) == 3 and each.top[0] == (each.token_id, each.logprob) for each in told.logprobs)
+    assert told.prompt_logprobs is not None and told.prompt_logprobs[0] is None
+    assert [each.token_id for each in told.prompt_logprobs[1:] if each is not None] == [6, 7]
+    assert all(each is None or len(each.top) == 2 for each in told.prompt_logprobs)
+    assert plain.logprobs == [] and plain.prompt_logprobs is None
+    assert [(each.token_id, each.top) for each in own.logprobs] == [(token_id, []) for token_id in own.token_ids]
+
+
+async def test_prompt_logprobs_are_whole_though_the_prompt_is_cached(stand_in: StandIn) -> None:
+    """TensorRT-LLM tells them of tokens alone that it computes, so such a request finds nobody's blocks."""
+    prompt = list(range(100, 200))
+    async with stand_in.client() as client:
+        await answer(client.submit(request(prompt, 2)))
+        for _ in range(2):
+            told = await answer(client.submit(request(prompt, 2, prompt_logprobs=0, cache_salt="a")))
+            assert told.prompt_logprobs is not None and told.num_cached == 0
+            assert [each.token_id for each in told.prompt_logprobs[1:] if each is not None] == prompt[1:]
+
+
+async def test_cached_prompt_tokens_are_told_once_and_counted(stand_in: StandIn) -> None:
+    prompt = list(range(100, 200))
+    async with stand_in.client() as client:
+        first = await answer(client.submit(request(prompt, 4)))
+        again = await answer(client.submit(request(prompt, 4)))
+        salted = await answer(client.submit(request(prompt, 4, cache_salt="another's")))
+        await until_idle(client)
+        assert first.token_ids == again.token_ids == echo(prompt, 4)
+        assert (first.num_cached, salted.num_cached) == (0, 0)
+        assert again.num_cached is not None and 64 <= again.num_cached <= 100
+        assert client.stats.cached_tokens_total == again.num_cached
+        assert client.stats.prompt_tokens_total == 3 * len(prompt) - again.num_cached
+
+
+async def test_beams_come_whole(newest: StandIn) -> None:
+    async with newest.client(runtime_settings={"max_beam_width": "4"}) as client:
+        assert client.info.max_beam_width == 4
+        best = await answer(client.submit(request([7, 8], 12, beam_width=3)))
+        assert (best.token_ids, best.reason, best.num_events) == (echo([7, 8], 12), FinishReason.LENGTH, 1)
+        with pytest.raises(SluiceError, match="beam_width must be between 1 and 4"):
+            client.submit(request([7, 8], beam_width=5))
+
+
+async def test_what_no_engine_can_serve_is_refused(newest: StandIn) -> None:
+    newest.set(KV_TOKENS=320)
+    async with newest.client(lora_modules={}) as client:
+        for wrong, named in (
+            (request([1], 2000), "max_tokens"),
+            (request([1, 9999]), "prompt"),
+            (request([1], adapter="poet"), "adapter"),
+        ):
+            with pytest.raises(SluiceError) as caught:
+                client.submit(wrong)
+            assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, named)
+        # By our count it fits: the last token is never fed back. By TensorRT-LLM's it would never start.
+        error = await failure_of(client.submit(request([1] * 20, 301)))
+        assert (error.code, error.param) == (ErrorCode.INVALID, "max_tokens")
+        error = await failure_of(client.submit(request([1], typical_p=0.5)))
+        assert (error.code, error.param) == (ErrorCode.INVALID, "typical_p")
+        assert await tokens(client.submit(request([1] * 20, 300))) == echo([1] * 20, 300)
+
+
+async def test_an_adapter_is_asked_for_by_name(newest: StandIn, tmp_path: Path) -> None:
+    for name in ("poet", "clerk"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").touch()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": 8, "target_modules": ["q_proj"]}))
+    newest.set(RECORD=newest.record)
+    async with newest.client(lora_modules={name: str(tmp_path / name) for name in ("poet", "clerk")}) as client:
+        assert client.info.adapters == ("clerk", "poet")
+        plain, poet, clerk = [
+            await tokens(client.submit(request([3, 4], 8, adapter=name))) for name in ("", "poet", "clerk")
+        ]
+    assert plain == echo([3, 4], 8)
+    assert plain != poet != clerk != plain
+    used = [call["lora_request"] for call in newest.recorded() if call.get("lora_request")]
+    assert [each["lora_name"] for each in used] == ["poet", "clerk"]
+    assert len({each["lora_int_id"] for each in used}) == 2
+
+
+# -- order, bounds and time
+
+
+async def test_the_queue_is_ours_and_hands_over_what_fits(newest: StandIn) -> None:
+    """With 16 places, 17 are in flight in TensorRT-LLM, and the rest waits in our queue, by priority."""
+    newest.set(STEP_MS=3)
+    order: list[int] = []
+    async with newest.client(max_num_seqs=16) as client:
+        first = [client.submit(request([20 + i], 200)) for i in range(17)]
+        await until(lambda: client.stats.num_running == 16)
+        late = [client.submit(request([60 + i], 3, priority=1)) for i in range(4)]
+        soon = client.submit(request([90], 3))
+
+        async def note(number: int, prompt: int) -> None:
+            assert await tokens(late[number] if prompt != 90 else soon) == echo([prompt], 3)
+            order.append(prompt)
+
+        await until(lambda: client.stats.num_waiting == 6)
+        whole = asyncio.gather(*(note(i, 60 + i) for i in range(4)), note(0, 90))
+        for stream in first[:2]:
+            stream.cancel()
+        await whole
+        assert order[0] == 90
+        for stream in first:
+            stream.cancel()
+        await until_idle(client)
+
+
+async def test_tenants_share_by_their_weights(newest: StandIn) -> None:
+    newest.set(STEP_MS=1, RECORD=newest.record)
+    async with newest.client(max_num_seqs=2, tenant_weights={"large": 3.0}) as client:
+        blocker = await running(client, request([5], 40))
+        streams = [client.submit(request([100 + i, 1], 8, tenant="small")) for i in range(8)]
+        streams += [client.submit(request([200 + i, 1], 8, tenant="large")) for i in range(8)]
+        await asyncio.gather(*map(tokens, [blocker, *streams]))
+    prompts = [call["prompt_token_ids"][0] for call in newest.recorded() if "prompt_token_ids" in call]
+    served = [each for each in prompts if each >= 100][:10]
+    assert sum(each >= 200 for each in served) >= 6
+
+
+async def test_static_batches(newest: StandIn) -> None:
+    newest.set(STEP_MS=2)
+    async with newest.client(max_num_seqs=4, scheduler_policy=SchedulerPolicy.STATIC_BATCH) as client:
+        first = await running(client, request([5], 40))
+        second = client.submit(request([6], 4))
+        await until(lambda: client.stats.num_waiting == 1)
+        assert await tokens(first) == echo([5], 40)
+        assert await tokens(second) == echo([6], 4)
+
+
+async def test_max_utilization_starts_more_than_it_can_promise(newest: StandIn) -> None:
+    newest.set(KV_TOKENS=640)
+    async with newest.client(max_num_seqs=8, scheduler_policy=SchedulerPolicy.MAX_UTILIZATION) as client:
+        assert client.info.scheduler_policy == "max_utilization"
+        prompts = [[30 + i, 1] for i in range(8)]
+        streams = [client.submit(request(prompt, 240)) for prompt in prompts]
+        assert await asyncio.gather(*map(tokens, streams)) == [echo(prompt, 240) for prompt in prompts]
+        await until_idle(client)
+
+
+async def test_a_full_queue_says_when_to_try_again(newest: StandIn) -> None:
+    newest.set(STEP_MS=2)
+    async with newest.client(max_num_seqs=2, max_queued_requests=2) as client:
+        held = [client.submit(request([5 + i], 900)) for i in range(4)]
+        await until(lambda: client.stats.num_running == 2 and client.stats.num_waiting == 2)
+        with pytest.raises(SluiceError) as caught:
+            for i in range(4):
+                await tokens(client.submit(request([50 + i], 5, timeout_s=5.0)))
+        assert caught.value.code is ErrorCode.OVERLOADED
+        assert caught.value.retry_after_s is not None
+        for stream in held:
+            stream.cancel()
+        await until_idle(client)
+
+
+async def test_deadlines_of_those_who_wait_and_those_who_run(newest: StandIn) -> None:
+    newest.set(STEP_MS=5)
+    async with newest.client(max_num_seqs=1) as client:
+        slow = client.submit(request([5], 1000, timeout_s=0.6))
+        inside = client.submit(request([6], 900))
+        waiting = client.submit(request([7], 5, queue_timeout_s=0.2))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        error = await failure_of(waiting)
+        assert (error.code, "waited for longer" in error.message) == (ErrorCode.DEADLINE, True)
+        error = await failure_of(slow)
+        assert (error.code, "not complete" in error.message) == (ErrorCode.DEADLINE, True)
+        assert loop.time() - began < 2.0
+        inside.cancel()
+        await until_idle(client)
+        assert client.stats.timeouts_total == 2
+
+
+@pytest.mark.parametrize("fault", ["", "stats_empty"])
+async def test_waits_are_predicted_with_and_without_statistics(newest: StandIn, fault: str) -> None:
+    newest.set(STEP_MS=5, FAULT=fault)
+    async with newest.client(max_num_seqs=2) as client:
+        await asyncio.gather(*(tokens(client.submit(request([40 + i], 35))) for i in range(4)))
+        held = [client.submit(request([5 + i], 200)) for i in range(12)]
+        await until(lambda: client.stats.predicted_wait_s > 1.0)
+        assert client.stats.predicted_wait_s < 60.0
+        assert client.stats.steps_total >= 32
+        assert 2e-3 < client.stats.runner_seconds_total / client.stats.steps_total < 50e-3
+        for stream in held:
+            stream.cancel()
+        await until_idle(client)
+
+
+# -- cancelling
+
+
+async def test_cancel_frees_what_it_held(stand_in: StandIn) -> None:
+    stand_in.set(STEP_MS=2)
+    async with stand_in.client(max_num_seqs=1) as client:
+        first = await running(client, request([5], 700))
+        ahead, waiting = client.submit(request([6], 700)), client.submit(request([7], 5))
+        for stream in (first, ahead):
+            stream.cancel()
+            stream.cancel()
+        assert await tokens(waiting) == echo([7], 5)
+        await until_idle(client)
+        assert client.stats.generation_tokens_total < 600
+        assert client.stats.prompt_tokens_total >= 2
+
+
+ASKED = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=12)
+
+
+def test_cancelled_at_any_point(newest: StandIn) -> None:
+    """Requests of so many tokens, cancelled after so many: the others are whole, and nothing is left."""
+    with asyncio.Runner() as runner:
+        client = ProcessEngineClient(newest.config(max_num_seqs=3))
+        runner.run(client.start())
+
+        @given(ASKED)
+        @settings(max_examples=15, deadline=None, database=None)
+        def cancel_some(asked: list[tuple[int, int]]) -> None:
+            runner.run(cancelled_at_any_point(client, asked))
+
+        try:
+            cancel_some()
+        finally:
+            runner.run(client.stop())
+
+
+async def cancelled_at_any_point(client: ProcessEngineClient, asked: list[tuple[int, int]]) -> None:
+    async def one(number: int, max_tokens: int, num_wanted: int) -> None:
+        stream = client.submit(request([30 + number], max_tokens))
+        got: list[int] = []
+        if num_wanted:
+            async for event in stream:
+                got += event.token_ids
+                if len(got) >= num_wanted:
+                    break
+        stream.cancel()
+        assert got == echo([30 + number], max_tokens)[: len(got)]
+        assert len(got) >= min(num_wanted, max_tokens)
+
+    await asyncio.gather(*(one(i, *each) for i, each in enumerate(asked)))
+    await until_idle(client)
+    assert client.stats.num_blocks_reserved == 0
+    assert await tokens(client.submit(request([5], 9))) == echo([5], 9)
+
+
+async def test_stopping_ends_the_streams_and_all_processes(stand_in: StandIn) -> None:
+    stand_in.set(STEP_MS=2)
+    async with stand_in.client(tensor_parallel_size=1) as client:
+        stream = await running(client, request([5], 700))
+        pid = client.pid
+        assert pid is not None
+        await client.stop()
+        assert (await failure_of(stream)).code is ErrorCode.UNAVAILABLE
+        assert not psutil.pid_exists(pid)
+
+
+# -- what TensorRT-LLM says of itself
+
+
+async def test_iterations_are_told(pytorch: StandIn) -> None:
+    pytorch.set(STEP_MS=2)
+    async with pytorch.client() as client:
+        stream = await running(client, request(list(range(50, 150)), 300), 20)
+        await until(lambda: client.stats.iteration is not None and bool(client.stats.iteration.num_generation))
+        iteration = client.stats.iteration
+        assert iteration is not None
+        assert iteration.iteration > 1 and iteration.latency_ms >= 2
+        assert (iteration.tokens_per_block, iteration.num_generation) == (32, 1)
+        assert iteration.max_blocks == client.info.num_blocks
+        assert client.stats.num_blocks_used >= 4
+        assert client.stats.num_blocks_used + client.stats.num_blocks_free == client.info.num_blocks
+        stream.cancel()
+        await until_idle(client)
+
+
+@pytest.mark.parametrize(("version", "fault"), [("1.2.1", "stats_null"), ("1.3.0", "stats_raise")])
+async def test_without_statistics_everything_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, fault: str
+) -> None:
+    stand_in = StandIn(monkeypatch, tmp_path, version).set(FAULT=fault)
+    async with stand_in.client(num_blocks=40, max_num_seqs=4) as client:
+        assert client.info.num_blocks == 40
+        prompts = [[10 + i, 2] for i in range(6)]
+        streams = [client.submit(request(prompt, 30)) for prompt in prompts]
+        assert await asyncio.gather(*map(tokens, streams)) == [echo(prompt, 30) for prompt in prompts]
+        await until_idle(client)
+        assert client.stats.generation_tokens_total == 180
+
+
+async def test_cached_blocks_are_counted_from_events(newest: StandIn) -> None:
+    async with newest.client(runtime_settings={"event_buffer_max_size": "1024"}) as client:
+        stream = await running(client, request(list(range(50, 178)), 20))
+        assert await tokens(stream) == echo(list(range(50, 178)), 20)
+        await until(lambda: client.stats.num_blocks_cached >= 4)
+
+
+# -- errors
+
+
+async def test_an_error_response_hurts_nobody_else(pytorch: StandIn, capfd: pytest.CaptureFixture[str]) -> None:
+    pytorch.set(STEP_MS=1, FAULT="error_on_token=4001")
+    async with pytorch.client() as client:
+        good = [await running(client, request([10 + i], 100)) for i in range(3)]
+        assert (await failure_of(client.submit(request([7, 4001, 8])))).code in (ErrorCode.INTERNAL, ErrorCode.INVALID)
+        assert await asyncio.gather(*map(tokens, good)) == [echo([10 + i], 100) for i in range(3)]
+        await until_idle(client)
+        assert client.num_restarts == 0
+    log = capfd.readouterr().err
+    assert "request r7 failed in TensorRT-LLM: a fault was asked for: token 4001 is in the prompt" in log
+    assert "Traceback" not in log
+
+
+async def test_a_model_that_cannot_load_says_why(newest: StandIn) -> None:
+    newest.set(FAULT="load_error=no room on the GPU")
+    with pytest.raises(SluiceError, match="no room on the GPU"):
+        async with newest.client():
+            raise AssertionError
+
+
+async def test_a_model_that_is_ill_from_the_start_is_a_load_error(newest: StandIn) -> None:
+    newest.set(FAULT="unhealthy")
+    with pytest.raises(SluiceError, match="loaded the model, but says that it is not healthy"):
+        async with newest.client():
+            raise AssertionError
+
+
+async def test_a_wrong_setting_is_a_load_error(newest: StandIn) -> None:
+    with pytest.raises(SluiceError, match="stall_timeout_s must be a number of seconds above 0, got 'soon'") as caught:
+        async with newest.client(runtime_settings={"stall_timeout_s": "soon"}):
+            raise AssertionError
+    assert caught.value.code is ErrorCode.INVALID
+
+
+async def test_a_runtime_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    client = ProcessEngineClient(EngineConfig(model_path=str(tmp_path), runtime=Runtime.TENSORRT_LLM))
+    with pytest.raises(SluiceError, match="not installed") as caught:
+        await client.start()
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_a_grammar_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    newest = StandIn(monkeypatch, tmp_path, FLAVOURS[-1], has_tokenizer=True)
+    newest.set(RECORD=newest.record)
+    async with newest.client(runtime_settings={"guided_decoding_backend": "xgrammar"}) as client:
+        assert GrammarKind.JSON_SCHEMA in client.info.grammar_kinds
+        grammar = Grammar(GrammarKind.REGEX, "[a-z]+")
+        await answer(client.submit(request([4, 5], 5, grammar=grammar, ignore_eos=False)))
+    assert newest.recorded()[-1]["sampling_params"]["guided_decoding"]["regex"] == "[a-z]+"

@@ -1,0 +1,66 @@
+import pytest
+
+from engine.delegated.tensorrt_llm.responses import classify
+from sluice.errors import ErrorCode, SluiceError
+
+
+class RequestError(RuntimeError): ...
+
+
+class EngineDeadError(RuntimeError): ...
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("LLM is shutting down"),
+        RuntimeError("The executor has failed: rank 1 is gone"),
+        RuntimeError("Executor worker died during initialization"),
+        EngineDeadError("model worker died"),
+    ],
+)
+def test_what_ends_the_engine(error: Exception) -> None:
+    wrapped = RequestError("could not be sent")
+    wrapped.__cause__ = error
+    for each in (error, wrapped):
+        assert classify(each, at_submit=False).is_fatal and classify(each, at_submit=True).is_fatal
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("prompt is too long"),
+        RequestError("guided decoding error: no rule 'executor has failed' in the grammar"),
+        ValueError("shutting down"),
+        RuntimeError("CUDA error: misaligned"),
+    ],
+)
+def test_what_need_not(error: Exception) -> None:
+    assert not classify(error, at_submit=False).is_fatal
+
+
+def refusal(error: Exception) -> SluiceError:
+    return classify(error, at_submit=True).error
+
+
+def failure(error: Exception) -> SluiceError:
+    return classify(error, at_submit=False).error
+
+
+def test_an_error_that_is_a_response_is_known_by_its_class() -> None:
+    assert classify(RequestError("any"), at_submit=False).is_response
+    assert not classify(RuntimeError("any"), at_submit=False).is_response
+
+
+def test_whose_fault_it_is() -> None:
+    limit = "The sum of prompt length (9) should not exceed max_num_tokens (4)"
+    assert refusal(ValueError(limit)).code is ErrorCode.INVALID
+    assert refusal(TypeError("unexpected keyword")).code is ErrorCode.INTERNAL
+    assert failure(RequestError(limit)).code is ErrorCode.INVALID
+    assert limit in failure(RequestError(limit)).message
+    assert failure(RequestError("Guided decoding error: unclosed class in [0-9")).code is ErrorCode.INVALID
+    assert failure(RequestError("Guided decoding error: internal error in fill")).code is ErrorCode.INTERNAL
+    internal = failure(RequestError("CUDA error: invalid argument"))
+    assert (internal.code, "CUDA" in internal.message) == (ErrorCode.INTERNAL, False)
+    own = SluiceError(ErrorCode.DEADLINE, "too late")
+    assert failure(own) is refusal(own) is own

@@ -1,0 +1,144 @@
+"""TensorRT-LLM's statistics and KV-cache events under our names."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, read_iteration_stats
+from engine.types import IterationStats
+
+WHOLE: dict[str, Any] = {
+    "timestamp": "11-21-2026 10:20:30.250000",
+    "iter": 7,
+    "iterLatencyMS": 12.5,
+    "numActiveRequests": 3,
+    "maxNumActiveRequests": 64,
+    "numQueuedRequests": 2,
+    "gpuMemUsage": 100,
+    "cpuMemUsage": 50,
+    "pinnedMemUsage": 25,
+    "kvCacheStats": {
+        "maxNumBlocks": 8,
+        "freeNumBlocks": 5,
+        "usedNumBlocks": 3,
+        "tokensPerBlock": 4,
+        "reusedBlocks": 9,
+        "missedBlocks": 1,
+        "cacheHitRate": 0.9,
+    },
+    "inflightBatchingStats": {
+        "numScheduledRequests": 3,
+        "numContextRequests": 1,
+        "numGenRequests": 2,
+        "numPausedRequests": 1,
+        "numCtxTokens": 40,
+        "microBatchId": 0,
+    },
+    "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 5, "acceptanceLength": 2.5},
+    "schedulerMode": "overlap",
+}
+
+
+def test_all_fields_have_our_names() -> None:
+    stats = read_iteration_stats(WHOLE)
+    when = datetime(2026, 11, 21, 10, 20, 30, 250000).astimezone()
+    assert stats == IterationStats(
+        iteration=7,
+        latency_ms=12.5,
+        timestamp_us=round(when.timestamp() * 1e6),
+        num_active=3,
+        max_active=64,
+        num_scheduled=3,
+        num_context=1,
+        num_generation=2,
+        num_paused=1,
+        num_queued=2,
+        context_tokens=40,
+        micro_batch_id=0,
+        gpu_memory_bytes=100,
+        cpu_memory_bytes=50,
+        pinned_memory_bytes=25,
+        max_blocks=8,
+        free_blocks=5,
+        used_blocks=3,
+        tokens_per_block=4,
+        reused_blocks=9,
+        missed_blocks=1,
+        cache_hit_rate=0.9,
+        acceptance_length=2.5,
+    )
+
+
+def test_static_batches_and_nothing_at_all() -> None:
+    static = read_iteration_stats(
+        {"iter": 1, "inflightBatchingStats": None, "staticBatchingStats": {"numCtxTokens": 4}}
+    )
+    assert (static.context_tokens, static.num_generation) == (4, None)
+    assert read_iteration_stats({}) == IterationStats(0, 0.0)
+    assert read_iteration_stats({"timestamp": "soon"}).timestamp_us is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from([*WHOLE]), JSON).map(lambda told: {**told, "iter": 1, "iterLatencyMS": None}))
+def test_whatever_the_parts_are_they_do_no_harm(told: dict[str, Any]) -> None:
+    stats = read_iteration_stats(json.loads(json.dumps(told)))
+    assert stats.max_blocks is None or isinstance(stats.max_blocks, int | float)
+
+
+def test_overlapping_iterations_last_from_one_to_the_next() -> None:
+    reader = IterationReader()
+
+    def seconds(iteration: int, timestamp: str | None) -> float:
+        return reader.read({"iter": iteration, "iterLatencyMS": 20.0, "timestamp": timestamp}).seconds
+
+    assert seconds(1, "11-21-2026 10:20:30.000000") == 0.02
+    assert seconds(2, "11-21-2026 10:20:30.010000") == 0.01
+    assert seconds(3, "11-21-2026 10:20:39.000000") == 0.02
+    assert seconds(7, "11-21-2026 10:20:39.001000") == 0.02
+    assert seconds(8, None) == 0.02
+
+
+def test_drafts_are_told_with_an_iteration() -> None:
+    iteration = IterationReader().read(WHOLE)
+    assert (iteration.seconds, iteration.num_drafted, iteration.num_accepted) == (0.0125, 8, 5)
+    assert IterationReader().read({}).num_drafted == 0
+
+
+def stored(*hashes: int, level: int = 0, window: int = 100) -> dict[str, Any]:
+    blocks = [{"block_hash": each, "tokens": [], "cache_level": level, "priority": 35} for each in hashes]
+    return {"event_id": 1, "window_size": window, "data": {"type": "stored", "parent_hash": None, "blocks": blocks}}
+
+
+def test_blocks_that_can_be_found_again() -> None:
+    cached = CachedBlocks()
+    for event in (
+        {"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [8, 0]}},
+        stored(1, 2, 3),
+        stored(2, 4),
+        stored(9, level=1),
+        {"data": {"type": "removed", "block_hashes": [1, 77]}, "window_size": 100},
+        {
+            "data": {"type": "updated", "block_hash": 3, "cache_level": {"old_value": 0, "new_value": 1}},
+            "window_size": 100,
+        },
+        {
+            "data": {"type": "updated", "block_hash": 4, "priority": {"old_value": 0, "new_value": 1}},
+            "window_size": 100,
+        },
+        {"data": None},
+        {"data": {"type": "what comes later"}},
+    ):
+        cached.observe(event)
+    assert len(cached) == 2
+    cached.observe(stored(2, window=50))
+    assert len(cached) == 3

@@ -1,0 +1,75 @@
+"""Answers that go on after a restart."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from engine.delegated.executor import DelegatedExecutor
+from engine.delegated.in_flight import Replay, is_replayed
+from engine.delegated.interface import ResponseDelta
+from engine.frames import Shutdown, StepFrame, Submit
+from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
+from sluice.errors import ErrorCode, SluiceError
+from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, make_request
+
+TIMEOUT_S = 20.0
+GRAMMAR = Grammar(GrammarKind.JSON_OBJECT)
+
+
+def delta(*token_ids: int, num_cached: int | None = None, has_logprobs: bool = True) -> ResponseDelta:
+    logprobs = [TokenLogprob(each, -float(each)) for each in token_ids] if has_logprobs else None
+    return ResponseDelta(list(token_ids), None, EventDetail(num_cached, logprobs))
+
+
+def test_what_was_sent_is_dropped_with_its_log_probabilities() -> None:
+    replay = Replay([5, 6, 7])
+    trimmed = [replay.trim(delta(*ids)) for ids in ((5,), (6,), (7, 8), (9,))]
+    assert trimmed == [ResponseDelta([]), ResponseDelta([]), delta(8), delta(9)]
+
+
+def test_other_details_are_kept() -> None:
+    assert Replay([5]).trim(delta(5, num_cached=3)) == ResponseDelta([], None, EventDetail(3))
+    assert Replay([5]).trim(ResponseDelta([5], FinishReason.LENGTH)) == ResponseDelta([], FinishReason.LENGTH)
+
+
+def test_another_turn_is_an_error() -> None:
+    with pytest.raises(SluiceError, match="another turn") as caught:
+        Replay([5, 6, 7]).trim(delta(5, 9))
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+def test_only_an_answer_under_a_grammar_is_generated_again() -> None:
+    request = make_request(1)
+    resumed = msgspec.structs.replace(request, resume_token_ids=[5, 6])
+    guided = msgspec.structs.replace(resumed, sampling=SamplingParams(grammar=GRAMMAR))
+    assert [is_replayed(each) for each in (request, resumed, guided)] == [False, False, True]
+
+
+class AnsweringHandle(FakeHandle):
+    """Answers with three tokens at once."""
+
+    def read(self, response: object) -> ResponseDelta:
+        return ResponseDelta([5, 6, 7], FinishReason.LENGTH)
+
+
+async def test_a_runtime_starts_a_replayed_request_from_its_prompt() -> None:
+    given: list[GenerateRequest] = []
+
+    def answer(request: GenerateRequest) -> FakeHandle:
+        given.append(request)
+        return AnsweringHandle()
+
+    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+    executor = DelegatedExecutor(FakeRuntime(answer), INFO, EngineConfig(model_path=""), frames.put_nowait)
+    running = asyncio.create_task(executor.run())
+    params = SamplingParams(max_tokens=3, grammar=GRAMMAR)
+    executor.obey([Submit(1, msgspec.structs.replace(make_request(1), sampling=params, resume_token_ids=[5, 6]))])
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (events := (await frames.get()).events):
+            pass
+        executor.obey([Shutdown()])
+        await running
+    assert (given[0].prompt_token_ids, given[0].resume_token_ids) == ([1], [])
+    assert [event.token_ids for event in events] == [[7]]
