@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Protocol
 from cli.rag.client import JsonObject, RagClient
 from cli.rag.files import FoundFile, Unread
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.upload import Upload, content_hash_of
+from pipelines.rag.upload import Upload, hash_content
 from sluice.errors import SluiceError
 
 _PIECE_BYTES = 256 << 10
@@ -59,7 +59,7 @@ class Line:
         return self.upload.id
 
     async def content_hash(self) -> str:
-        return content_hash_of(self.upload)
+        return hash_content(self.upload)
 
     async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
         upload = self.upload

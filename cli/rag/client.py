@@ -12,7 +12,7 @@ import orjson
 from cli.rag.events import Event, events_of
 from cli.rag.failures import Broken, RagError, Refused, Unreachable
 from gateway.options.rag_client import ClientOptions
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 
 JsonObject = dict[str, Any]
 
@@ -129,7 +129,7 @@ def _headers(options: ClientOptions) -> dict[str, str]:
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"
     if options.collection_key is not None:
-        headers[keys.HEADER] = options.collection_key
+        headers[owner_keys.HEADER] = options.collection_key
     return headers
 
 

@@ -17,9 +17,9 @@ from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.filters import parse_filter
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
-from pipelines.rag.types import RetrievalMode, source_of
+from pipelines.rag.types import RetrievalMode, build_source
 from pipelines.text.model import TextModel
 from pipelines.text.sources import as_objects
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
@@ -43,7 +43,7 @@ _SAMPLING = {
 class AskingRoutes:
     """The handlers of questions over one service and its library."""
 
-    def __init__(self, service: InferenceService, library: Library, config: ServeConfig) -> None:
+    def __init__(self, service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> None:
         self._service = service
         self._library = library
         self._options = config.http
@@ -55,7 +55,7 @@ class AskingRoutes:
         query = SearchQuery(fields.question, None, parse_filter(fields.filter))
         search = self._library.search(collection, query, search_options(fields), key=collection_key(request))
         hits = await run_while_connected(request.receive, search)
-        return json_response(list_object(as_objects([source_of(hit) for hit in hits])), headers=headers)
+        return json_response(list_object(as_objects([build_source(hit) for hit in hits])), headers=headers)
 
     async def query(self, request: Request, collection: str) -> Response:
         """Answer a question from a collection's documents.

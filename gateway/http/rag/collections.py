@@ -6,13 +6,13 @@ from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.objects import collection_object, list_object
 from gateway.http.rag.schemas import CollectionRequest
 from gateway.options.config import HttpOptions
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 
 
 class CollectionRoutes:
     """The handlers of collections over one library."""
 
-    def __init__(self, library: Library, options: HttpOptions) -> None:
+    def __init__(self, library: DocumentLibrary, options: HttpOptions) -> None:
         self._library = library
         self._options = options
 

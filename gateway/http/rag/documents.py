@@ -12,7 +12,7 @@ from gateway.http.rag.putting import Batch, answer_of, put_all
 from gateway.http.rag.uploads import read_upload, read_uploads
 from gateway.http.request_id import request_id_of
 from gateway.options.config import HttpOptions
-from pipelines.rag.library import Library, PutStatus, check_name
+from pipelines.rag.library import DocumentLibrary, PutStatus, check_collection_name
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_LISTED = 1000
@@ -25,7 +25,7 @@ WithText = Annotated[bool, Query(alias="text", description="Whether the parsed t
 class DocumentRoutes:
     """The handlers of documents over one library."""
 
-    def __init__(self, library: Library, options: HttpOptions) -> None:
+    def __init__(self, library: DocumentLibrary, options: HttpOptions) -> None:
         self._library = library
         self._options = options
 
@@ -35,7 +35,7 @@ class DocumentRoutes:
         Each document has a status of its own: created, updated, unchanged or failed, with its error. The answer is 200
         where at least one was taken, else the error of the first. A client that leaves stops what has not begun.
         """
-        check_name(collection)
+        check_collection_name(collection)
         uploads, ignored = await read_uploads(request, self._options)
         batch = Batch(self._library, collection, collection_key(request), force, request_id_of(request))
         outcomes = await run_while_connected(request.receive, put_all(batch, uploads))
@@ -43,7 +43,7 @@ class DocumentRoutes:
 
     async def put(self, request: Request, collection: str, document_id: str, force: Force = False) -> Response:
         """Put one document, in the place of the one of its id. 201 where there was none."""
-        check_name(collection)
+        check_collection_name(collection)
         upload = await read_upload(request, self._options, document_id)
         put = self._library.put(collection, upload, collection_key(request), force=force)
         result = await run_while_connected(request.receive, put)

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 from gateway.http.body import read_body
 from gateway.http.parsing import parse, warning_header
 from gateway.options.config import HttpOptions
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def collection_key(request: Request) -> str:
     """The owner's key that came with the request; "" for none."""
-    return request.headers.get(keys.HEADER, "")
+    return request.headers.get(owner_keys.HEADER, "")
 
 
 async def parsed_body(

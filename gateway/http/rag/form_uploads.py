@@ -9,8 +9,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway.http.parsing import printable
 from gateway.http.rag.json_uploads import Unreadable, check_count, line_uploads, read_metadata
+from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import is_jsonl
-from pipelines.rag.documents.parse import format_of
 from pipelines.rag.types import Metadata
 from pipelines.rag.upload import Upload
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -85,7 +85,7 @@ async def _uploads(file: UploadFile, fields: Mapping[str, str], metadata: Metada
     if is_jsonl(content_type, file.filename or ""):
         return list(line_uploads(content))
     try:
-        format = format_of(content_type, document_id, content)
+        format = detect_format(content_type, document_id, content)
     except SluiceError as error:
         return [Unreadable(document_id, error)]
     return [Upload(document_id, content, format, fields.get("title", ""), metadata)]

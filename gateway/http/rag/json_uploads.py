@@ -8,8 +8,8 @@ import orjson
 
 from gateway.http.parsing import parse, shown
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
+from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines
-from pipelines.rag.documents.parse import format_of
 from pipelines.rag.types import DocumentFormat, Metadata
 from pipelines.rag.upload import Upload
 from sluice.errors import SluiceError, invalid
@@ -82,7 +82,7 @@ def _items(fields: DocumentsRequest) -> list[DocumentItem]:
 def _upload(item: DocumentItem) -> Upload | Unreadable:
     content = item.text.encode()
     try:
-        format = DocumentFormat(item.format) if item.format is not None else format_of("", item.id, content)
+        format = DocumentFormat(item.format) if item.format is not None else detect_format("", item.id, content)
     except SluiceError as error:
         return Unreadable(item.id, error)
     return Upload(item.id, content, format, item.title or "", item.metadata or {})

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from gateway.http import openapi
 from gateway.http.rag.schemas import DocumentsRequest
 from gateway.http.scheduling import OPENAPI_PARAMETERS
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TEXT = {"schema": {"type": "string"}}
@@ -31,7 +31,7 @@ _FORM = {
     }
 }
 _KEY = {
-    "name": keys.HEADER,
+    "name": owner_keys.HEADER,
     "in": "header",
     "schema": {"type": "string"},
     "description": "The collection's owner key, where it has one.",

@@ -11,21 +11,21 @@ from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
 from gateway.http.rag.exchange import json_response
 from gateway.http.rag.json_uploads import Unreadable
 from gateway.http.rag.objects import JsonObject, document_object, list_object
-from pipelines.rag import keys
-from pipelines.rag.library import Library, PutResult
+from pipelines.rag import owner_keys
+from pipelines.rag.library import DocumentLibrary, PutResult
 from pipelines.rag.upload import Upload
 from sluice.errors import ErrorCode, SluiceError
 
 _NOT_THE_DOCUMENT_S = {ErrorCode.FORBIDDEN, ErrorCode.NOT_FOUND, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE}
 """What the next document would meet as well: store, encoder or key."""
-_OF_THE_COLLECTION = ("collection", keys.PARAMETER)
+_OF_THE_COLLECTION = ("collection", owner_keys.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Where the documents of a request go."""
 
-    library: Library
+    library: DocumentLibrary
     collection: str
     key: str
     force: bool

@@ -15,10 +15,10 @@ from gateway.http.rag.openapi import (
 from gateway.http.rag.schemas import CollectionRequest, QueryRequest, SearchRequest
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 
 
-def router(service: InferenceService, library: Library, config: ServeConfig) -> APIRouter:
+def router(service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
     """The routes under /v1/rag."""
     api = APIRouter(prefix="/v1/rag", tags=["RAG"], default_response_class=Response)
     _add_collections(api, CollectionRoutes(library, config.http))  # first: their path looks like a collection's

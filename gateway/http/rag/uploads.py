@@ -11,8 +11,8 @@ from gateway.http.parsing import printable
 from gateway.http.rag.form_uploads import form_uploads
 from gateway.http.rag.json_uploads import Unreadable, json_uploads, line_uploads, read_metadata
 from gateway.options.config import HttpOptions
+from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import is_jsonl
-from pipelines.rag.documents.parse import format_of
 from pipelines.rag.upload import Upload
 from sluice.errors import invalid
 
@@ -32,7 +32,7 @@ async def read_upload(request: Request, options: HttpOptions, document_id: str) 
     query = request.query_params
     metadata = read_metadata(query.get("metadata", ""))
     content = await read_body(request, options.max_input_bytes)
-    format = format_of("" if kind in _SAYS_NOTHING else kind, document_id, content)
+    format = detect_format("" if kind in _SAYS_NOTHING else kind, document_id, content)
     return Upload(document_id, content, format, query.get("title", ""), metadata)
 
 

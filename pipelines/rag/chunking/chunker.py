@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipelines.rag.chunking.borders import Borders, first, last
 from pipelines.rag.chunking.sections import groups_of
 from pipelines.rag.chunking.tokens import TokenMeasure
-from pipelines.rag.types import Chunk, ParsedDocument
+from pipelines.rag.types import DocumentChunk, ParsedDocument
 
 _VISIBLE = re.compile(r"\S")
 _EVEN_SHARE = 0.6
@@ -32,7 +32,7 @@ class ChunkOptions:
             )
 
 
-def chunk_document(document: ParsedDocument, token_starts: Sequence[int], options: ChunkOptions) -> list[Chunk]:
+def chunk_document(document: ParsedDocument, token_starts: Sequence[int], options: ChunkOptions) -> list[DocumentChunk]:
     """All of the document's text that is not white space, in order. Pure, and takes time linear in the text.
 
     `token_starts`: where each token of `document.text` begins, in characters, rising. What they leave out, as
@@ -42,11 +42,11 @@ def chunk_document(document: ParsedDocument, token_starts: Sequence[int], option
     text = document.text
     tokens = TokenMeasure(token_starts, len(text))
     cutter = _Cutter(text, tokens, Borders(document), options)
-    chunks: list[Chunk] = []
+    chunks: list[DocumentChunk] = []
     for group in groups_of(document, tokens, options.max_tokens):
         for start, end in cutter.pieces(group.start, group.body, group.end):
             heading = " > ".join(group.path(start, end))
-            chunks.append(Chunk(len(chunks), text[start:end], heading, start, end, tokens.count(start, end)))
+            chunks.append(DocumentChunk(len(chunks), text[start:end], heading, start, end, tokens.count(start, end)))
     return chunks
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from serving.request import Parameters
 
 PARAMETER = "cache_salt"
@@ -24,4 +24,4 @@ def derived_salt(tenant: str, collection_key: str) -> str:
 def salt_of(tenant: str, parameters: Parameters) -> str:
     """The one that the request names, else the derived one. The parameters' types are checked."""
     given = parameters.get(PARAMETER, "")
-    return str(given) or derived_salt(tenant, str(parameters.get(keys.PARAMETER, "")))
+    return str(given) or derived_salt(tenant, str(parameters.get(owner_keys.PARAMETER, "")))

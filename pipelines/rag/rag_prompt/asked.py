@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.asked import MAX_SALT_CHARS
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from pipelines.rag.prompts import history, salt
 from pipelines.rag.prompts.assembly import PromptStyle
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
@@ -84,7 +84,7 @@ def asked_of(request: InferRequest) -> Asked:
     """Raises SluiceError INVALID, naming the parameter. Those that are another step's are left alone."""
     parameters = request.parameters
     given = Settings(parameters)
-    for name, most_chars in ((salt.PARAMETER, MAX_SALT_CHARS), (keys.PARAMETER, keys.MAX_CHARS)):
+    for name, most_chars in ((salt.PARAMETER, MAX_SALT_CHARS), (owner_keys.PARAMETER, owner_keys.MAX_CHARS)):
         given.text(name, "", most_chars)
     size = next((name for name in _ANSWER_SIZES if name in parameters), None)
     return Asked(

@@ -10,7 +10,7 @@ from pipelines.rag.retrieval.fusion import fused, with_similarity
 from pipelines.rag.retrieval.matching import names, subjects
 from pipelines.rag.retrieval.mmr import diversified
 from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode, Vector
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode, Vector
 from sluice.errors import invalid
 
 MAX_TOP_K = 100
@@ -72,7 +72,7 @@ async def search(
     return cut(ranked, options)
 
 
-def rank(candidates: Candidates, query: SearchQuery, options: SearchOptions) -> list[Hit]:
+def rank(candidates: CandidateHits, query: SearchQuery, options: SearchOptions) -> list[Hit]:
     """One ranking of a store's two, without what is not similar enough. Pure."""
     match options.mode:
         case RetrievalMode.BM25:

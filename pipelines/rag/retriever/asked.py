@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from pipelines.rag.filters import Filter, parse_filter
 from pipelines.rag.library import DEFAULT_COLLECTION
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, SearchOptions
@@ -84,7 +84,7 @@ def asked_of(parameters: Parameters, settings: RetrieverSettings) -> Asked:
     return Asked(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,
-        key=given.text(keys.PARAMETER, "", keys.MAX_CHARS),
+        key=given.text(owner_keys.PARAMETER, "", owner_keys.MAX_CHARS),
         options=replace(
             usual,
             mode=given.choice("mode", usual.mode),

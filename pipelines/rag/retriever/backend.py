@@ -4,7 +4,7 @@ import asyncio
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.retrieval.pairs import PairTokenizer
 from pipelines.rag.retrieval.reranker import ModelReranker
 from pipelines.rag.retriever.asked import RetrieverSettings, settings_of
@@ -23,7 +23,7 @@ class RetrieverBackend(Backend):
 
     name = "retriever"
 
-    def __init__(self, library: Library | None = None) -> None:
+    def __init__(self, library: DocumentLibrary | None = None) -> None:
         """`library` holds the server's collections of documents; None: the server has none."""
         self._library = library
 

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag import keys
-from pipelines.rag.library import Library
+from pipelines.rag import owner_keys
+from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.retrieval.search import Reranker, SearchQuery
 from pipelines.rag.retriever.asked import Asked, RetrieverSettings, asked_of
-from pipelines.rag.types import Hit, RetrievalMode, Vector, source_of
+from pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
 from pipelines.text.sources import encoded
 from pipelines.text.text_rows import text_rows, text_tensor
 from serving.request import InferRequest
@@ -33,7 +33,7 @@ class RetrieverModel(TaskModel):
         self,
         config: ModelConfig,
         version: int,
-        library: Library,
+        library: DocumentLibrary,
         settings: RetrieverSettings,
         reranker: Reranker | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class RetrieverModel(TaskModel):
     async def _unknown_collection(self, asked: Asked) -> SluiceError:
         """With the names of those that the request could have meant."""
         found = await self._library.collections()
-        names = [each.spec.name for each in found if keys.opens(each.spec, asked.key)]
+        names = [each.spec.name for each in found if owner_keys.grants_access(each.spec, asked.key)]
         there_are = ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "")
         known = f"there are {there_are}" if names else "there is none yet: documents that are put make one"
         message = f"parameter 'collection': there is no collection '{asked.collection}'; {known}"
@@ -100,7 +100,7 @@ class RetrieverModel(TaskModel):
 
     def _tensors(self, found: Sequence[Sequence[Hit]]) -> list[Tensor]:
         texts = [[hit.text.encode() for hit in hits] for hits in found]
-        sources = [[encoded(source_of(hit)) for hit in hits] for hits in found]
+        sources = [[encoded(build_source(hit)) for hit in hits] for hits in found]
         return [
             text_tensor(CONTEXT, texts, is_batched=self._is_batched),
             text_tensor(SOURCES, sources, is_batched=self._is_batched),

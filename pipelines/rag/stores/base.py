@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     StoredDocument,
     Vectors,
@@ -53,7 +53,7 @@ class Store(ABC):
 
     @abstractmethod
     async def put_document(
-        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+        self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
         """Add the document, or put it in the place of the one of its id. `vectors`: a row for each chunk.
 
@@ -77,7 +77,7 @@ class Store(ABC):
         """The document without its text."""
 
     @abstractmethod
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         """Search. Raises INVALID where the vector's length is not the collection's.
 
         `query.text` is what a user typed: no operator in it means anything. Words are looked for in chunk, heading

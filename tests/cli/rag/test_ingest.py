@@ -19,7 +19,7 @@ from cli.rag import ingest, progress
 from cli.rag.retries import RetryPolicy
 from cli.rag.tally import Tally
 from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server

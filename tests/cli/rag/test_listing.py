@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cli import main
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
@@ -35,7 +35,7 @@ def no_encoder(name: str) -> TextEncoder:
 
 async def test_all_who_wait_hear_at_once_that_a_store_is_down() -> None:
     store = SilentStore()
-    library = Library(store, no_encoder, LibrarySettings())
+    library = DocumentLibrary(store, no_encoder, LibrarySettings())
     waiting = [asyncio.create_task(library.collections()) for _ in range(5)]
     await store.is_asked.wait()
     await asyncio.sleep(0)  # by now the others stand in line
@@ -59,7 +59,7 @@ async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_pat
             return await super().delete_document(collection, document_id)
 
     store = SlowStore(tmp_path / "rag.sqlite")
-    library = Library(store, no_encoder, LibrarySettings(num_parallel_puts=1, max_waiting=2))
+    library = DocumentLibrary(store, no_encoder, LibrarySettings(num_parallel_puts=1, max_waiting=2))
     await store.open()
     await store.create_collection(CollectionSpec("docs", "none", 4))
     first = asyncio.create_task(library.delete_document("docs", "a"))
@@ -76,7 +76,7 @@ async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_pat
 
 
 async def test_a_question_that_is_too_long_is_refused_before_any_work() -> None:
-    library = Library(SilentStore(), no_encoder, LibrarySettings())
+    library = DocumentLibrary(SilentStore(), no_encoder, LibrarySettings())
     question = "word " * MAX_QUESTION_CHARS
     with pytest.raises(SluiceError, match=f"question must be at most {MAX_QUESTION_CHARS} characters") as caught:
         await library.search("docs", SearchQuery(question, None), SearchOptions())

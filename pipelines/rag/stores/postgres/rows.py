@@ -10,15 +10,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from pipelines.rag.stores.postgres.terms import Terms, terms_of
-from pipelines.rag.types import (
-    Chunk,
-    DocumentFormat,
-    DocumentInfo,
-    Hit,
-    Metadata,
-    StoredDocument,
-    Vector,
-)
+from pipelines.rag.types import DocumentChunk, DocumentFormat, DocumentInfo, Hit, Metadata, StoredDocument, Vector
 
 INFO_COLUMNS = "id, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -80,13 +72,13 @@ def document_row(document: StoredDocument, num_chunks: int, num_terms: int) -> d
     }
 
 
-def chunk_rows(document: StoredDocument, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+def chunk_rows(document: StoredDocument, chunks: Sequence[DocumentChunk]) -> list[dict[str, Any]]:
     """One for each chunk, but for the document's key. What title, heading and text are found by stands apart."""
     title = terms_of(document.info.title)
     return [_chunk_row(chunk, title) for chunk in chunks]
 
 
-def _chunk_row(chunk: Chunk, title: Terms) -> dict[str, Any]:
+def _chunk_row(chunk: DocumentChunk, title: Terms) -> dict[str, Any]:
     heading, text = terms_of(chunk.heading), terms_of(chunk.text)
     return {
         "index": chunk.index,

@@ -22,7 +22,7 @@ from pipelines.rag.stores.postgres.connections import Session
 from pipelines.rag.stores.postgres.schema import MAX_INDEXED_DIM
 from pipelines.rag.stores.postgres.terms import query_terms
 from pipelines.rag.stores.postgres.trial import MAX_EF_SEARCH, IndexTrial
-from pipelines.rag.types import CandidateQuery, Candidates, Hit, Vector
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, Vector
 
 ChunkKey = tuple[int, int]
 """A document's key, and the chunk's index in it."""
@@ -117,17 +117,17 @@ def num_to_look_at(scope: Scope, limit: int, max_compared: int) -> int | None:
 
 async def candidates(
     session: Session, collection: CollectionRow, query: CandidateQuery, trial: IndexTrial, max_compared: int
-) -> Candidates:
+) -> CandidateHits:
     """Within the snapshot that the collection's row is of."""
     scope = await _scope(session, collection, query.filter)
     if scope.num_chunks == 0:
-        return Candidates()
+        return CandidateHits()
     num = num_to_look_at(scope, query.limit, max_compared)
     nearest = [] if query.vector is None else await _nearest(session, scope, query.vector, query.limit, num, trial)
     scores = {} if query.text is None else await _ranked(session, scope, query.text, query.limit)
     hits = await _hits(session, scope, query, {*nearest, *scores})
     by_text = [replace(hits[key], score=score) for key, score in scores.items()]
-    return Candidates([hits[key] for key in nearest], by_text)
+    return CandidateHits([hits[key] for key in nearest], by_text)
 
 
 async def _scope(session: Session, collection: CollectionRow, filter: Filter | None) -> Scope:

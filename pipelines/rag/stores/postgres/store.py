@@ -17,11 +17,11 @@ from pipelines.rag.stores.postgres.rows import storable
 from pipelines.rag.stores.postgres.searching import SearchTuning
 from pipelines.rag.stores.postgres.trial import IndexTrials
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     StoredDocument,
     Vectors,
@@ -78,7 +78,7 @@ class PostgresStore(Store):
     # --- documents
 
     async def put_document(
-        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+        self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
         chunk_rows = await asyncio.to_thread(rows.chunk_rows, document, chunks)
 
@@ -125,8 +125,8 @@ class PostgresStore(Store):
 
     # --- searching
 
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
-        async def work(session: Session) -> Candidates:
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
+        async def work(session: Session) -> CandidateHits:
             async with session.snapshot():
                 found = await catalog.find_to_search(session, collection)
                 _check_query(query, found.info.spec)

@@ -8,7 +8,7 @@ import orjson
 
 from pipelines.rag.stores.sqlite import chunk_ids, collections, conditions, segments, words
 from pipelines.rag.stores.sqlite.rows import Row, one_row, rows
-from pipelines.rag.types import Chunk, DocumentFormat, DocumentInfo, Metadata, StoredDocument, Vectors
+from pipelines.rag.types import DocumentChunk, DocumentFormat, DocumentInfo, Metadata, StoredDocument, Vectors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
@@ -31,7 +31,11 @@ def listed(connection: apsw.Connection, collection: str, after: str, limit: int)
 
 
 def put(
-    connection: apsw.Connection, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+    connection: apsw.Connection,
+    collection: str,
+    document: StoredDocument,
+    chunks: Sequence[DocumentChunk],
+    vectors: Vectors,
 ) -> None:
     number, dim = collections.id_and_dim(connection, collection)
     if vectors.shape != (len(chunks), dim):
@@ -102,7 +106,7 @@ def _insert_chunks(
     collection: int,
     document: int,
     title: str,
-    chunks: Sequence[Chunk],
+    chunks: Sequence[DocumentChunk],
     vectors: Vectors,
 ) -> None:
     first = chunk_ids.first_of(document)

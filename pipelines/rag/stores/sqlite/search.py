@@ -12,14 +12,14 @@ from pipelines.rag.stores.sqlite.chunk_ids import Ids
 from pipelines.rag.stores.sqlite.conditions import Sql, documents_where
 from pipelines.rag.stores.sqlite.rows import rows
 from pipelines.rag.stores.sqlite.segments import Place, Similarities
-from pipelines.rag.types import CandidateQuery, Candidates, Hit, Vector
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, Vector
 from sluice.errors import invalid
 
 _Ranking = Sequence[tuple[int, float]]
 """Chunks and their scores, best first."""
 
 
-def candidates(connection: apsw.Connection, collection: str, query: CandidateQuery) -> Candidates:
+def candidates(connection: apsw.Connection, collection: str, query: CandidateQuery) -> CandidateHits:
     number, dim = collections.id_and_dim(connection, collection)
     if query.vector is not None and query.vector.shape != (dim,):
         expected = f"[{dim}], the length of the vectors of collection '{collection}'"
@@ -52,12 +52,12 @@ def _with_hits(
     by_text: _Ranking,
     similarities: Similarities | None,
     dim: int | None,
-) -> Candidates:
+) -> CandidateHits:
     """`dim`, where hits carry their vectors, is their length."""
     found = list({chunk for chunk, _ in (*by_vector, *by_text)})
     cosines = similarities.of(found) if similarities else {}
     hits = dict(_hits(connection, found, cosines, dim))
-    return Candidates(_scored(by_vector, hits), _scored(by_text, hits))
+    return CandidateHits(_scored(by_vector, hits), _scored(by_text, hits))
 
 
 def _scored(ranking: _Ranking, hits: Mapping[int, Hit]) -> list[Hit]:

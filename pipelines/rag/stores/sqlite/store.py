@@ -8,11 +8,11 @@ from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.sqlite import collections, documents, search
 from pipelines.rag.stores.sqlite.connections import Connections, FileLimits
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     StoredDocument,
     Vectors,
@@ -56,7 +56,7 @@ class SqliteStore(Store):
         await self._connections.write(lambda connection: collections.delete(connection, name))
 
     async def put_document(
-        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+        self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
         await self._connections.write(
             lambda connection: documents.put(connection, collection, document, chunks, vectors)
@@ -74,5 +74,5 @@ class SqliteStore(Store):
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
         return await self._connections.read(lambda connection: documents.info_of(connection, collection, document_id))
 
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         return await self._connections.read(lambda connection: search.candidates(connection, collection, query))

@@ -21,7 +21,7 @@ from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
 from pipelines.text.model import TextModel
@@ -148,7 +148,7 @@ class RagServer:
 
     url: str
     service: InferenceService
-    library: Library
+    library: DocumentLibrary
     store: SwitchableStore
     pipeline: ScriptedPipeline
     loop: asyncio.AbstractEventLoop
@@ -184,7 +184,7 @@ class RagServer:
 async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
     metrics, store, pipeline = GatewayMetrics(), SwitchableStore(None), ScriptedPipeline()
     repository = empty_repository(metrics)
-    library = Library(store, WordEncoder, LibrarySettings())
+    library = DocumentLibrary(store, WordEncoder, LibrarySettings())
     heartbeat_s = config.shutdown.heartbeat_timeout_s
     service = InferenceService(repository, metrics, heartbeat_s, library=library)
     repository.add(ChatModel(pipeline))

@@ -10,7 +10,7 @@ import pytest
 
 from engine.types import FinishReason
 from gateway.options.config import HttpOptions, ServeConfig
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from pipelines.text.sources import Citation, Source
 from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError

@@ -17,9 +17,9 @@ from gateway.http.rag.json_uploads import Unreadable
 from gateway.http.rag.putting import Batch, put_all
 from gateway.http.rag.schemas import MAX_DOCUMENTS
 from gateway.options.config import HttpOptions, ServeConfig
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload, content_hash_of
+from pipelines.rag.upload import Upload, hash_content
 from sluice.errors import invalid
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
 
@@ -77,7 +77,7 @@ def test_clients_can_work_out_the_hash(rag: RagServer) -> None:
     more = Upload("more.txt", b"hello", TEXT, metadata={"a": 1})
     assert rag.documents("docs") == {
         "plain.txt": hashlib.sha256(b"hello").hexdigest(),
-        "more.txt": content_hash_of(more),
+        "more.txt": hash_content(more),
     }
 
 
@@ -275,7 +275,7 @@ def test_a_form_with_one_file(rag: RagServer) -> None:
     assert (taken["id"], taken["title"], taken["content_hash"]) == (
         "x",
         "T",
-        content_hash_of(Upload("x", large, TEXT, "T")),
+        hash_content(Upload("x", large, TEXT, "T")),
     )
 
 

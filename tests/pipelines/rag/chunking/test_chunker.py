@@ -7,12 +7,12 @@ import pytest
 
 from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents import markdown
-from pipelines.rag.types import Chunk, Heading, ParsedDocument
+from pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
 
 
-def chunks_of(source: str, max_tokens: int, overlap_tokens: int = 0) -> list[Chunk]:
+def chunks_of(source: str, max_tokens: int, overlap_tokens: int = 0) -> list[DocumentChunk]:
     """Of Markdown, each word a token."""
-    extract = markdown.read(source.encode())
+    extract = markdown.read_markdown(source.encode())
     headings = [Heading(*heading) for heading in extract.headings]
     document = ParsedDocument(extract.text, extract.title, headings, extract.breaks)
     starts = [match.start() for match in re.finditer(r"\S+", extract.text)]

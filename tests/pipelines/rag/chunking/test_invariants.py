@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
 from pipelines.rag.chunking.tokens import MAX_TOKEN_CHARS
-from pipelines.rag.types import Chunk, Heading, ParsedDocument
+from pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
 
 TEXTS = st.text(st.sampled_from("ab.! \n\t#é漢。\u200b\x1f"), max_size=400)
 WORDS = re.compile(r"\w{1,4}|[^\w\s]")
@@ -37,7 +37,7 @@ def options(draw: st.DrawFn) -> ChunkOptions:
     return ChunkOptions(max_tokens, draw(st.integers(0, max_tokens // 2)))
 
 
-def check(document: ParsedDocument, starts: list[int], chunks: list[Chunk], options: ChunkOptions) -> None:
+def check(document: ParsedDocument, starts: list[int], chunks: list[DocumentChunk], options: ChunkOptions) -> None:
     text = document.text
     covered: set[int] = set()
     for index, chunk in enumerate(chunks):

@@ -36,7 +36,7 @@ async def fault_of(content: bytes, format: DocumentFormat, limits: ParseLimits =
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "documents.worker" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "documents.sandbox_worker" in " ".join(child.cmdline())]
 
 
 async def until(condition: Callable[[], object]) -> None:

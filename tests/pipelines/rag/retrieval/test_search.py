@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery, search
 from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.retrieval.hits import hit, names, near, unit
 
@@ -17,12 +17,12 @@ class OneAnswer:
     """A store's `candidates`, which is all of it that a search asks."""
 
     def __init__(self, by_vector: Sequence[Hit] = (), by_text: Sequence[Hit] = ()) -> None:
-        self._candidates = Candidates(by_vector, by_text)
+        self._candidates = CandidateHits(by_vector, by_text)
         self.asked: list[CandidateQuery] = []
 
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         self.asked.append(query)
-        return Candidates(
+        return CandidateHits(
             self._candidates.by_vector if query.vector is not None else (),
             self._candidates.by_text if query.text is not None else (),
         )

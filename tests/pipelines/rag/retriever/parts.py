@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.retriever.backend import RetrieverBackend
 from pipelines.rag.retriever.model import RetrieverModel
 from pipelines.rag.stores.base import Store
@@ -46,8 +46,8 @@ class Directions:
         return np.asarray(np.eye(DIM, dtype=np.float32)[ord(text[0].lower()) % DIM], np.float32)
 
 
-def library_of(store: Store) -> Library:
-    return Library(store, lambda name: cast(TextEncoder, Directions()), LibrarySettings())
+def library_of(store: Store) -> DocumentLibrary:
+    return DocumentLibrary(store, lambda name: cast(TextEncoder, Directions()), LibrarySettings())
 
 
 def source_of(folder: Path, text: str = "", config: str = CONFIG) -> ModelSource:
@@ -64,7 +64,7 @@ def context(lookup: Lookup | None = None) -> BackendContext:
 
 
 async def load(
-    folder: Path, library: Library | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
+    folder: Path, library: DocumentLibrary | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
 ) -> RetrieverModel:
     backend, found = RetrieverBackend(library), context(lookup)
     complete = await backend.complete(source_of(folder, text, config), found)
@@ -73,7 +73,7 @@ async def load(
 
 @asynccontextmanager
 async def loaded(
-    folder: Path, library: Library | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
+    folder: Path, library: DocumentLibrary | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
 ) -> AsyncIterator[RetrieverModel]:
     model = await load(folder, library, text, lookup=lookup, config=config)
     try:

@@ -7,10 +7,10 @@ import numpy as np
 from pipelines.rag.filters import Condition, Filter, Operator, Scalar
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionSpec,
+    DocumentChunk,
     DocumentFormat,
     DocumentInfo,
     Hit,
@@ -42,13 +42,13 @@ def document_of(
     heading: str = "",
     metadata: Metadata | None = None,
     content_hash: str = "0" * 64,
-) -> tuple[StoredDocument, list[Chunk]]:
+) -> tuple[StoredDocument, list[DocumentChunk]]:
     """A document whose chunks are `passages`, one to a line."""
     text = "\n".join(passages)
-    chunks: list[Chunk] = []
+    chunks: list[DocumentChunk] = []
     start = 0
     for index, passage in enumerate(passages):
-        chunks.append(Chunk(index, passage, heading, start, start + len(passage), len(passage.split())))
+        chunks.append(DocumentChunk(index, passage, heading, start, start + len(passage), len(passage.split())))
         start += len(passage) + 1
     info = DocumentInfo(
         id=document_id,
@@ -98,7 +98,7 @@ async def nearest(
 async def matching(
     store: Store, text: str, *, limit: int = 10, filter: Filter | None = None, collection: str = "docs"
 ) -> Sequence[Hit]:
-    found: Candidates = await store.candidates(collection, CandidateQuery(None, text, limit, filter))
+    found: CandidateHits = await store.candidates(collection, CandidateQuery(None, text, limit, filter))
     assert not found.by_vector
     return found.by_text
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.rag.filters import Condition, Filter, Operator
 from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, Candidates, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
+from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
 from tests.pipelines.rag.stores.corpus import DIM, document_of, unit_vector, unit_vectors
 from tests.pipelines.rag.stores.model import fulfils
 
@@ -89,7 +89,7 @@ async def _delete(store: Store, collection: str, shelf: Shelf, step: Delete) -> 
 async def _search(store: Store, collection: str, shelf: Shelf, step: Search) -> None:
     query = unit_vector(step.seed)
     asked = CandidateQuery(query, " ".join(step.words), step.limit, step.filter)
-    found: Candidates = await store.candidates(collection, asked)
+    found: CandidateHits = await store.candidates(collection, asked)
     among = shelf.among(step.filter)
     _check_by_vector(found.by_vector, among, query, step.limit)
     _check_by_text(found.by_text, among, set(step.words), step.limit)

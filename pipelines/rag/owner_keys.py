@@ -1,4 +1,4 @@
-"""Owner keys of collections: who may read and change one that has any."""
+"""Owner keys of collections: a collection that has any can be read and changed only with one of them."""
 
 import hashlib
 import hmac
@@ -7,36 +7,35 @@ from pipelines.rag.types import CollectionSpec
 from sluice.errors import ErrorCode, SluiceError
 
 HEADER = "x-sluice-collection-key"
-"""The HTTP header that carries a key. As a request parameter it is called `collection_key`."""
+"""The HTTP header that carries a key."""
 PARAMETER = "collection_key"
-
-
+"""The request parameter that carries a key in the v2 protocol."""
 MAX_CHARS = 256
 
 
-def check_new(key: str) -> None:
-    """Raises SluiceError INVALID for a key that not every protocol could carry: its owner would be locked out there."""
+def check_new_key(key: str) -> None:
+    """Check a new owner key. Raises SluiceError INVALID for one that some protocol could not carry."""
     if len(key) > MAX_CHARS or not key.isascii() or not key.isprintable():
         message = f"an owner key must be at most {MAX_CHARS} printable ASCII characters ({HEADER})"
         raise SluiceError(ErrorCode.INVALID, message, param=PARAMETER)
 
 
-def hash_of(key: str) -> str:
-    """What a store keeps of a key. Keys are made by machines and long, so one round is enough."""
+def hash_key(key: str) -> str:
+    """Return the hash that stores keep instead of the key. Keys are long and random: one round of SHA-256 is enough."""
     return hashlib.sha256(b"sluice collection key\0" + key.encode()).hexdigest()
 
 
-def opens(spec: CollectionSpec, key: str) -> bool:
-    """Whether `key`, "" for none, opens the collection. Takes as long for a wrong one as for the right one."""
+def grants_access(spec: CollectionSpec, key: str) -> bool:
+    """Whether `key`, "" for none, grants access to the collection. Takes constant time."""
     if not spec.key_hashes:
         return True
-    given = hash_of(key)
+    given = hash_key(key)
     return bool(sum(hmac.compare_digest(given, each) for each in spec.key_hashes))
 
 
-def check(spec: CollectionSpec, key: str) -> None:
-    """Raises SluiceError FORBIDDEN, which never repeats the key."""
-    if opens(spec, key):
+def check_access(spec: CollectionSpec, key: str) -> None:
+    """Check that `key` grants access to the collection. Raises SluiceError FORBIDDEN, which never repeats the key."""
+    if grants_access(spec, key):
         return
     fault = f"the {HEADER} given is not one of its keys" if key else f"send its key in the header {HEADER}"
     message = f"collection '{spec.name}' has an owner: {fault} (request parameter {PARAMETER} in the v2 protocol)"

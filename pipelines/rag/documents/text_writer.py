@@ -1,13 +1,13 @@
-"""Writes text with structure, in the form that language models know best: light Markdown."""
+"""Writes structured text as light Markdown, the form that language models know best."""
 
-from pipelines.rag.documents.extract import Extract, as_label
+from pipelines.rag.documents.extract import Extract, format_label
 
 LINE, BLOCK = "\n", "\n\n"
 _GAPS = ("", " ", LINE, BLOCK)
 
 
 class TextWriter:
-    """Collects text; between two pieces stands the widest gap that was asked for, and none at the start or the end."""
+    """Collects pieces of text. The widest requested gap separates two pieces; none stands at the start or the end."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -20,16 +20,16 @@ class TextWriter:
         self._heading: tuple[int, int] | None = None
 
     def separate(self, gap: str, *, is_break: bool = False) -> None:
-        """At least `gap` before the next text; `is_break`: a chunk may end here."""
+        """Put at least `gap` before the next text. With `is_break`, a chunk may end here."""
         self._gap = max(self._gap, gap, key=_GAPS.index)
         self._is_break |= is_break
 
     def prefix(self, mark: str) -> None:
-        """`mark` right before the next text, if any comes: in the place of a mark that no text has followed."""
+        """Put `mark` right before the next text. It replaces a mark that no text has followed."""
         self._prefix = mark
 
     def inline(self, text: str) -> None:
-        """Text in which white space means no more than a space."""
+        """Write text in which any white space means one space."""
         words = " ".join(text.split())
         if text[:1].isspace():
             self.separate(" ")
@@ -39,7 +39,7 @@ class TextWriter:
                 self.separate(" ")
 
     def verbatim(self, text: str) -> None:
-        """A piece of code, fenced."""
+        """Write a fenced code block."""
         text = text.strip("\n")
         if not text or text.isspace():
             return
@@ -64,17 +64,17 @@ class TextWriter:
         first, level = self._heading
         self._heading = None
         text = "".join(self._parts[first:])
-        label = as_label(text.strip().lstrip("#"))
+        label = format_label(text.strip().lstrip("#"))
         if label:
             start = self._length - len(text.lstrip())
             self._headings.append((start, level, label))
 
     def extract(self, title: str) -> Extract:
-        """All of it. The title is `title`, else the only heading of level 1."""
-        of_level_1 = [text for _, level, text in self._headings if level == 1]
-        if len(of_level_1) == 1:
-            title = of_level_1[0]
-        return Extract("".join(self._parts), as_label(title), self._headings, self._breaks)
+        """Return all that was written. The title is the only heading of level 1, else `title`."""
+        top_headings = [text for _, level, text in self._headings if level == 1]
+        if len(top_headings) == 1:
+            title = top_headings[0]
+        return Extract("".join(self._parts), format_label(title), self._headings, self._breaks)
 
     def _write(self, text: str) -> None:
         gap = self._gap if self._parts else ""
