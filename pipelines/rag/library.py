@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pipelines.rag import owner_keys
-from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
+from pipelines.rag.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search

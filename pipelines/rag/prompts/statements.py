@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipelines.rag.retrieval.matching import subjects
+from pipelines.rag.retrieval.question_words import subject_words
 
 _HEADING = re.compile(r"\s*#{1,6}\s+")
 _ITEM = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s+")
@@ -128,7 +128,7 @@ def share_named(question: str, text: str) -> float:
 
 
 def _asked(question: str) -> frozenset[str]:
-    return _stems(" ".join(subjects(question)) or question)
+    return _stems(" ".join(subject_words(question)) or question)
 
 
 def _stems(text: str) -> frozenset[str]:

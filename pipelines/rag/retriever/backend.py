@@ -5,8 +5,7 @@ import asyncio
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retrieval.pairs import PairTokenizer
-from pipelines.rag.retrieval.reranker import ModelReranker
+from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
 from pipelines.rag.retriever.asked import RetrieverSettings, settings_of
 from pipelines.rag.retriever.model import CONTEXT, QUERY, QUERY_EMBEDDINGS, SOURCES, RetrieverModel
 from serving.backend import Backend, BackendContext

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
+from pipelines.rag.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents import markdown
 from pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
-from pipelines.rag.chunking.tokens import MAX_TOKEN_CHARS
+from pipelines.rag.chunker import MAX_TOKEN_CHARS, ChunkOptions, chunk_document
 from pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
 
 TEXTS = st.text(st.sampled_from("ab.! \n\t#é漢。\u200b\x1f"), max_size=400)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.rag.retrieval.mmr import diversified
+from pipelines.rag.retrieval.diversity import diversify
 from pipelines.rag.types import Hit
 from tests.pipelines.rag.retrieval.hits import hit, names
 
@@ -25,26 +25,26 @@ def rankings(draw: st.DrawFn) -> list[Hit]:
 
 @given(rankings(), st.integers(0, 10), TRADE_OFFS)
 def test_gives_as_many_as_asked_and_each_once(hits: list[Hit], limit: int, trade_off: float) -> None:
-    found = diversified(hits, limit, trade_off)
+    found = diversify(hits, limit, trade_off)
     assert len(found) == min(limit, len(hits))
     assert len({each.key for each in found}) == len(found)
 
 
 @given(rankings(), st.integers(1, 10))
 def test_relevance_alone_keeps_the_ranking(hits: list[Hit], limit: int) -> None:
-    assert names(diversified(hits, limit, 1.0)) == names(hits[:limit])
+    assert names(diversify(hits, limit, 1.0)) == names(hits[:limit])
 
 
 @given(rankings(), TRADE_OFFS)
 def test_the_best_comes_first(hits: list[Hit], trade_off: float) -> None:
     if hits:
-        assert diversified(hits, 1, trade_off) == hits[:1]
+        assert diversify(hits, 1, trade_off) == hits[:1]
 
 
 @given(rankings(), st.integers(1, 3))
 def test_diversity_alone_takes_every_direction_before_it_repeats_one(hits: list[Hit], limit: int) -> None:
     directions = {tuple(each.vector.tolist()) for each in hits if each.vector is not None}
-    found = diversified(hits, limit, 0.0)
+    found = diversify(hits, limit, 0.0)
     taken = [tuple(each.vector.tolist()) for each in found if each.vector is not None]
     assert len(set(taken)) == min(limit, len(directions))
 
@@ -53,15 +53,15 @@ def test_the_scale_of_scores_means_nothing() -> None:
     hits = [hit("a", 3.0, vector=[1, 0]), hit("again", 2.5, vector=[1, 0.2]), hit("new", 1.0, vector=[0, 1])]
     small = [replace(each, score=each.score / 1000 - 7) for each in hits]
     for trade_off in (0.2, 0.5, 0.8):
-        assert names(diversified(hits, 3, trade_off)) == names(diversified(small, 3, trade_off))
+        assert names(diversify(hits, 3, trade_off)) == names(diversify(small, 3, trade_off))
 
 
 def test_a_repetition_gives_way_to_something_new() -> None:
     hits = [hit("a", 1.0, vector=[1, 0]), hit("again", 0.9, vector=[1, 0.01]), hit("new", 0.5, vector=[0, 1])]
-    assert names(diversified(hits, 2, 0.5)) == ["a", "new"]
-    assert names(diversified(hits, 3, 0.5)) == ["a", "new", "again"]
+    assert names(diversify(hits, 2, 0.5)) == ["a", "new"]
+    assert names(diversify(hits, 3, 0.5)) == ["a", "new", "again"]
 
 
 def test_a_chunk_without_a_vector_is_like_no_other() -> None:
     hits = [hit("a", 1.0, vector=[1, 0]), hit("again", 0.9, vector=[1, 0]), hit("unknown", 0.5)]
-    assert names(diversified(hits, 2, 0.5)) == ["a", "unknown"]
+    assert names(diversify(hits, 2, 0.5)) == ["a", "unknown"]

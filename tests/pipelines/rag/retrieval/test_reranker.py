@@ -7,8 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pipelines.rag.retrieval.pairs import PairTokenizer
-from pipelines.rag.retrieval.reranker import ModelReranker
+from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime import parts as onnx_parts

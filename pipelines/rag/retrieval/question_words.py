@@ -1,4 +1,4 @@
-"""Whether a chunk has the words that a question is about, however unlike the two are as a whole."""
+"""The words that a question is about, and whether a chunk mentions them, however dissimilar their vectors are."""
 
 import re
 
@@ -14,16 +14,16 @@ _COMMON = frozenset(
         "whom whose why will with would you your"
     )
 )
-"""Words that say nothing of what an English question is about; nearly every text has some of them."""
+"""English words that do not tell what a question is about; nearly every text has some of them."""
 
 
-def subjects(question: str) -> frozenset[str]:
-    """The words of the question that say what it is about, names like `max_num_seqs` as a whole."""
+def subject_words(question: str) -> frozenset[str]:
+    """Return the words that tell what the question is about. Names like `max_num_seqs` stay whole."""
     return frozenset(_WORD.findall(question.casefold())) - _COMMON
 
 
-def names(hit: Hit, words: frozenset[str]) -> bool:
-    """Whether chunk, heading and title have at least half of the `words`: one of several may be there by chance."""
+def mentions_subject(hit: Hit, words: frozenset[str]) -> bool:
+    """Whether chunk, heading and title contain at least half of `words`. One of several may be there by chance."""
     if not words:
         return False
     found = words.intersection(_WORD.findall(f"{hit.title} {hit.heading} {hit.text}".casefold()))
