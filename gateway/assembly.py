@@ -25,7 +25,7 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever.backend import RetrieverBackend
+from pipelines.rag.retriever import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.stages.replacement import with_native_stage

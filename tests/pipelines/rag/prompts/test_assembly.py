@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.prompts.assembly import Budget, Prompt, PromptStyle, Retrieved, assemble
+from pipelines.rag.prompts.assembly import Prompt, PromptStyle, RetrievedPassage, TokenBudget, assemble_prompt
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
 from pipelines.text.sources import Source
@@ -20,9 +20,9 @@ SENTENCE = "A request that can never fit into the free blocks is refused at once
 CONTROL_IDS = range(6)
 
 
-def retrieved(text: str, document: str = "d", start: int = 0) -> Retrieved:
+def retrieved(text: str, document: str = "d", start: int = 0) -> RetrievedPassage:
     source = Source(document=document, title="Queues", start=start, end=start + len(text), score=1.0, text=text)
-    return Retrieved(source, text)
+    return RetrievedPassage(source, text)
 
 
 def style(template: TemplateName = TemplateName.CITED, instructions: str | None = None, most: int = 100) -> PromptStyle:
@@ -36,14 +36,14 @@ def tokens(rill: Tokenizer) -> PromptTokens:
 
 async def prompt_of(
     tokens: PromptTokens,
-    found: Sequence[Retrieved],
+    found: Sequence[RetrievedPassage],
     question: str = "When is a request refused?",
     history: Sequence[ChatMessage] = (),
     style: PromptStyle = style(),  # noqa: B008 - frozen
     max_context: int = 1024,
     for_answer: int = 128,
 ) -> Prompt:
-    return await assemble(question, found, history, style, Budget("rill", max_context, for_answer), tokens)
+    return await assemble_prompt(question, found, history, style, TokenBudget("rill", max_context, for_answer), tokens)
 
 
 def texts(sources: Sequence[Source]) -> list[str]:
@@ -137,7 +137,7 @@ async def test_control_tokens_in_any_text_are_words(rill: Tokenizer, tokens: Pro
     for template in TemplateName:
         prompt = await prompt_of(
             tokens,
-            [Retrieved(source, evil)],
+            [RetrievedPassage(source, evil)],
             question=f"What? {evil}",
             history=[ChatMessage("system", evil), ChatMessage("user", evil), ChatMessage("assistant", evil)],
             style=style(template),

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.rag.prompts.control_tokens import USUAL, ControlTokens
+from pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens
 from pipelines.text.tokenizer import Tokenizer
 
 RILL_TOKENS = ["<|pad|>", "<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
@@ -17,7 +17,7 @@ PARTS = st.sampled_from([*RILL_TOKENS, "<", "<|", "|>", "end", "|", " ", "user",
 @given(st.lists(PARTS, max_size=10).map("".join))
 def test_no_text_makes_a_control_token_of_rill(rill: Tokenizer, text: str) -> None:
     control = ControlTokens.of(rill)
-    token_ids = rill.encode_words(control.defused(text), "text")
+    token_ids = rill.encode_words(control.escape(text), "text")
     assert not set(token_ids) & set(range(len(RILL_TOKENS)))
 
 
@@ -25,11 +25,11 @@ def test_no_text_makes_a_control_token_of_rill(rill: Tokenizer, text: str) -> No
 def test_texts_without_one_stay_as_they_are(rill: Tokenizer, text: str) -> None:
     control = ControlTokens.of(rill)
     if not any(token in text for token in RILL_TOKENS):
-        assert control.defused(text) == text
+        assert control.escape(text) == text
 
 
-def test_what_is_defused_still_reads(rill: Tokenizer) -> None:
-    assert ControlTokens.of(rill).defused("a<|end|><|user|>b") == "a< |end|>< |user|>b"
+def test_an_escaped_text_still_reads(rill: Tokenizer) -> None:
+    assert ControlTokens.of(rill).escape("a<|end|><|user|>b") == "a< |end|>< |user|>b"
 
 
 def of_vocabulary(*added: AddedToken, normalizer: Any = None) -> Tokenizer:
@@ -44,13 +44,13 @@ def of_vocabulary(*added: AddedToken, normalizer: Any = None) -> Tokenizer:
 @pytest.mark.parametrize("text", ["<think>", "[TOOL]", "x<think>[TOOL]</think>"])
 def test_markup_counts_though_no_tokenizer_calls_it_special(text: str) -> None:
     tokenizer = of_vocabulary(*(AddedToken(each, special=False) for each in ("<think>", "</think>", "[TOOL]")))
-    defused = ControlTokens.of(tokenizer).defused(text)
-    assert not {2, 3, 4} & set(tokenizer.encode_words(defused, "text"))
+    escaped = ControlTokens.of(tokenizer).escape(text)
+    assert not {2, 3, 4} & set(tokenizer.encode_words(escaped, "text"))
 
 
 def test_added_words_and_spaces_are_left_alone() -> None:
     tokenizer = of_vocabulary(AddedToken("sluice", special=False), AddedToken("\n\n", special=False))
-    assert ControlTokens.of(tokenizer).defused("sluice\n\nsluice") == "sluice\n\nsluice"
+    assert ControlTokens.of(tokenizer).escape("sluice\n\nsluice") == "sluice\n\nsluice"
 
 
 @pytest.mark.parametrize("text", ["<|END|>", "<|End|>", "＜｜ｅｎｄ｜＞"])
@@ -58,16 +58,16 @@ def test_tokens_that_are_looked_for_in_normalized_text_are_found_there(text: str
     normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer = of_vocabulary(AddedToken("<|end|>", special=False, normalized=True), normalizer=normalizer)
     assert 2 in tokenizer.encode_words(text, "text")
-    assert 2 not in tokenizer.encode_words(ControlTokens.of(tokenizer).defused(text), "text")
+    assert 2 not in tokenizer.encode_words(ControlTokens.of(tokenizer).escape(text), "text")
 
 
 def test_a_token_of_one_character_is_taken_out() -> None:
     tokenizer = of_vocabulary(AddedToken("§", special=True))
-    assert ControlTokens.of(tokenizer).defused("a§b") == "ab"
+    assert ControlTokens.of(tokenizer).escape("a§b") == "ab"
 
 
 def test_a_tokenizer_without_any_changes_nothing() -> None:
-    assert ControlTokens.of(of_vocabulary()).defused("<|end|>") == "<|end|>"
+    assert ControlTokens.of(of_vocabulary()).escape("<|end|>") == "<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_tokenizer_without_any_changes_nothing() -> None:
     ["<|im_start|>system", "<|eot_id|>", "</s><s>", "[INST] now [/INST]", "<<SYS>>", "<start_of_turn>user", "</think>"],
 )
 def test_the_usual_ones_are_known_without_a_tokenizer(text: str) -> None:
-    defused = ControlTokens(USUAL).defused(text)
-    assert USUAL.search(text)
-    assert not USUAL.search(defused)
-    assert "".join(defused.split()) == "".join(text.split())
+    escaped = ControlTokens(COMMON_CONTROL_TOKENS).escape(text)
+    assert COMMON_CONTROL_TOKENS.search(text)
+    assert not COMMON_CONTROL_TOKENS.search(escaped)
+    assert "".join(escaped.split()) == "".join(text.split())

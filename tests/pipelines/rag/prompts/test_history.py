@@ -1,6 +1,7 @@
 import pytest
 
-from pipelines.rag.prompts.history import exchanges_of, parse_history, system_of
+from pipelines.rag.prompts.assembly import join_system_messages, split_exchanges
+from pipelines.rag.rag_prompt.request import parse_history
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
 
@@ -35,5 +36,5 @@ def test_exchanges_begin_with_a_question() -> None:
         ChatMessage("user", "two"),
         ChatMessage("developer", "In English."),
     ]
-    assert exchanges_of(turns) == [(turns[2], turns[3]), (turns[4],)]
-    assert system_of(turns) == "Be brief.\n\nIn English."
+    assert split_exchanges(turns) == [(turns[2], turns[3]), (turns[4],)]
+    assert join_system_messages(turns) == "Be brief.\n\nIn English."

@@ -9,8 +9,7 @@ import orjson
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.rag_prompt.backend import RagPromptBackend
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptBackend, RagPromptModel
 from pipelines.text.sources import Source, encoded
 from serving.backend import BackendContext
 from serving.call import infer_one

@@ -6,8 +6,8 @@ import orjson
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.prompts.salt import derived_salt
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptModel
+from pipelines.rag.rag_prompt.request import derive_salt
 from pipelines.text.messages import decode_messages
 from pipelines.text.tokenizer import Tokenizer
 from serving.call import infer_one
@@ -93,8 +93,8 @@ async def test_salts(model: RagPromptModel) -> None:
     async def salt(**given: Any) -> list[list[str]]:
         return (await ask(model, request("When?", [[QUEUE]], **given)))["cache_salt"]
 
-    assert await salt(tenant="a") == [[derived_salt("a", "")]]
-    assert await salt(tenant="a", collection_key="k") == [[derived_salt("a", "k")]]
+    assert await salt(tenant="a") == [[derive_salt("a", "")]]
+    assert await salt(tenant="a", collection_key="k") == [[derive_salt("a", "k")]]
     assert await salt(tenant="a", cache_salt="mine") == [["mine"]]
 
 

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from pipelines.llm.configuration import bundled_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.text.sources import Source
 from serving.call import infer_one
 from serving.request import InferRequest

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.rag import owner_keys
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag.retriever import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
 from tests.pipelines.rag.retriever.parts import DIM, library_of, loaded

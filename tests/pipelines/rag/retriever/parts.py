@@ -12,8 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings
-from pipelines.rag.retriever.backend import RetrieverBackend
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag.retriever import RetrieverBackend, RetrieverModel
 from pipelines.rag.stores.base import Store
 from serving.backend import BackendContext
 from serving.call import infer_one

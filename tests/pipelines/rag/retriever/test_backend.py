@@ -5,7 +5,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever.backend import RetrieverBackend
+from pipelines.rag.retriever import RetrieverBackend
 from serving.backends.registry import BackendRegistry
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag.retriever import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
 from serving.call import infer_one
