@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.rag.filters import Operator
-from pipelines.rag.stores.sqlite import schema, segments, words
+from pipelines.rag.stores.sqlite import schema, segments, word_index
 from pipelines.rag.stores.sqlite.connections import FileLimits
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
@@ -130,7 +130,7 @@ async def test_in_a_large_collection_words_of_every_chunk_take_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless a question has no others."""
-    monkeypatch.setattr(words, "_MANY_CHUNKS", 8)
+    monkeypatch.setattr(word_index, "_MANY_CHUNKS", 8)
     async with opened(tmp_path / "rag.sqlite") as store:
         await store.create_collection(SPEC)
         for index in range(9):
