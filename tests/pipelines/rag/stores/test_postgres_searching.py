@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from pipelines.rag.filters import Operator
-from pipelines.rag.stores.postgres.catalog import CollectionRow
-from pipelines.rag.stores.postgres.searching import Scope, SearchTuning, num_to_look_at
+from pipelines.rag.stores.postgres.documents import CollectionRow
+from pipelines.rag.stores.postgres.search import SearchScope, SearchTuning, index_search_width
 from pipelines.rag.stores.postgres.store import PostgresStore
 from pipelines.rag.types import CollectionInfo, CollectionSpec, Vector, Vectors
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vectors, where
@@ -150,13 +150,13 @@ async def test_words_are_found_with_and_without_a_filter_among_many(indexed: Ind
 def test_how_many_the_index_looks_at(num_chunks: int, num_all: int, limit: int, expected: int | None) -> None:
     row = CollectionRow(1, 10, CollectionInfo(CollectionSpec("docs", "encoder", 384), 1, num_all, 0.0))
     is_filtered = num_chunks < num_all
-    scope = Scope(row, num_chunks, ("true", []) if is_filtered else None)
-    assert num_to_look_at(scope, limit, TUNING.max_compared) == expected
+    scope = SearchScope(row, num_chunks, ("true", []) if is_filtered else None)
+    assert index_search_width(scope, limit, TUNING.max_compared) == expected
 
 
 def test_vectors_too_long_for_the_index_are_compared() -> None:
     row = CollectionRow(1, 10, CollectionInfo(CollectionSpec("docs", "encoder", 2001), 1, 10_000, 0.0))
-    assert num_to_look_at(Scope(row, 10_000, None), 10, TUNING.max_compared) is None
+    assert index_search_width(SearchScope(row, 10_000, None), 10, TUNING.max_compared) is None
 
 
 async def test_an_index_that_finds_too_few_is_not_believed(filled: str) -> None:

@@ -1,6 +1,6 @@
 """When an index is believed."""
 
-from pipelines.rag.stores.postgres.trial import IndexTrial, IndexTrials
+from pipelines.rag.stores.postgres.index_trial import IndexTrial, IndexTrials
 from pipelines.rag.types import CollectionInfo, CollectionSpec
 
 RIGHT = range(10)
@@ -56,9 +56,9 @@ def test_a_collection_that_has_grown_is_tried_again() -> None:
     def info(num_chunks: int) -> CollectionInfo:
         return CollectionInfo(CollectionSpec("docs", "encoder", 384), 1, num_chunks, 0.0)
 
-    first = trials.of(1, info(20_000))
-    assert trials.of(1, info(40_000)) is first
-    assert trials.of(2, info(20_000)) is not first
-    again = trials.of(1, info(40_001))
+    first = trials.find(1, info(20_000))
+    assert trials.find(1, info(40_000)) is first
+    assert trials.find(2, info(20_000)) is not first
+    again = trials.find(1, info(40_001))
     assert again is not first
-    assert trials.of(1, info(10_000)) is again
+    assert trials.find(1, info(10_000)) is again
