@@ -156,7 +156,7 @@ class PostgresSession:
             timer.cancel()
 
 
-class ConnectionPool:
+class PostgresPool:
     """Holds at most `limits.max_connections` connections. Used on the event loop's thread only."""
 
     def __init__(self, address: PostgresAddress, limits: ConnectionLimits) -> None:

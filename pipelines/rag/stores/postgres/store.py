@@ -15,7 +15,7 @@ from pipelines.rag.stores.postgres.connections import (
     GONE_ERRORS,
     LOST_RACE_ERRORS,
     ConnectionLimits,
-    ConnectionPool,
+    PostgresPool,
     PostgresSession,
     format_reason,
     parse_address,
@@ -54,7 +54,7 @@ class PostgresStore(Store):
         self._limits = limits or ConnectionLimits()
         self._tuning = tuning or SearchTuning()
         self._trials = IndexTrials(self._tuning.min_ef_search)
-        self._pool = ConnectionPool(self._address, self._limits)
+        self._pool = PostgresPool(self._address, self._limits)
         self._preparing = asyncio.Lock()
         self._is_prepared = False
         self._last_failure = _Failure(-math.inf, "")

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.rag.json_uploads import Unreadable
-from gateway.http.rag.putting import Batch, put_all
+from gateway.http.rag.documents import UploadBatch, put_all
 from gateway.http.rag.schemas import MAX_DOCUMENTS
+from gateway.http.rag.uploads import UnreadableUpload
 from gateway.options.config import HttpOptions, ServeConfig
 from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat
@@ -296,8 +296,8 @@ def test_more_documents_than_a_request_may_bring(rag: RagServer) -> None:
 
 async def test_bad_lines_do_not_hold_the_event_loop(rag: RagServer) -> None:
     """Other requests have their turn between them."""
-    uploads = iter([Unreadable(f"line {number}", invalid("content", "bad")) for number in range(100)])
-    batch = Batch(rag.library, "docs", "", False, "r")
+    uploads = iter([UnreadableUpload(f"line {number}", invalid("content", "bad")) for number in range(100)])
+    batch = UploadBatch(rag.library, "docs", "", False, "r")
     putting = asyncio.create_task(put_all(batch, uploads))
     for _ in range(10):
         await asyncio.sleep(0)

@@ -1,14 +1,12 @@
-"""`POST /v1/rag/{collection}/query` and `/search`."""
+"""The handlers of `POST /v1/rag/{collection}/query` and `/search`."""
 
 from contextlib import aclosing
 
 from fastapi import Request, Response
 
 from gateway.http.disconnect import run_while_connected
-from gateway.http.rag.answer import AnswerHead, Events, answer_frames, whole_answer
-from gateway.http.rag.exchange import collection_key, json_response, parsed_body
-from gateway.http.rag.frames import error_frame
-from gateway.http.rag.objects import list_object
+from gateway.http.rag.answers import AnswerHead, Events, collect_answer, encode_error, stream_answer
+from gateway.http.rag.bodies import collection_key, format_list, json_response, parse_body
 from gateway.http.rag.schemas import QueryRequest, SearchRequest
 from gateway.http.request_id import request_id_of
 from gateway.http.retrieval import step_parameters
@@ -27,7 +25,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 DEFAULT_PIPELINE = "rag_pipeline"
 _PROTOCOL = "rag"
-"""The label of answers in the metrics."""
+"""The label of answers in metrics."""
 _SAMPLING = {
     "max_tokens",
     "temperature",
@@ -40,8 +38,8 @@ _SAMPLING = {
 }
 
 
-class AskingRoutes:
-    """The handlers of questions over one service and its library."""
+class QueryRoutes:
+    """The handlers of queries and searches over one service and its library."""
 
     def __init__(self, service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> None:
         self._service = service
@@ -50,33 +48,33 @@ class AskingRoutes:
         self._defaults = config.requests
 
     async def search(self, request: Request, collection: str) -> Response:
-        """The chunks that may answer a question, best first."""
-        fields, headers = await parsed_body(request, SearchRequest, self._options)
+        """Find the chunks that may answer a question, best first."""
+        fields, headers = await parse_body(request, SearchRequest, self._options)
         query = SearchQuery(fields.question, None, parse_filter(fields.filter))
-        search = self._library.search(collection, query, search_options(fields), key=collection_key(request))
+        search = self._library.search(collection, query, build_search_options(fields), key=collection_key(request))
         hits = await run_while_connected(request.receive, search)
-        return json_response(list_object(as_objects([build_source(hit) for hit in hits])), headers=headers)
+        return json_response(format_list(as_objects([build_source(hit) for hit in hits])), headers=headers)
 
     async def query(self, request: Request, collection: str) -> Response:
         """Answer a question from a collection's documents.
 
         Streamed as server-sent events: `sources`, a `token` for each piece of text, `citations`, `usage`, then [DONE].
         """
-        fields, headers = await parsed_body(request, QueryRequest, self._options)
+        fields, headers = await parse_body(request, QueryRequest, self._options)
         scheduling = scheduling_of(request.headers, self._defaults)
-        model = pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
+        model = find_pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
         request_id = request_id_of(request)
-        parameters = retrieval_parameters(fields, collection, collection_key(request))
-        asked = text_request(fields, request_id, scheduling, parameters)
-        events = _in_client_s_words(self._service.generate(model, asked, _PROTOCOL))
+        parameters = build_retrieval_parameters(fields, collection, collection_key(request))
+        text_request = build_text_request(fields, request_id, scheduling, parameters)
+        events = _rename_param(self._service.generate(model, text_request, _PROTOCOL))
         head = AnswerHead(f"rag-{request_id}", model.name, collection)
         if fields.stream:
-            return EventStreamResponse(answer_frames(events, head), error_frame, headers)
-        return json_response(await run_while_connected(request.receive, whole_answer(events, head)), headers=headers)
+            return EventStreamResponse(stream_answer(events, head), encode_error, headers)
+        return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
 
 
-async def _in_client_s_words(events: Events) -> Events:
-    """The same events; an error about the pipeline's input names the field `question`."""
+async def _rename_param(events: Events) -> Events:
+    """Yield the events. An error about the pipeline's input `query` names the client's field `question` instead."""
     try:
         async with aclosing(events):
             async for event in events:
@@ -87,8 +85,8 @@ async def _in_client_s_words(events: Events) -> Events:
         raise
 
 
-def pipeline(service: InferenceService, name: str, key: str) -> TextModel:
-    """The model that answers questions from collections. Raises NOT_FOUND, which names those that do."""
+def find_pipeline(service: InferenceService, name: str, key: str) -> TextModel:
+    """Return the pipeline that answers questions from collections. Raises NOT_FOUND, which lists such pipelines."""
     fault = "is no pipeline that answers questions; those that do"
     try:
         found = service.llm(name, key)
@@ -103,22 +101,22 @@ def pipeline(service: InferenceService, name: str, key: str) -> TextModel:
     raise SluiceError(ErrorCode.NOT_FOUND, message, param="model")
 
 
-def search_options(fields: SearchRequest) -> SearchOptions:
-    """What the client sent, over the defaults."""
+def build_search_options(fields: SearchRequest) -> SearchOptions:
+    """Build the options of a search from the client's fields and the defaults."""
     sent = fields.model_dump(include={"top_k", "num_candidates", "min_similarity", "mmr_lambda"}, exclude_none=True)
     return SearchOptions(mode=RetrievalMode(fields.mode or RetrievalMode.HYBRID), **sent)
 
 
-def retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
-    """The request parameters of the retrieving step. Raises INVALID for a filter that is none."""
+def build_retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
+    """Build the request parameters of the retrieval step. Raises INVALID for a bad filter."""
     parse_filter(fields.filter)
     return step_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
 
 
-def text_request(
+def build_text_request(
     fields: QueryRequest, request_id: str, scheduling: Scheduling, parameters: dict[str, str | int | float | bool]
 ) -> TextRequest:
-    """The question behind the earlier turns."""
+    """Build the pipeline's request: the earlier turns, then the question."""
     turns = [ChatMessage(role=message.role, content=message.text()) for message in fields.history or ()]
     stop = fields.stop if fields.stop is not None else ()
     return TextRequest(
