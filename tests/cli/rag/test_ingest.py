@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.rag import ingest, progress
-from cli.rag.retries import RetryPolicy
-from cli.rag.tally import Tally
+from cli.rag import ingest
+from cli.rag.ingest import IngestionProgress, RetryPolicy
 from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
 from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
@@ -346,15 +345,15 @@ def test_a_file_that_is_too_long_for_the_server(
 def test_lines_tell_of_progress_where_there_is_no_terminal(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
+    monkeypatch.setattr(ingest, "LINE_EVERY_S", 0)
     assert sluice("ingest", handbook) == 0
     assert " of 3 documents, " in capsys.readouterr().err
 
 
 async def test_a_terminal_has_a_bar() -> None:
     shown = io.StringIO()
-    tally = Tally(num_planned=4)
-    async with progress.shown(tally, Console(file=shown, force_terminal=True, width=100)):
+    tally = IngestionProgress(num_planned=4)
+    async with ingest.show_progress(tally, Console(file=shown, force_terminal=True, width=100)):
         tally.count("created", 7)
         tally.fail("x", "bad")
         async with asyncio.timeout(PATIENCE_S):

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
-from cli.rag.client import JsonObject, RagClient
-from cli.rag.events import DONE
-from cli.rag.failures import RagError
-from cli.rag.sources import passage_lines, source_lines
-from cli.rag.terminal import harmless
+from cli.rag.client import DONE, JsonObject, RagClient, RagError
+from cli.rag.terminal import format_passages, format_sources, strip_control
 from gateway.bundled import DOCUMENTATION_COLLECTION
 
-_SEARCHED = ("question", "top_k", "mode", "filter")
-_ASKED = (*_SEARCHED, "model", "max_tokens", "temperature")
+_SEARCH_FIELDS = ("question", "top_k", "mode", "filter")
+_QUERY_FIELDS = (*_SEARCH_FIELDS, "model", "max_tokens", "temperature")
 
 
 async def query(client: RagClient, arguments: Arguments) -> int:
     """Print the answer, then its sources."""
     own = arguments.of_command
-    collection, fields = await _collection(client, own), _fields(own, _ASKED)
+    collection, fields = await _choose_collection(client, own), _fields(own, _QUERY_FIELDS)
     if own["json"]:
         _print_json(await client.query(collection, fields))
     elif own["no_stream"]:
@@ -33,18 +30,18 @@ async def query(client: RagClient, arguments: Arguments) -> int:
 
 
 async def search(client: RagClient, arguments: Arguments) -> int:
-    """Print what was found."""
+    """Print the passages that were found."""
     own = arguments.of_command
-    found = await client.search(await _collection(client, own), _fields(own, _SEARCHED))
+    found = await client.search(await _choose_collection(client, own), _fields(own, _SEARCH_FIELDS))
     if own["json"]:
         _print_json(found)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in passage_lines(found["data"]))
+        sys.stdout.writelines(f"{line}\n" for line in format_passages(found["data"]))
     return 0
 
 
-async def _collection(client: RagClient, own: JsonObject) -> str:
-    """The one that was named, else the usual one; Sluice's documentation while there is no other."""
+async def _choose_collection(client: RagClient, own: JsonObject) -> str:
+    """Return the named collection, else the default one, or Sluice's documentation while that does not exist."""
     named: str | None = own["collection"]
     if named is not None:
         return named
@@ -56,9 +53,9 @@ async def _collection(client: RagClient, own: JsonObject) -> str:
 
 
 async def _print_stream(client: RagClient, collection: str, fields: JsonObject) -> None:
-    """The answer as it comes. Raises RagError where it ends early."""
+    """Print the answer as it arrives. Raises RagError if it ends early."""
     sources: Sequence[Any] = ()
-    is_whole = False
+    is_complete = False
     async with client.query_events(collection, fields) as events:
         async for name, payload in events:
             if name == "sources":
@@ -68,9 +65,9 @@ async def _print_stream(client: RagClient, collection: str, fields: JsonObject) 
             elif name == "error":
                 _print("\n")
                 raise RagError(payload["error"]["message"])
-            is_whole = name == DONE
+            is_complete = name == DONE
     _print("\n")
-    if not is_whole:
+    if not is_complete:
         raise RagError("the answer broke off: the server ended it without saying why")
     _print_sources(sources)
 
@@ -80,12 +77,12 @@ def _fields(own: JsonObject, names: Sequence[str]) -> JsonObject:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(harmless(text))
+    sys.stdout.write(strip_control(text))
     sys.stdout.flush()
 
 
 def _print_sources(sources: Sequence[Any]) -> None:
-    lines = list(source_lines(sources)) or ["none: nothing in the collection fits the question"]
+    lines = list(format_sources(sources)) or ["none: nothing in the collection fits the question"]
     sys.stdout.writelines(["\nSources:\n", *(f"{line}\n" for line in lines)])
 
 
