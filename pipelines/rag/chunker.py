@@ -15,7 +15,7 @@ A tokenizer may make a single token of a word of a hundred letters or more, and 
 a chunk could be of any length.
 """
 _EVEN_SHARE = 0.6
-"""Most of the rest that the first chunk takes if the rest makes two: else the second might be a short remnant."""
+"""Share of the remaining text that the first of its last two chunks takes: else the second might be a short remnant."""
 _TINY_FRACTION = 4
 """A section is tiny if it is shorter than this fraction of a chunk."""
 _VISIBLE = re.compile(r"\S")

@@ -196,11 +196,11 @@ class DocumentLibrary:
             message = f"{self._num_waiting} documents wait to be read; send this one again later"
             raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_RETRY_AFTER_S)
         lock = self._document_locks.setdefault((collection, document_id), asyncio.Lock())
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as locks:
             self._num_waiting += 1
             try:
-                await held.enter_async_context(lock)
-                await held.enter_async_context(self._puts)
+                await locks.enter_async_context(lock)
+                await locks.enter_async_context(self._puts)
             finally:
                 self._num_waiting -= 1
             yield

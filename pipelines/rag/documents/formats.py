@@ -52,7 +52,7 @@ def _detect_by_bytes(media_type: str, filename: str, content: bytes) -> Document
     try:
         decode_text(content)
     except SluiceError as error:
-        came = ", ".join(part for part in (media_type, repr(filename[:120]) if filename else "") if part)
-        came = came or "a document without content type and file name"
-        raise invalid("format", f"{came} is of no format that is taken ({_ACCEPTED}): {error.message}") from None
+        given = ", ".join(part for part in (media_type, repr(filename[:120]) if filename else "") if part)
+        given = given or "a document without content type and file name"
+        raise invalid("format", f"{given} is of no format that is taken ({_ACCEPTED}): {error.message}") from None
     return DocumentFormat.TEXT

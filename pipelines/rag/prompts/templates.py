@@ -52,7 +52,7 @@ class PromptTemplate(ABC):
 
 
 class QuoteTemplate(PromptTemplate):
-    """For a very small model that answers by quoting: the prompt holds one sentence and no instructions.
+    """A template for a very small model that answers by quoting: the prompt holds one sentence and no instructions.
 
     Measured with the bundled model on documents that it had not seen (benchmarks/rag/answers.py): from whole passages
     it quotes the right sentence for about one question in ten, from the one sentence that shares most words with the
@@ -99,7 +99,7 @@ class QuoteTemplate(PromptTemplate):
 
 
 class CitedTemplate(PromptTemplate):
-    """For models that follow instructions: numbered sources, each in a tag of its own, and answers that cite them."""
+    """A template for models that follow instructions: numbered sources, each in a tag, and answers that cite them."""
 
     instructions = (
         "Answer the question from the sources below, and from nothing else. After each statement put the number of the "

@@ -130,7 +130,7 @@ def test_lines(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_lines_of_one_id(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first is kept, and sent once; the others are told."""
+    """The first line is kept and sent once; the others are reported."""
     lines = [{"id": "one", "text": "first"}, {"id": "one", "text": "second"}]
     (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert sluice("ingest", tmp_path) == 1
@@ -204,7 +204,7 @@ def test_what_is_no_command(
 def test_a_name_that_no_collection_can_have(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told once, not for each file."""
+    """The error is reported once, not for each file."""
     assert sluice("ingest", handbook, "--collection", "a b") == 1
     told = capsys.readouterr().err
     assert told.count("collection must be 1 to 63 letters") == 1
@@ -307,7 +307,7 @@ def test_no_server(sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture
 
 
 def test_interrupted(rag: RagServer, handbook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends it, says what is done, and the same command does the rest."""
+    """Ctrl-C ends the command with a report, and the same command does the rest."""
     put_document, kills = rag.store.put_document, iter([False, True])
 
     async def kills_at_the_second(*arguments: Any) -> None:

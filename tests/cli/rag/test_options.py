@@ -24,5 +24,5 @@ def test_what_is_no_server(url: str) -> None:
 
 
 def test_the_usual_collection_is_the_servers() -> None:
-    """Which is said twice, as a command that only helps need not import what a server does."""
+    """The default stands twice in the code, since the client must not import the server."""
     assert arguments.DEFAULT_COLLECTION == library.DEFAULT_COLLECTION

@@ -9,7 +9,7 @@ from cli.rag.ingest import RetryPolicy, retry_request
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was waited there, in seconds; nothing really is."""
+    """Records the requested waits in seconds, without waiting."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -20,7 +20,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def ask(*failures: Exception) -> str:
-    """The answer after those failures."""
+    """Return the result of a request that fails in these ways first."""
     left = list(failures)
 
     async def answer() -> str:

@@ -1,4 +1,4 @@
-"""What a library does before its store."""
+"""Behaviour of a library in front of its store."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class SilentStore(SqliteStore):
-    """As a server that answers nothing: whoever opens it hears so when it is given up."""
+    """A store whose server does not respond: opening it blocks until it fails."""
 
     def __init__(self) -> None:
         super().__init__(None)

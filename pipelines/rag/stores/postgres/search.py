@@ -57,7 +57,7 @@ WITH term AS MATERIALIZED (
     SELECT query, row_number() OVER () AS number FROM (
         SELECT plainto_tsquery('english', word) AS query FROM unnest(%s::text[]) word
         UNION SELECT name::tsquery FROM unnest(%s::text[]) name
-    ) AS asked WHERE numnode(query) > 0
+    ) AS queries WHERE numnode(query) > 0
 ), posting AS MATERIALIZED (
     SELECT number, c.document, c.index, {_HEAVIEST * _RANK_OF_ONE} * ts_rank({_WEIGHTS}, c.terms, query) AS frequency,
            {_K1} * ({1 - _B} + {_B} * c.num_terms / %s) AS half
@@ -70,9 +70,9 @@ FROM posting JOIN rarity USING (number)
 GROUP BY document, index ORDER BY score DESC, document, index LIMIT %s
 """
 _HITS = """
-SELECT wanted.document, wanted.index, d.id, c.index, d.title, c.heading, c.start_char, c.end_char, c.text, d.metadata,
+SELECT found.document, found.index, d.id, c.index, d.title, c.heading, c.start_char, c.end_char, c.text, d.metadata,
        {similarity}, {sent}
-FROM unnest(%s::bigint[], %s::int[]) AS wanted (document, index)
+FROM unnest(%s::bigint[], %s::int[]) AS found (document, index)
 JOIN sluice_rag_chunks_{id} c USING (document, index) JOIN sluice_rag_documents_{id} d ON d.key = document
 JOIN sluice_rag_vectors_{id} v USING (document, index)
 """

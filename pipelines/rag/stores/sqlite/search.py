@@ -68,8 +68,8 @@ def _add_scores(ranking: _Ranking, hits: Mapping[int, Hit]) -> list[Hit]:
 
 _ROWS = f"""
     SELECT chunks.id, segment, slot, name, title, heading, start_char, end_char, chunks.text, metadata
-    FROM json_each(?) AS wanted
-    JOIN chunks ON chunks.id = wanted.value
+    FROM json_each(?) AS found
+    JOIN chunks ON chunks.id = found.value
     JOIN documents ON documents.id = {schema.DOCUMENT_SQL.format("chunks.id")}
 """
 

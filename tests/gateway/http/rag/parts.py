@@ -1,4 +1,4 @@
-"""The real application over a real library, for blocking clients. Only encoder and language model are made up."""
+"""The real application over a real library, for blocking clients. Only encoder and language model are stand-ins."""
 
 import asyncio
 import hashlib
@@ -39,7 +39,7 @@ DIM = 32
 
 
 class SwitchableStore(SqliteStore):
-    """A file of its own, which a test can make unreachable."""
+    """A store in a file of its own, which a test can make unreachable."""
 
     is_down = False
 
@@ -57,7 +57,7 @@ class SwitchableStore(SqliteStore):
 
 
 class WordEncoder(TextEncoder):
-    """The sum of a text's words, each of which has a direction of its own. Tokens are words."""
+    """Encodes a text as the sum of its words, each of which has a direction of its own. Tokens are words."""
 
     def __init__(self, name: str = "query_encoder") -> None:
         self.name = name
@@ -85,7 +85,7 @@ def _vector(text: str) -> Vector:
 
 @dataclass
 class ScriptedPipeline:
-    """Says what a test wants, and keeps what it was asked."""
+    """Answers with the events that a test sets, and records requests."""
 
     name: str = "rag_pipeline"
     takes_parameters: bool = True
@@ -99,7 +99,7 @@ class ScriptedPipeline:
     events: list[TextEvent | Exception] = field(default_factory=list)
     asked: list[TextRequest] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: the events go on after the first two."""
+    """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
 
     async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
@@ -119,7 +119,7 @@ class ScriptedPipeline:
 
 
 class ChatModel(Model):
-    """A model of the repository whose conversations are the pipeline's."""
+    """A repository model whose text face is the pipeline."""
 
     def __init__(self, pipeline: ScriptedPipeline) -> None:
         config = text_format.Parse(f'name: "{pipeline.name}" backend: "test"', ModelConfig())
@@ -155,7 +155,7 @@ class RagServer:
     client: httpx.Client
 
     def reset(self) -> None:
-        """No collections, nothing said."""
+        """Delete all collections and reset the pipeline."""
         self.store.is_down = False
         for info in self.run(self.library.collections()):
             self.run(self.store.delete_collection(info.spec.name))
@@ -165,7 +165,7 @@ class RagServer:
         self.pipeline.held.set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the server's event loop."""
+        """Run `work` on the server's event loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def ask(self, method: str, path: str, **settings: Any) -> httpx.Response:
@@ -175,7 +175,7 @@ class RagServer:
         return self.ask("POST", f"/{collection}/documents", json={"documents": documents}, **settings)
 
     def documents(self, collection: str) -> dict[str, str]:
-        """The hash of each."""
+        """Return the content hash of each document by id."""
         listed = self.ask("GET", f"/{collection}/documents", params={"limit": 1000})
         return {each["id"]: each["content_hash"] for each in listed.json()["data"]} if listed.is_success else {}
 
@@ -207,7 +207,7 @@ async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
 
 @contextmanager
 def rag_server(config: ServeConfig | None = None) -> Iterator[RagServer]:
-    """A server on a thread of its own, so that blocking clients can ask it."""
+    """Run a server on a thread of its own, for blocking clients."""
     ready, over = threading.Event(), threading.Event()
     started: list[RagServer] = []
 

@@ -1,4 +1,4 @@
-"""Documents in every form that a body can have, and what becomes of each."""
+"""Documents in every form that a body can have, and the outcome of each."""
 
 import asyncio
 import hashlib
@@ -295,7 +295,7 @@ def test_more_documents_than_a_request_may_bring(rag: RagServer) -> None:
 
 
 async def test_bad_lines_do_not_hold_the_event_loop(rag: RagServer) -> None:
-    """Other requests have their turn between them."""
+    """Other requests are served while a form is parsed."""
     uploads = iter([UnreadableUpload(f"line {number}", invalid("content", "bad")) for number in range(100)])
     batch = UploadBatch(rag.library, "docs", "", False, "r")
     putting = asyncio.create_task(put_all(batch, uploads))
@@ -421,7 +421,7 @@ def test_unknown_fields(rag: RagServer, small: RagServer) -> None:
 
 
 def test_who_leaves_stops_what_has_not_begun(rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document is there whole or not at all."""
+    """Each document is stored completely or not at all."""
     going_on, begun = asyncio.Event(), threading.Event()
     put_document = rag.store.put_document
 

@@ -1,4 +1,4 @@
-"""Parts of the API that ask for a header, and the server's key."""
+"""Restricted APIs that require a header, and the server's API key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bodies of requests as documents."""
+"""Documents read from request bodies."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which format a document is in, and documents that are read in a thread."""
+"""Detection of formats, and documents that are read in a thread."""
 
 import pytest
 

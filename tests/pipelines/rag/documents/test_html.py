@@ -1,4 +1,4 @@
-"""What is read of HTML."""
+"""Text and structure read from HTML."""
 
 import time
 

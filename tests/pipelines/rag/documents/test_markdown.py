@@ -1,4 +1,4 @@
-"""What is read of Markdown."""
+"""Text and structure read from Markdown."""
 
 import re
 import time

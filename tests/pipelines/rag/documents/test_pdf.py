@@ -1,4 +1,4 @@
-"""What is read of a PDF. In this process: the PDFs are our own."""
+"""Text and structure read from PDFs. They are read in this process, since they are our own."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is read of plain text, and how bytes become characters."""
+"""Plain text, and the decoding of bytes."""
 
 import pytest
 

@@ -17,7 +17,8 @@ from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.pipelines.rag.rag_prompt.parts import Lookup, ask, load, parameter, request, source, texts_tensor
+from tests.pipelines.rag.parts import Lookup, parameter, texts_tensor
+from tests.pipelines.rag.rag_prompt.parts import ask, load, request, source
 
 SENTENCE = "A request that can never fit into the free blocks is refused at once. "
 QUEUE = source("queue.md", SENTENCE, title="Queue")
@@ -201,7 +202,7 @@ async def test_a_language_model_that_does_not_serve_is_named(tmp_path: Path) -> 
 
 
 class Hosted(Model):
-    """One that runs elsewhere: nothing is known of its tokens."""
+    """A hosted model, whose tokens are unknown."""
 
     def __init__(self, context_tokens: str = "") -> None:
         config = ModelConfig(name="hosted")

@@ -19,7 +19,8 @@ from serving.call import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
 from tests.pipelines.llm.asking import Record
-from tests.pipelines.rag.rag_prompt.parts import Lookup, load, request, source
+from tests.pipelines.rag.parts import Lookup
+from tests.pipelines.rag.rag_prompt.parts import load, request, source
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """One engine serves all tests."""
@@ -44,7 +45,7 @@ async def llm() -> AsyncIterator[LlmModel]:
 
 
 async def answer(prompts: RagPromptModel, llm: LlmModel, question: str, found: list[Source], **given: Any) -> str:
-    """As the ensemble does it."""
+    """Run the steps of the ensemble and return the answer."""
     response = await infer_one(prompts, request(question, [found], **given))
     outputs = {each.name: each for each in response.outputs}
     inputs = {name: outputs[name].reshaped((1,)) for name in ("messages", "sampling_config", "cache_salt")}

@@ -17,7 +17,7 @@ TEXTS = {
     "cancel": "Cancelling a request frees its blocks at once.",
     "ship": "Shipping takes five business days.",
 }
-"""Their vectors are the directions 0, 1 and 2."""
+"""Texts whose vectors are the directions 0, 1 and 2."""
 
 
 @pytest.fixture

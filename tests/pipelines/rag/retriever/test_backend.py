@@ -10,7 +10,8 @@ from serving.backends.registry import BackendRegistry
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.pipelines.rag.retriever.parts import CONFIG, context, load, loaded, parameter, source_of
+from tests.pipelines.rag.parts import parameter
+from tests.pipelines.rag.retriever.parts import CONFIG, context, load, loaded, source_of
 
 BUNDLED = paths.MODELS / "retriever"
 
@@ -28,9 +29,9 @@ async def test_tensors_that_are_not_declared_are_completed(tmp_path: Path) -> No
 
 async def test_the_bundled_configuration_loads(library: DocumentLibrary) -> None:
     config = text_format.Parse((BUNDLED / "config.pbtxt").read_text(), ModelConfig())
-    backend, lent = RetrieverBackend(library), context()
-    complete = await backend.complete(ModelSource(BUNDLED, 1, config), lent)
-    model = await backend.load(ModelSource(BUNDLED, 1, complete), lent)
+    backend, backend_context = RetrieverBackend(library), context()
+    complete = await backend.complete(ModelSource(BUNDLED, 1, config), backend_context)
+    model = await backend.load(ModelSource(BUNDLED, 1, complete), backend_context)
     assert model.spec.max_batch_size == 32
     await model.close()
 

@@ -12,8 +12,9 @@ from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
 from serving.call import infer_one
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.parts import parameter
 from tests.pipelines.rag.retriever.conftest import TEXTS
-from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, parameter, request
+from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, request
 
 QUEUE, CANCEL, SHIP = np.eye(DIM)[:3].tolist()
 
@@ -178,7 +179,7 @@ async def test_an_empty_question_is_refused(model: RetrieverModel) -> None:
 
 
 class Switched(SqliteStore):
-    """A store that can be down, and that holds searches until it is told."""
+    """A store that can be down, and that can block searches."""
 
     is_down = False
     held: asyncio.Event | None = None

@@ -12,11 +12,11 @@ from pipelines.rag.types import DocumentChunk
 from tests.pipelines.rag.stores.corpus import document_of, unit_vectors
 
 NUM_CHUNKS = 600
-"""Of three segments: the transaction has written into the file's log by its middle."""
+"""Chunks for three segments, so that the transaction has written to the file's log by its middle."""
 
 
 class HalfSequence(Sequence[DocumentChunk]):
-    """Hangs after its first half."""
+    """Blocks after the first half."""
 
     def __init__(self, chunks: list[DocumentChunk]) -> None:
         self._chunks = chunks

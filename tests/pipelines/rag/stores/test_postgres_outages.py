@@ -1,4 +1,4 @@
-"""A Postgres that is not there, stops, is frozen or refuses: against a real server of its own."""
+"""A Postgres server that is missing, stops, freezes or refuses connections."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 class Stores:
-    """What a test opens, to be closed after it."""
+    """Opens stores and closes them after the test."""
 
     def __init__(self, server: PostgresServer, stack: AsyncExitStack) -> None:
         self.server = server
@@ -56,7 +56,7 @@ async def stores(server: PostgresServer) -> AsyncIterator[Stores]:
 
 
 async def fault(call: Awaitable[object], within_s: float = 4.0) -> str:
-    """What the call says that is UNAVAILABLE, in time and without the password."""
+    """Return the message of a call that fails with UNAVAILABLE, in time and without the password."""
     begun = time.monotonic()
     with pytest.raises(SluiceError) as caught:
         await call
@@ -214,7 +214,7 @@ async def test_a_server_without_pgvector_is_told_what_to_install() -> None:
 
 
 def _installed_without_pgvector(folder: Path) -> Path:
-    """The binaries of a copy of the wheel."""
+    """Return the binaries of a copy of the wheel."""
     folder.chmod(0o755)  # for who runs the server where the tests run as root
     wheel = BINARIES.parents[1]
     for part in (wheel / "pginstall", wheel.with_name("pgserver.libs")):

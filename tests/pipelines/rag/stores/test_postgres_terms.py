@@ -1,4 +1,4 @@
-"""What text is found by."""
+"""Search terms of texts and questions."""
 
 import time
 
@@ -42,7 +42,7 @@ def test_a_question_asks_for_each_term_once_and_for_few() -> None:
 
 @pytest.mark.parametrize("piece", ["a", "_", "a-", "a_", "+"])
 def test_words_of_any_length_take_linear_time(piece: str) -> None:
-    """Questions come from anyone, and are taken apart on the event loop."""
+    """Anyone may send a question, and its terms are extracted on the event loop."""
     started_s = time.process_time()
     extract_terms(piece * 10_000)
     assert time.process_time() - started_s < 1

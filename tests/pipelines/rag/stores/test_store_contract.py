@@ -1,4 +1,4 @@
-"""What every store does."""
+"""The behaviour that all stores share."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ from tests.pipelines.rag.stores.corpus import (
     unit_vectors,
     where,
 )
-from tests.pipelines.rag.stores.model import fulfils
+from tests.pipelines.rag.stores.filter_model import fulfils
 
 OWNED = CollectionSpec("owned", "another_encoder", 3, ("a" * 64, "b" * 64))
 
@@ -425,7 +425,7 @@ async def test_all_conditions_must_hold(store: Store) -> None:
 
 
 async def test_a_filter_comes_before_the_limit(store: Store) -> None:
-    """The best of those that fulfil it, however far down they stand among all."""
+    """The best chunks that fulfil the filter are found, however low their rank among all."""
     await store.create_collection(SPEC)
     query = unit_vector(1)
     for index in range(60):

@@ -1,4 +1,4 @@
-"""Documents that are read in a process of their own, and what goes wrong there."""
+"""Documents that are read in a sandbox process, and its failures."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ from tests.pipelines.rag.documents.pdf_writer import Pdf
 LIMITS = ParseLimits()
 DEADLINE_S = 30.0
 SLOW_PDF = Pdf([["A page of text that is read again and again."] * 40], extra_kids=200_000).to_bytes()
-"""Takes minutes: a small file whose one page is in its tree of pages two hundred thousand times."""
+"""A small file that takes minutes: its one page stands in its tree of pages two hundred thousand times."""
 
 
 async def parse(content: bytes, format: DocumentFormat, limits: ParseLimits = LIMITS) -> ParsedDocument:

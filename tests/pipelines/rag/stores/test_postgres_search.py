@@ -1,4 +1,4 @@
-"""When the index is asked, when all are compared, and that neither misses what is there."""
+"""The choice between the index and comparing all chunks, and the recall of both."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,12 +17,12 @@ from tests.pipelines.rag.stores.postgres_fixture import shared_server
 
 NUM_DOCUMENTS = 20
 NUM_CHUNKS = 100
-"""Of each document."""
+"""Chunks of each document."""
 TUNING = SearchTuning(max_compared=300, min_ef_search=100)
 
 
 class Indexed:
-    """A store whose collection has enough chunks for its index, and half of its documents are even."""
+    """Fill a collection that is large enough for its index; half of its documents are even."""
 
     def __init__(self, store: PostgresStore, url: str) -> None:
         self.store = store
@@ -44,7 +44,7 @@ class Indexed:
         return int(row[0]) if row else 0
 
     def nearest(self, query: Vector, num: int, documents: range = range(NUM_DOCUMENTS)) -> list[tuple[str, int]]:
-        """By comparing all."""
+        """Return the nearest chunks by comparing all."""
         rows = [number * NUM_CHUNKS + index for number in documents for index in range(NUM_CHUNKS)]
         order = np.argsort(-(self.vectors[rows] @ query))[:num]
         return [(f"d{rows[at] // NUM_CHUNKS:02}", rows[at] % NUM_CHUNKS) for at in order]
@@ -59,7 +59,7 @@ async def _fill(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def filled() -> str:
-    """A database to be copied: filling one takes seconds."""
+    """A filled database to be copied: filling one takes seconds."""
     database = shared_server().create_database()
     asyncio.run(_fill(shared_server().url(database)))
     return database
@@ -67,7 +67,7 @@ def filled() -> str:
 
 @pytest.fixture
 async def indexed(filled: str) -> AsyncIterator[Indexed]:
-    """Whose index is believed already."""
+    """A store whose index is already trusted."""
     url = shared_server().url(shared_server().create_database(filled))
     store = PostgresStore(url, tuning=TUNING)
     await store.open()
@@ -103,7 +103,7 @@ async def test_a_filter_that_leaves_many_is_answered_in_full(indexed: Indexed) -
 
 
 async def test_a_filter_against_the_question_is_answered_in_full(indexed: Indexed) -> None:
-    """All that is near does not fulfil it, so that the index finds too few."""
+    """No near chunk fulfils the filter, so the index finds too few."""
     query = unit_vectors(1, 4)[0]
     near = np.tile(query, (400, 1))
     await put(indexed.store, "near", ["text"] * 400, vectors=near, metadata={"is_near": True})
@@ -160,7 +160,7 @@ def test_vectors_too_long_for_the_index_are_compared() -> None:
 
 
 async def test_an_index_that_finds_too_few_is_not_believed(filled: str) -> None:
-    """Until it is known to find enough, looking at more than the one chunk of the beginning, all are compared."""
+    """All are compared until the index, with a greater `ef_search` than 1, is known to find enough."""
     url = shared_server().url(shared_server().create_database(filled))
     store = PostgresStore(url, tuning=SearchTuning(max_compared=300, min_ef_search=1))
     await store.open()

@@ -42,7 +42,7 @@ def rag(rag: RagServer) -> RagServer:
 
 @pytest.mark.parametrize("options", [[], ["--no-stream"]])
 def test_an_answer(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
-    """Nothing in it moves the cursor of who reads it."""
+    """Nothing in the output moves the reader's cursor."""
     assert sluice("query", "how?", *options) == 0
     assert capsys.readouterr().out == ANSWER
 

@@ -1,4 +1,4 @@
-"""When an index is believed."""
+"""Decisions whether an index is trusted."""
 
 from pipelines.rag.stores.postgres.index_trial import IndexTrial, IndexTrials
 from pipelines.rag.types import CollectionInfo, CollectionSpec
@@ -7,7 +7,7 @@ RIGHT = range(10)
 
 
 def asked(trial: IndexTrial, *found: int) -> None:
-    """As many questions as one verdict takes, of which the index found so many of ten, in turn."""
+    """Record as many questions as a decision takes. The index found these numbers of ten chunks, in turn."""
     for number in range(16):
         trial.record(range(found[number % len(found)]), RIGHT)
 

@@ -1,4 +1,4 @@
-"""What filters mean, written a second time and as plainly as can be: the stores' answers are held against it."""
+"""A second, plain implementation of filters, with which the stores' results are compared."""
 
 from collections.abc import Mapping
 from typing import TypeVar

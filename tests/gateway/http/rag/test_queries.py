@@ -1,4 +1,4 @@
-"""Questions: what reaches the pipeline, and the shape of answers."""
+"""Queries and searches: the requests that reach the pipeline, and the shape of answers."""
 
 import json
 import socket
@@ -37,7 +37,7 @@ ENDING = {
 
 
 def script() -> list[TextEvent | Exception]:
-    """What a pipeline says: what it found, two texts, the end."""
+    """Return a pipeline's events: sources, two texts, the end."""
     found = Retrieval((SOURCE,), (DROPPED,))
     cited = Retrieval((SOURCE,), (DROPPED,), (Citation(source=1, start=0, end=7, by="marker"),))
     return [
@@ -49,7 +49,7 @@ def script() -> list[TextEvent | Exception]:
 
 
 def named_events(body: bytes) -> list[tuple[str, Any]]:
-    """(name, payload) of every event; whatever is not one of ours fails the test."""
+    """Return (name, payload) of every event. Fails for a frame of another form."""
     *frames, rest = body.split(b"\n\n")
     assert rest == b""
     return [_named(frame) for frame in frames]
