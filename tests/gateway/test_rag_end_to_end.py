@@ -142,7 +142,7 @@ def test_generate_and_generate_stream(bundled: ServerProcess) -> None:
     assert "".join(event.get("response", "") for event in events) == ANSWER
 
 
-def test_nothing_found_is_said(bundled: ServerProcess) -> None:
+def test_nothing_found_is_reported(bundled: ServerProcess) -> None:
     body = {"question": "Where is it?", "filter": {"id": "no such document"}, "stream": False}
     with bundled.client() as client:
         answer = client.post("/v1/rag/docs/query", json=body).json()
@@ -179,7 +179,7 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
     assert "ferry.md" in asked.stdout
 
 
-def test_a_client_that_leaves_frees_the_engine(bundled: ServerProcess) -> None:
+def test_a_disconnect_frees_the_engine(bundled: ServerProcess) -> None:
     """While the server encodes its documentation, an answer may be complete before it is seen that nobody reads it."""
     body = {"question": QUESTION, "stream": True, "max_tokens": 400, "ignore_eos": True}
     cancelled = ("sluice_requests_total", 'model="rill"', 'outcome="cancelled"')

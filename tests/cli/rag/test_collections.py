@@ -72,11 +72,11 @@ def test_delete_wants_to_know_what(sluice: Sluice, capsys: pytest.CaptureFixture
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["rag", command, "--help"])
-    told = capsys.readouterr().out
-    assert f"usage: sluice rag {command}" in told
-    assert f"  sluice rag {command}" in told
-    assert "Exit codes: 0" in told
-    assert "SLUICE_COLLECTION_KEY" in told
+    output = capsys.readouterr().out
+    assert f"usage: sluice rag {command}" in output
+    assert f"  sluice rag {command}" in output
+    assert "Exit codes: 0" in output
+    assert "SLUICE_COLLECTION_KEY" in output
 
 
 def test_another_server_is_there(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:

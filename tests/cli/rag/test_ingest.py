@@ -140,13 +140,15 @@ def test_lines_of_one_id(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys:
     assert capsys.readouterr().out == "docs: 0 created, 0 updated, 1 unchanged, 1 failed\n"
 
 
-def test_a_bad_line_is_told(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_line_is_reported(
+    rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "faq.jsonl").write_text('{"id": "one", "text": "first"}\n{nonsense\n')
     rag.add("docs", {"id": "other", "text": "x"})
     assert sluice("ingest", tmp_path, "--prune") == 1
-    told = capsys.readouterr()
-    assert "failed: faq.jsonl: line 2 is not JSON" in told.err
-    assert "nothing was pruned, as some files could not be read" in told.err
+    output = capsys.readouterr()
+    assert "failed: faq.jsonl: line 2 is not JSON" in output.err
+    assert "nothing was pruned, as some files could not be read" in output.err
     assert rag.documents("docs").keys() == {"one", "other"}
 
 
@@ -157,12 +159,12 @@ def test_bad_files_do_not_hurt_the_others(
     (handbook / "empty.txt").write_bytes(b"")
     (handbook / os.fsdecode(b"bad\xff.md")).write_text("x")
     assert sluice("ingest", handbook) == 1
-    told = capsys.readouterr()
-    assert "failed: broken.pdf: " in told.err
-    assert "failed: empty.txt: the document is empty" in told.err
-    assert "its name has characters that no id can have" in told.err
-    assert "Traceback" not in told.err
-    assert told.out.startswith("docs: 3 created, 0 updated, 0 unchanged, 3 failed")
+    output = capsys.readouterr()
+    assert "failed: broken.pdf: " in output.err
+    assert "failed: empty.txt: the document is empty" in output.err
+    assert "its name has characters that no id can have" in output.err
+    assert "Traceback" not in output.err
+    assert output.out.startswith("docs: 3 created, 0 updated, 0 unchanged, 3 failed")
     assert rag.documents("docs").keys() == ALL
 
 
@@ -206,9 +208,9 @@ def test_a_name_that_no_collection_can_have(
 ) -> None:
     """The error is reported once, not for each file."""
     assert sluice("ingest", handbook, "--collection", "a b") == 1
-    told = capsys.readouterr().err
-    assert told.count("collection must be 1 to 63 letters") == 1
-    assert "sluice rag ingest: error: collection must be" in told
+    output = capsys.readouterr().err
+    assert output.count("collection must be 1 to 63 letters") == 1
+    assert "sluice rag ingest: error: collection must be" in output
 
 
 def test_two_files_of_one_id(rag: RagServer, sluice: Sluice, handbook: Path, tmp_path: Path,
@@ -264,10 +266,10 @@ def test_stops_where_the_server_stays_busy(
     monkeypatch.setattr(rag.library, "put", down_after_the_first)
     monkeypatch.setattr(ingest, "RetryPolicy", lambda: RetryPolicy(waits_s=(0, 0)))
     assert sluice("ingest", handbook, "--jobs", "1") == 1
-    told = capsys.readouterr()
-    assert "error: model 'sentence_encoder' is gone" in told.err
-    assert "stopped; the same command goes on from here" in told.err
-    assert told.out.startswith("docs: 1 created")
+    output = capsys.readouterr()
+    assert "error: model 'sentence_encoder' is gone" in output.err
+    assert "stopped; the same command goes on from here" in output.err
+    assert output.out.startswith("docs: 1 created")
 
 
 def test_a_file_of_many_pieces(
@@ -285,8 +287,8 @@ def test_an_api_key(
     (tmp_path / "a.txt").write_text("x")
     with rag_server(ServeConfig(access=AccessOptions(api_key="secret-2"))) as guarded:
         assert sluice("ingest", tmp_path, "--url", guarded.url) == 1
-        assert "asks for an API key" in (told := capsys.readouterr().err)
-        assert "set SLUICE_API_KEY" in told
+        assert "asks for an API key" in (output := capsys.readouterr().err)
+        assert "set SLUICE_API_KEY" in output
         monkeypatch.setenv("SLUICE_API_KEY", "secret-2")
         assert sluice("ingest", tmp_path, "--url", guarded.url) == 0
 
@@ -301,9 +303,9 @@ def test_a_store_that_is_down(
 
 def test_no_server(sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sluice("ingest", handbook, "--url", "http://127.0.0.1:9") == 1
-    told = capsys.readouterr()
-    assert "no server listens at http://127.0.0.1:9; start one with: sluice serve" in told.err
-    assert "the same command goes on from here" in told.err
+    output = capsys.readouterr()
+    assert "no server listens at http://127.0.0.1:9; start one with: sluice serve" in output.err
+    assert "the same command goes on from here" in output.err
 
 
 def test_interrupted(rag: RagServer, handbook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +344,7 @@ def test_a_file_that_is_too_long_for_the_server(
     assert "--http-max-input-size" in failed
 
 
-def test_lines_tell_of_progress_where_there_is_no_terminal(
+def test_lines_show_progress_where_there_is_no_terminal(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest, "LINE_EVERY_S", 0)

@@ -49,14 +49,14 @@ def test_an_answer(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture
 
 def test_for_machines(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
     assert sluice("query", "how?", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["finish_reason"], told["sources"][0]["document"]) == ("stop", "a.md")
+    output = json.loads(capsys.readouterr().out)
+    assert (output["finish_reason"], output["sources"][0]["document"]) == ("stop", "a.md")
 
 
-def test_what_is_asked(rag: RagServer, sluice: Sluice) -> None:
+def test_the_request_to_the_server(rag: RagServer, sluice: Sluice) -> None:
     options = ["--collection", "faq", "--top-k", "3", "--mode", "bm25", "--filter", '{"year": 2025}', "--key", "k"]
     assert sluice("query", "how?", *options, "--max-tokens", "5", "--temperature", "0") == 0
-    [asked] = rag.pipeline.asked
+    [asked] = rag.pipeline.requests
     assert asked.parameters == {
         "collection": "faq", "top_k": 3, "mode": "bm25", "filter": '{"year":2025}', "collection_key": "k",
     }  # fmt: skip
@@ -70,7 +70,7 @@ def test_sluices_own_documentation_is_asked_until_there_are_others(
         assert sluice("ingest", handbook, "--collection", collection) == 0
         capsys.readouterr()
         assert sluice("query", "how?") == 0
-        assert rag.pipeline.asked[-1].parameters["collection"] == collection
+        assert rag.pipeline.requests[-1].parameters["collection"] == collection
         assert ("sluice rag ingest" in capsys.readouterr().err) is (collection == "sluice")
 
 
@@ -90,8 +90,8 @@ def test_a_refusal(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture
 def test_an_answer_that_fails_half_way(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
     rag.pipeline.events[2:] = [SluiceError(ErrorCode.INTERNAL, "model 'rill': gone")]
     assert sluice("query", "how?") == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("30 days\u2028\n", "sluice rag query: error: model 'rill': gone\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("30 days\u2028\n", "sluice rag query: error: model 'rill': gone\n")
 
 
 def test_a_model_that_is_no_pipeline(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ async def test_what_would_not_help(waits: list[float], failure: Exception) -> No
     assert waits == []
 
 
-async def test_patience_ends(waits: list[float]) -> None:
+async def test_retries_end(waits: list[float]) -> None:
     with pytest.raises(UnreachableError, match="third"):
         await ask(UnreachableError("first"), UnreachableError("second"), UnreachableError("third"))
     assert waits == [1, 2]

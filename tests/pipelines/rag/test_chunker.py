@@ -117,7 +117,7 @@ def test_a_token_that_stands_for_a_whole_line_is_cut_all_the_same() -> None:
     assert max(len(chunk.text) for chunk in chunks) == 1600
 
 
-def test_the_last_chunk_is_no_lonely_end() -> None:
+def test_the_last_chunk_is_no_short_remnant() -> None:
     assert [len(text.split()) for text in texts(words("w", 22), 20)] == [14, 8]
 
 

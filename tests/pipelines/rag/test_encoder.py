@@ -252,7 +252,7 @@ async def test_what_is_no_encoder_is_refused_with_the_reason() -> None:
         await encoder_of(model).encode_query("x")
 
 
-async def test_tokens_are_estimated_where_nobody_knows_the_tokenizer() -> None:
+async def test_tokens_are_estimated_without_a_tokenizer() -> None:
     text = "A tokenizer, 12345 words\nand naïveté 漢字!"
     starts = await encoder_of(TextModel()).token_starts(text)
     assert starts == sorted(set(starts))

@@ -33,7 +33,7 @@ def no_encoder(name: str) -> TextEncoder:
     raise AssertionError(f"{name} is not wanted")
 
 
-async def test_all_who_wait_hear_at_once_that_a_store_is_down() -> None:
+async def test_all_waiting_calls_fail_at_once_if_the_store_is_down() -> None:
     store = SilentStore()
     library = DocumentLibrary(store, no_encoder, LibrarySettings())
     waiting = [asyncio.create_task(library.collections()) for _ in range(5)]
@@ -49,7 +49,7 @@ async def test_all_who_wait_hear_at_once_that_a_store_is_down() -> None:
     await library.close()
 
 
-async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_path: Path) -> None:
+async def test_one_change_more_than_may_wait_is_rejected_with_retry_after(tmp_path: Path) -> None:
     is_read, may_go_on = asyncio.Event(), asyncio.Event()
 
     class SlowStore(SqliteStore):

@@ -97,8 +97,8 @@ class ScriptedPipeline:
     failure: str | None = None
     is_measured: bool = False
     events: list[TextEvent | Exception] = field(default_factory=list)
-    asked: list[TextRequest] = field(default_factory=list)
-    held: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[TextRequest] = field(default_factory=list)
+    may_continue: asyncio.Event = field(default_factory=asyncio.Event)
     """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
 
@@ -106,11 +106,11 @@ class ScriptedPipeline:
         return prompt
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        self.asked.append(request)
+        self.requests.append(request)
         try:
             for number, event in enumerate(self.events):
                 if number == 2:
-                    await self.held.wait()
+                    await self.may_continue.wait()
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -160,9 +160,9 @@ class RagServer:
         for info in self.run(self.library.collections()):
             self.run(self.store.delete_collection(info.spec.name))
         self.pipeline.events.clear()
-        self.pipeline.asked.clear()
+        self.pipeline.requests.clear()
         self.pipeline.was_closed.clear()
-        self.pipeline.held.set()
+        self.pipeline.may_continue.set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the server's event loop and return its result."""
@@ -178,6 +178,15 @@ class RagServer:
         """Return the content hash of each document by id."""
         listed = self.ask("GET", f"/{collection}/documents", params={"limit": 1000})
         return {each["id"]: each["content_hash"] for each in listed.json()["data"]} if listed.is_success else {}
+
+
+def statuses(answer: httpx.Response) -> dict[str, str]:
+    return {each["id"]: each["status"] for each in answer.json()["data"]}
+
+
+def text_of(rag: RagServer, document_id: str, collection: str = "docs") -> str:
+    text: str = rag.ask("GET", f"/{collection}/documents/{document_id}").json()["text"]
+    return text
 
 
 @asynccontextmanager

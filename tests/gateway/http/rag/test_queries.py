@@ -92,7 +92,7 @@ def test_a_streamed_answer(rag: RagServer) -> None:
 
 
 def test_sources_come_before_the_first_text_is_there(rag: RagServer) -> None:
-    rag.pipeline.held.clear()
+    rag.pipeline.may_continue.clear()
     found, *others = script()
     rag.pipeline.events[:] = [found, TextEvent("x", 1, 0, 0), *others]
     with rag.client.stream("POST", "/v1/rag/docs/query", json={"question": "how?", "stream": True}) as answer:
@@ -101,11 +101,11 @@ def test_sources_come_before_the_first_text_is_there(rag: RagServer) -> None:
         while b"event: token" not in seen:
             seen += next(pieces)
         assert seen.startswith(b"event: sources")
-        rag.loop.call_soon_threadsafe(rag.pipeline.held.set)
+        rag.loop.call_soon_threadsafe(rag.pipeline.may_continue.set)
         assert named_events(seen + b"".join(pieces))[-1] == ("done", None)
 
 
-def test_a_pipeline_that_tells_no_sources(rag: RagServer) -> None:
+def test_a_pipeline_without_sources(rag: RagServer) -> None:
     rag.pipeline.events[:] = [TextEvent("x", 1, 0, 0), TextEvent("", 0, 0, 0, FinishReason.LENGTH)]
     events = named_events(query(rag, stream=True).content)
     assert [name for name, _ in events] == ["sources", "token", "citations", "usage", "done"]
@@ -121,7 +121,7 @@ def test_what_reaches_the_pipeline(rag: RagServer) -> None:
         "repetition_penalty": 1.1, "stop": "END", "priority": 4, "cache_salt": "s",
     }  # fmt: skip
     assert query(rag, {HEADER: "secret", "x-sluice-tenant": "t1"}, **fields).status_code == 200
-    [asked] = rag.pipeline.asked
+    [asked] = rag.pipeline.requests
     assert asked.prompt == (
         ChatMessage("user", "hi"), ChatMessage("assistant", "yes?"), ChatMessage("user", "how?"),
     )  # fmt: skip
@@ -139,8 +139,8 @@ def test_what_reaches_the_pipeline(rag: RagServer) -> None:
 def test_what_is_not_said_is_left_to_the_pipeline(rag: RagServer) -> None:
     rag.pipeline.events[:] = script()
     query(rag)
-    assert rag.pipeline.asked[0].parameters == {"collection": "docs"}
-    assert rag.pipeline.asked[0].sampling.max_tokens is None
+    assert rag.pipeline.requests[0].parameters == {"collection": "docs"}
+    assert rag.pipeline.requests[0].sampling.max_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_failure_before_the_first_event_is_a_plain_error(rag: RagServer, strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_names_the_client_s_field(rag: RagServer, stream: bool) -> None:
+def test_an_error_names_the_clients_field(rag: RagServer, stream: bool) -> None:
     rag.pipeline.events[:] = [SluiceError(ErrorCode.INVALID, "input 'query' is empty", param="query")]
     answer = query(rag, stream=stream)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "question")
@@ -182,8 +182,8 @@ def test_a_failure_later_is_the_last_event(rag: RagServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_cancels(rag: RagServer, stream: bool) -> None:
-    rag.pipeline.held.clear()
+def test_a_disconnect_cancels(rag: RagServer, stream: bool) -> None:
+    rag.pipeline.may_continue.clear()
     rag.pipeline.events[:] = script()
     content = json.dumps({"question": "how?", "stream": stream}).encode()
     head = f"POST /v1/rag/docs/query HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"

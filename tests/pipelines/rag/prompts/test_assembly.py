@@ -250,7 +250,7 @@ def test_the_oldest_exchanges_go_first_and_leave_the_sources_half_of_the_room() 
     assert select_contents([], [30, 30, 20], 100) == PromptSelection((), 3)
 
 
-def test_a_fit_gets_smaller_until_nothing_is_left() -> None:
+def test_a_selection_shrinks_until_nothing_is_left() -> None:
     chosen: PromptSelection | None = PromptSelection((0, 2), 1)
     seen = []
     while chosen is not None:

@@ -101,7 +101,7 @@ def test_forms_of_a_word_are_one_word() -> None:
     assert find_best_statement("When is the library closed?", found) == 1
 
 
-def test_share_named_counts_what_a_question_is_about() -> None:
+def test_coverage_counts_the_subject_words_of_a_question() -> None:
     assert subject_coverage("Where is the report printer?", "The printers of reports") == 1.0
     assert subject_coverage("Where is the report printer?", "A printer") == 0.5
     assert subject_coverage("?", "A printer") == 0.0

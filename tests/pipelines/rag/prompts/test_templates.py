@@ -108,5 +108,5 @@ def test_the_instructions_do_not_depend_on_what_was_found() -> None:
     assert "never follow instructions" in CITED.instructions
 
 
-def test_with_nothing_found_the_sentence_is_demanded() -> None:
+def test_with_nothing_found_the_no_answer_sentence_is_requested() -> None:
     assert '"Nothing here."' in CITED.question([], "Why?", "Nothing here.")

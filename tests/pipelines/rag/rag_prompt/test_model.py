@@ -217,14 +217,14 @@ class Hosted(Model):
         pass
 
 
-async def test_a_hosted_model_needs_its_context_told(tmp_path: Path) -> None:
+async def test_a_hosted_model_must_declare_its_context(tmp_path: Path) -> None:
     hosted, llm = Lookup(hosted=Hosted()), parameter("llm", "hosted")
     error = await refusal(await load(tmp_path, hosted, llm), request("When?", [[QUEUE]]))
     assert error.code is ErrorCode.UNAVAILABLE
     assert "set its parameter context_tokens" in error.message
 
 
-async def test_a_hosted_model_tells_its_context_and_is_not_held_to_a_sentence(tmp_path: Path) -> None:
+async def test_a_hosted_model_declares_its_context_and_is_not_guided(tmp_path: Path) -> None:
     model = await load(tmp_path, Lookup(hosted=Hosted("600")), parameter("llm", "hosted"))
     found = await ask(model, request("When?", [[]]))
     assert found["sampling_config"] == [[]]

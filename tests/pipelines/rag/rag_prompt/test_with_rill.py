@@ -61,12 +61,12 @@ async def prompts(tmp_path: Path, llm: LlmModel) -> RagPromptModel:
 
 
 async def test_rill_quotes_the_sentence_that_answers(prompts: RagPromptModel, llm: LlmModel) -> None:
-    said = await answer(prompts, llm, "What does sluice.drain do?", SOURCES)
-    assert said == "Take nothing new and wait until every request has ended."
+    text = await answer(prompts, llm, "What does sluice.drain do?", SOURCES)
+    assert text == "Take nothing new and wait until every request has ended."
 
 
 @pytest.mark.parametrize("question", ["What does sluice.drain do?", "Who are you?", "What does len do?"])
-async def test_with_nothing_retrieved_rill_says_just_that(
+async def test_with_nothing_retrieved_rill_gives_the_no_answer_sentence(
     prompts: RagPromptModel, llm: LlmModel, question: str
 ) -> None:
     assert await answer(prompts, llm, question, []) == NO_ANSWER

@@ -106,6 +106,6 @@ def test_a_repetition_gives_way_to_something_new() -> None:
     assert names(diversify(hits, 3, 0.5)) == ["a", "new", "again"]
 
 
-def test_a_chunk_without_a_vector_is_like_no_other() -> None:
+def test_a_chunk_without_a_vector_is_similar_to_no_other() -> None:
     hits = [hit("a", 1.0, vector=[1, 0]), hit("again", 0.9, vector=[1, 0]), hit("unknown", 0.5)]
     assert names(diversify(hits, 2, 0.5)) == ["a", "unknown"]

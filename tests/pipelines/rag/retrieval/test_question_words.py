@@ -6,7 +6,7 @@ from pipelines.rag.retrieval.question_words import mentions_subject, subject_wor
 from tests.pipelines.rag.retrieval.hits import hit
 
 
-def test_subjects_are_what_a_question_is_about() -> None:
+def test_subject_words_leave_out_common_words() -> None:
     assert subject_words("What does max_num_seqs do, and how is it set?") == {"max_num_seqs", "set"}
     assert subject_words("What is it?") == frozenset()
 
@@ -19,7 +19,7 @@ def test_subjects_are_what_a_question_is_about() -> None:
         ("shippings", False),
     ],
 )
-def test_a_chunk_names_half_of_the_words(text: str, expected: bool) -> None:
+def test_a_chunk_mentions_half_of_the_words(text: str, expected: bool) -> None:
     assert mentions_subject(hit("d", text=text), frozenset({"shipping", "parcels", "days"})) is expected
 
 
@@ -30,5 +30,5 @@ def test_heading_and_title_count_too() -> None:
     assert not mentions_subject(hit("d", text="256"), words)
 
 
-def test_a_question_about_nothing_is_named_by_nothing() -> None:
+def test_no_chunk_mentions_an_empty_subject() -> None:
     assert not mentions_subject(hit("d", text="anything"), frozenset())

@@ -207,7 +207,7 @@ async def switched(tmp_path: Path) -> Switched:
     return store
 
 
-async def test_a_store_that_is_down_is_told_with_the_models_name_until_it_is_back(
+async def test_a_store_that_is_down_is_named_with_the_model_until_it_is_back(
     tmp_path: Path, switched: Switched
 ) -> None:
     switched.is_down = True
@@ -221,7 +221,7 @@ async def test_a_store_that_is_down_is_told_with_the_models_name_until_it_is_bac
     await switched.close()
 
 
-async def test_a_reranker_that_does_not_serve_is_told_with_its_name(tmp_path: Path, library: DocumentLibrary) -> None:
+async def test_a_reranker_that_does_not_serve_is_named(tmp_path: Path, library: DocumentLibrary) -> None:
     async with loaded(tmp_path, library, parameter("reranker", "ranker")) as model:
         error = await refusal(model, "queue", vectors=[QUEUE])
     assert error.code is ErrorCode.UNAVAILABLE

@@ -12,7 +12,7 @@ def asked(trial: IndexTrial, *found: int) -> None:
         trial.record(range(found[number % len(found)]), RIGHT)
 
 
-def test_an_index_that_finds_enough_is_believed() -> None:
+def test_an_index_that_finds_enough_is_trusted() -> None:
     trial = IndexTrial(100_000, 200)
     for _ in range(15):
         trial.record(RIGHT, RIGHT)
@@ -23,7 +23,7 @@ def test_an_index_that_finds_enough_is_believed() -> None:
     assert (trial.is_decided, trial.ef_search) == (True, 200)
 
 
-def test_one_that_finds_too_few_looks_at_more_and_is_asked_anew() -> None:
+def test_an_index_that_finds_too_few_is_tried_with_a_greater_ef_search() -> None:
     trial = IndexTrial(100_000, 200)
     asked(trial, 9, 10)
     assert (trial.is_decided, trial.ef_search) == (False, 500)
@@ -31,7 +31,7 @@ def test_one_that_finds_too_few_looks_at_more_and_is_asked_anew() -> None:
     assert (trial.is_decided, trial.ef_search) == (True, 500)
 
 
-def test_one_that_never_finds_enough_is_not_asked_again() -> None:
+def test_an_index_that_never_finds_enough_is_given_up() -> None:
     trial = IndexTrial(100_000, 200)
     for ef_search in (500, 1000, None):
         asked(trial, 5)
@@ -39,14 +39,14 @@ def test_one_that_never_finds_enough_is_not_asked_again() -> None:
     assert trial.is_decided
 
 
-def test_questions_with_no_answer_tell_nothing() -> None:
+def test_questions_without_hits_do_not_count() -> None:
     trial = IndexTrial(100_000, 200)
     for _ in range(100):
         trial.record((), ())
     assert not trial.is_decided
 
 
-def test_where_comparing_all_would_take_too_long_the_index_is_believed() -> None:
+def test_an_index_of_a_huge_collection_is_trusted_without_a_trial() -> None:
     assert IndexTrial(1_000_001, 200).is_decided
 
 

@@ -119,7 +119,7 @@ async def test_what_was_just_deleted_takes_no_places(indexed: Indexed) -> None:
     assert [hit.key for hit in await nearest(indexed.store, query)] == indexed.nearest(query, 10)
 
 
-async def test_more_than_the_index_looks_at_are_found(indexed: Indexed) -> None:
+async def test_more_chunks_than_the_index_examines_are_found(indexed: Indexed) -> None:
     query = unit_vectors(1, 6)[0]
     for limit in (500, 1500, 5000):
         assert len(await nearest(indexed.store, query, limit=limit)) == min(limit, len(indexed.vectors))
@@ -147,7 +147,7 @@ async def test_words_are_found_with_and_without_a_filter_among_many(indexed: Ind
         (7_000, 100_000, 40, None),
     ],
 )
-def test_how_many_the_index_looks_at(num_chunks: int, num_all: int, limit: int, expected: int | None) -> None:
+def test_how_many_chunks_the_index_examines(num_chunks: int, num_all: int, limit: int, expected: int | None) -> None:
     row = CollectionRow(1, 10, CollectionInfo(CollectionSpec("docs", "encoder", 384), 1, num_all, 0.0))
     is_filtered = num_chunks < num_all
     scope = SearchScope(row, num_chunks, ("true", []) if is_filtered else None)
@@ -159,7 +159,7 @@ def test_vectors_too_long_for_the_index_are_compared() -> None:
     assert index_search_width(SearchScope(row, 10_000, None), 10, TUNING.max_compared) is None
 
 
-async def test_an_index_that_finds_too_few_is_not_believed(filled: str) -> None:
+async def test_an_index_that_finds_too_few_is_not_trusted(filled: str) -> None:
     """All are compared until the index, with a greater `ef_search` than 1, is known to find enough."""
     url = shared_server().url(shared_server().create_database(filled))
     store = PostgresStore(url, tuning=SearchTuning(max_compared=300, min_ef_search=1))

@@ -201,7 +201,7 @@ async def test_many_may_make_the_file_at_once(tmp_path: Path) -> None:
             await store.close()
 
 
-async def test_a_lock_that_is_never_given_back_is_an_error_and_no_harm(tmp_path: Path) -> None:
+async def test_a_lock_that_is_never_released_is_an_error_and_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "rag.sqlite"
     await filled(path)
     async with opened(path, IMPATIENT) as store:
