@@ -24,8 +24,8 @@ from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
 from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library
-from pipelines.rag.retriever.backend import RetrieverBackend
+from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retriever import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.stages.backend import replace_python_stage
@@ -91,17 +91,17 @@ class Lent:
     response_cache: CacheStore | None = None
     rate_limiter: RateLimiter | None = None
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
-    library: Library | None = None
+    library: DocumentLibrary | None = None
 
 
-def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Library:
+def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> DocumentLibrary:
     """Of the store that is opened when it is first wanted. `models` are asked for when a text is to be encoded.
 
     Raises ConfigError.
     """
     with _as_config_error():
         store = open_store(options.store_place())
-    return Library(store, lambda name: TextEncoder(models(), name), options.library_settings())
+    return DocumentLibrary(store, lambda name: TextEncoder(models(), name), options.library_settings())
 
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:

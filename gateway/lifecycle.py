@@ -195,10 +195,10 @@ class Server:
 
     async def _read_documentation(self, service: "InferenceService") -> None:
         """So that the bundled pipeline has something to answer from; what was read by an earlier server is there."""
-        from gateway.documentation import read_documentation
+        from gateway.documentation import ingest_documentation
 
         if self._config.rag.is_served and service.library is not None:
-            await read_documentation(service.library)
+            await ingest_documentation(service.library)
 
     async def _start_engine(self) -> None:
         if self._engine is not None:

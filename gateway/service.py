@@ -16,7 +16,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.services import recorded
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import TextEvent, TextRequest
 from serving.model import Model
@@ -46,7 +46,7 @@ class InferenceService:
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
-        library: Library | None = None,
+        library: DocumentLibrary | None = None,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         """`closes_last` are called when everything else is closed. `library` None: no collections of documents."""

@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.figures import BenchmarkError, Figure
 from benchmarks.rag.corpus import COLLECTION, python_corpus
 from benchmarks.server import running_server
-from pipelines.rag.library import Library
+from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
 
@@ -92,7 +92,7 @@ async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
     return figures
 
 
-async def _put_office(library: Library) -> None:
+async def _put_office(library: DocumentLibrary) -> None:
     for path in sorted((DATA / "office").glob("*.md")):
         await library.put(OFFICE, Upload(path.name, path.read_bytes(), DocumentFormat.MARKDOWN))
 

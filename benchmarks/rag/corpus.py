@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.figures import BenchmarkError
 from gateway.bundled import models_folder
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.opening import open_store
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
@@ -27,7 +27,7 @@ _PAGES = r"library/|tutorial/|faq/|howto/|reference/|using/"
 class Corpus:
     """A library with the collection `python`, and what filling it took; 0 documents where it was there already."""
 
-    library: Library
+    library: DocumentLibrary
     num_documents: int
     num_chunks: int
     seconds: float
@@ -41,7 +41,7 @@ async def python_corpus(
     folder = _pages_folder(out)
     async with bundled_models("query_encoder") as repository:
         store = open_store(str(out / "rag" / "python.sqlite"))
-        library = Library(store, lambda name: TextEncoder(repository, name), settings or LibrarySettings())
+        library = DocumentLibrary(store, lambda name: TextEncoder(repository, name), settings or LibrarySettings())
         try:
             yield await _filled(library, folder, say)
         finally:
@@ -71,7 +71,7 @@ def _pages_folder(out: Path) -> Path:
     return source.folder(out / "rag")
 
 
-async def _filled(library: Library, folder: Path, say: Callable[[str], None]) -> Corpus:
+async def _filled(library: DocumentLibrary, folder: Path, say: Callable[[str], None]) -> Corpus:
     pages = _pages(folder)
     started, num_put, num_chunks = time.perf_counter(), 0, 0
     for number, path in enumerate(pages):

@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Target
 from benchmarks.rag.corpus import COLLECTION, Corpus, python_corpus
 from gateway.bundled import models_folder
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
-from pipelines.rag.retriever.asked import settings_of
+from pipelines.rag.retriever import parse_settings
 from pipelines.rag.types import Hit, RetrievalMode
 
 QUESTIONS = Path(__file__).parent / "data" / "python_questions.jsonl"
@@ -69,7 +69,7 @@ async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
 def bundled_options() -> SearchOptions:
     """How the bundled retriever searches."""
     text = (models_folder() / "retriever" / "config.pbtxt").read_text()
-    return settings_of(text_format.Parse(text, ModelConfig())).options
+    return parse_settings(text_format.Parse(text, ModelConfig())).options
 
 
 def _with_target(figure: Figure, best: float) -> Figure:

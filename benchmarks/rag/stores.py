@@ -20,8 +20,8 @@ from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import (
     CandidateQuery,
-    Chunk,
     CollectionSpec,
+    DocumentChunk,
     DocumentFormat,
     DocumentInfo,
     Hit,
@@ -54,10 +54,10 @@ class Corpus:
     queries: Vectors
     questions: Sequence[str]
 
-    def document(self, number: int) -> tuple[StoredDocument, list[Chunk], Vectors]:
+    def document(self, number: int) -> tuple[StoredDocument, list[DocumentChunk], Vectors]:
         rows = slice(number * CHUNKS_A_DOCUMENT, (number + 1) * CHUNKS_A_DOCUMENT)
         texts = self.texts[rows]
-        chunks = [Chunk(index, text, "", 0, len(text), _WORDS_A_CHUNK) for index, text in enumerate(texts)]
+        chunks = [DocumentChunk(index, text, "", 0, len(text), _WORDS_A_CHUNK) for index, text in enumerate(texts)]
         info = DocumentInfo(
             id=f"{number:06}",
             title=f"document {number}",

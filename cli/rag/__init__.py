@@ -1,1 +1,1 @@
-"""`sluice rag`: documents into a running server, questions to it."""
+"""`sluice rag`: a client that puts documents into a running server and asks questions of them."""

@@ -1,30 +1,73 @@
-"""The RAG routes of a running server, as `sluice rag` calls them."""
+"""Calls the RAG routes of a running server. Error messages are for the user."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 import orjson
 
-from cli.rag.events import Event, events_of
-from cli.rag.failures import Broken, RagError, Refused, Unreachable
 from gateway.options.rag_client import ClientOptions
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 
 JsonObject = dict[str, Any]
 
+DONE = "[DONE]"
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
-"""A long document is parsed and encoded before the server says anything, after those that came before it."""
+"""Timeout for a response. The server parses and encodes a long document, after earlier ones, before it responds."""
 _PAGE = 1000
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_COMMON_PARAMS = ("collection", "collection_key")
+"""Parameters that are the same for all documents of an ingestion."""
+
+
+class RagError(Exception):
+    """Raised if a command cannot go on."""
+
+
+class UnreachableError(RagError):
+    """Raised if there is no server, or if it stopped responding."""
+
+
+class BrokenConnectionError(UnreachableError):
+    """Raised if the connection ended within a request, which servers do to bodies that they reject unread."""
+
+
+class RejectedRequestError(RagError):
+    """Raised if the server rejected a request. `param` names the field at fault, "" if the server names none.
+
+    `retry_after_s` are the seconds after which the server asks to try again, None if it does not say.
+    """
+
+    def __init__(self, message: str, status: int, retry_after_s: float | None = None, param: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.param = param
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later: the server is overloaded, or a part of it is down."""
+        return self.status in (429, 503)
+
+    @property
+    def is_document_error(self) -> bool:
+        """Whether the error concerns one document, so that another one may succeed."""
+        return self.status in (400, 413, 422, 500, 504) and self.param not in _COMMON_PARAMS
+
+
+class AnswerEvent(NamedTuple):
+    """An event of a streamed answer with its JSON. The last event of a complete answer is DONE, without payload."""
+
+    name: str
+    payload: Any
 
 
 class RagClient:
-    """One server. Every method raises Unreachable and Refused."""
+    """A client of one server. Every method raises UnreachableError and RejectedRequestError."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.url = options.url
@@ -32,7 +75,7 @@ class RagClient:
             headers=_headers(options),
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
             limits=httpx.Limits(max_connections=None),
-            trust_env=urlsplit(options.url).hostname not in _LOOPBACK,  # a proxy would look for it on itself
+            trust_env=urlsplit(options.url).hostname not in _LOOPBACK,  # a proxy's loopback is another machine
         )
 
     async def __aenter__(self) -> Self:
@@ -44,17 +87,19 @@ class RagClient:
         await self._http.aclose()
 
     async def collections(self) -> list[JsonObject]:
-        found: list[JsonObject] = (await self._ask("GET", "/collections"))["data"]
+        found: list[JsonObject] = (await self._request("GET", "/collections"))["data"]
         return found
 
     async def delete_collection(self, name: str) -> None:
-        await self._ask("DELETE", f"/collections/{_quoted(name)}")
+        await self._request("DELETE", f"/collections/{_quoted(name)}")
 
     async def documents(self, collection: str) -> AsyncIterator[JsonObject]:
-        """All of them, by id."""
+        """Yield all documents of the collection by id, page by page."""
         after, has_more = "", True
         while has_more:
-            page = await self._ask("GET", f"/{_quoted(collection)}/documents", params={"after": after, "limit": _PAGE})
+            page = await self._request(
+                "GET", f"/{_quoted(collection)}/documents", params={"after": after, "limit": _PAGE}
+            )
             for document in page["data"]:
                 yield document
                 after = document["id"]
@@ -63,63 +108,65 @@ class RagClient:
     async def put_document(
         self, collection: str, document_id: str, content: AsyncGenerator[bytes, None], size_bytes: int, force: bool
     ) -> JsonObject:
-        """The document as it is; its format is for the server to see."""
+        """Send a document's bytes. The server detects its format."""
         headers = {"content-type": "application/octet-stream", "content-length": str(size_bytes)}
         path = _document_path(collection, document_id)
-        return await self._ask("PUT", path, content=content, headers=headers, params=_force(force))
+        return await self._request("PUT", path, content=content, headers=headers, params=_force(force))
 
     async def post_document(self, collection: str, document: Mapping[str, Any], force: bool) -> JsonObject:
-        """The document as JSON."""
+        """Send a document as JSON."""
         path = f"/{_quoted(collection)}/documents"
-        answer = await self._ask("POST", path, json=document, params=_force(force))
-        [told] = answer["data"]
-        result: JsonObject = told
-        return result
+        response = await self._request("POST", path, json=document, params=_force(force))
+        [result] = response["data"]
+        document_result: JsonObject = result
+        return document_result
 
     async def delete_document(self, collection: str, document_id: str) -> None:
-        await self._ask("DELETE", _document_path(collection, document_id))
+        await self._request("DELETE", _document_path(collection, document_id))
 
     async def search(self, collection: str, fields: Mapping[str, Any]) -> JsonObject:
-        return await self._ask("POST", f"/{_quoted(collection)}/search", json=fields)
+        return await self._request("POST", f"/{_quoted(collection)}/search", json=fields)
 
     async def query(self, collection: str, fields: Mapping[str, Any]) -> JsonObject:
-        """The whole answer."""
-        return await self._ask("POST", f"/{_quoted(collection)}/query", json=fields)
+        """Return the whole answer."""
+        return await self._request("POST", f"/{_quoted(collection)}/query", json=fields)
 
     @asynccontextmanager
     async def query_events(
         self, collection: str, fields: Mapping[str, Any]
-    ) -> AsyncIterator[AsyncGenerator[Event, None]]:
-        """The answer as it comes."""
+    ) -> AsyncIterator[AsyncGenerator[AnswerEvent, None]]:
+        """Stream the answer."""
         url = f"{self.url}/v1/rag/{_quoted(collection)}/query"
-        with self._failures():
+        with self._translate_errors():
             async with self._http.stream("POST", url, json={**fields, "stream": True}) as response:
                 if response.status_code >= 400:
                     await response.aread()
-                    raise _refusal(response)
-                yield events_of(response.aiter_bytes())
+                    raise _rejection(response)
+                yield parse_events(response.aiter_bytes())
 
-    async def _ask(self, method: str, path: str, **settings: Any) -> JsonObject:
-        with self._failures():
+    async def _request(self, method: str, path: str, **settings: Any) -> JsonObject:
+        with self._translate_errors():
             response = await self._http.request(method, f"{self.url}/v1/rag{path}", **settings)
         if response.status_code >= 400:
-            raise _refusal(response)
-        answer = _json(response)
-        if answer is None:
+            raise _rejection(response)
+        payload = _parse_object(response)
+        if payload is None:
             raise RagError(f"{self.url} did not answer as Sluice does; is another server there?")
-        return answer
+        return payload
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """What httpx raises, in words."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of httpx into RagErrors with messages for the user."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise Unreachable(f"no server listens at {self.url}; start one with: sluice serve") from None
+            raise UnreachableError(f"no server listens at {self.url}; start one with: sluice serve") from None
         except httpx.TimeoutException:
-            raise Unreachable(f"{self.url} did not answer within {_SILENCE_S:.0f} s") from None
+            raise UnreachableError(f"{self.url} did not answer within {_SILENCE_S:.0f} s") from None
         except httpx.TransportError as error:
-            raise Broken(f"the connection to {self.url} broke ({str(error) or type(error).__name__})") from None
+            raise BrokenConnectionError(
+                f"the connection to {self.url} broke ({str(error) or type(error).__name__})"
+            ) from None
         except httpx.InvalidURL as error:
             raise RagError(f"{self.url}: {error}") from None
 
@@ -129,7 +176,7 @@ def _headers(options: ClientOptions) -> dict[str, str]:
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"
     if options.collection_key is not None:
-        headers[keys.HEADER] = options.collection_key
+        headers[owner_keys.HEADER] = options.collection_key
     return headers
 
 
@@ -145,8 +192,8 @@ def _force(force: bool) -> dict[str, str]:
     return {"force": "true"} if force else {}
 
 
-def _refusal(response: httpx.Response) -> Refused:
-    body = _json(response) or {}
+def _rejection(response: httpx.Response) -> RejectedRequestError:
+    body = _parse_object(response) or {}
     error = body.get("error")
     message, param = (error.get("message"), error.get("param")) if isinstance(error, dict) else (error, None)
     if not isinstance(message, str):
@@ -157,13 +204,38 @@ def _refusal(response: httpx.Response) -> Refused:
         message += " (sluice rag: set SLUICE_API_KEY)"
     after = response.headers.get("retry-after", "")
     retry_after_s = float(after) if after.isascii() and after.isdigit() else None
-    return Refused(message, response.status_code, retry_after_s, param if isinstance(param, str) else "")
+    return RejectedRequestError(message, response.status_code, retry_after_s, param if isinstance(param, str) else "")
 
 
-def _json(response: httpx.Response) -> JsonObject | None:
-    """The answer's object; None where it is none."""
+def _parse_object(response: httpx.Response) -> JsonObject | None:
+    """Return the response's JSON object, None if its body is not one."""
     try:
-        answer = orjson.loads(response.content)
+        value = orjson.loads(response.content)
     except orjson.JSONDecodeError:
         return None
-    return answer if isinstance(answer, dict) else None
+    return value if isinstance(value, dict) else None
+
+
+# --- server-sent events
+
+
+async def parse_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[AnswerEvent, None]:
+    """Yield the events in `chunks`, which may be cut anywhere. An incomplete last event is dropped."""
+    rest = b""
+    async for chunk in chunks:
+        *frames, rest = (rest + chunk).split(b"\n\n")
+        for frame in frames:
+            yield _parse_event(frame)
+
+
+def _parse_event(frame: bytes) -> AnswerEvent:
+    name, payload = "message", b"null"
+    for line in frame.split(b"\n"):  # not splitlines(): the text itself may contain U+2028
+        field, _, value = line.partition(b": ")
+        if field == b"event":
+            name = value.decode()
+        elif field == b"data":
+            payload = value
+    if payload == DONE.encode():
+        return AnswerEvent(DONE, None)
+    return AnswerEvent(name, orjson.loads(payload))

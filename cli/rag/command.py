@@ -1,11 +1,11 @@
-"""`sluice rag`: put documents into a running server, and ask questions of them."""
+"""The command `sluice rag`: puts documents into a running server's collections and asks questions of them."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cli.rag.arguments import Arguments, parse
+from cli.rag.arguments import Arguments, parse_arguments
 from gateway.options.arguments import FAILED, USAGE_ERROR
 from gateway.options.config import read_client_options
 from gateway.options.option import ConfigError
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 def command(argv: list[str]) -> int:
     """Put documents into a running server's collections, and ask questions of them."""
-    arguments = parse(argv)
+    arguments = parse_arguments(argv)
     prefix = f"sluice rag {arguments.command}: error: "
     try:
         options = read_client_options(arguments.server)
     except ConfigError as error:
         sys.stderr.write(f"{prefix}{error}\n")
         return USAGE_ERROR
-    # What they import is wanted only once the options are right.
-    from cli.rag.client import RagClient
-    from cli.rag.failures import FilesError, RagError
+    # Imported late: bad options should be reported fast.
+    from cli.rag.client import RagClient, RagError
+    from cli.rag.local_documents import FilesError
 
     async def run() -> int:
         async with RagClient(options) as client:
-            return await _work(arguments.command)(client, arguments)
+            return await _find_command(arguments.command)(client, arguments)
 
     try:
         return asyncio.run(run())
@@ -41,27 +41,27 @@ def command(argv: list[str]) -> int:
         return FAILED
 
 
-def _work(name: str) -> Callable[["RagClient", Arguments], Coroutine[Any, Any, int]]:
-    """What does a command's work and returns its exit code."""
+def _find_command(name: str) -> Callable[["RagClient", Arguments], Coroutine[Any, Any, int]]:
+    """Return the function that runs a command and returns its exit code. Imports only what that command needs."""
     match name:
         case "ingest":
             from cli.rag.ingest import ingest
 
             return ingest
         case "query":
-            from cli.rag.asking import query
+            from cli.rag.query import query
 
             return query
         case "search":
-            from cli.rag.asking import search
+            from cli.rag.query import search
 
             return search
         case "list":
-            from cli.rag.listing import listed
+            from cli.rag.collections import list_contents
 
-            return listed
+            return list_contents
         case "delete":
-            from cli.rag.delete import delete
+            from cli.rag.collections import delete_contents
 
-            return delete
+            return delete_contents
     raise AssertionError(f"the command line took {name}")

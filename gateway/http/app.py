@@ -38,7 +38,7 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     app.include_router(health.router(service))
     app.include_router(openai_routes.router(service, config))
     if service.library is not None:
-        app.include_router(rag_routes.router(service, service.library, config))
+        app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)
     _describe_v2(app)
     restrictions = Restrictions(config.http.restrictions)

@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.http.scheduling import OPENAPI_PARAMETERS
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 
 _COLLECTION_KEY: dict[str, Any] = {
-    "name": keys.HEADER,
+    "name": owner_keys.HEADER,
     "in": "header",
     "schema": {"type": "string"},
     "description": "The owner's key of the collection that a pipeline looks into, where it has one.",

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from pipelines.text.citations import to_json_objects
 from pipelines.text.types import TextDetail, TextEvent
 
@@ -18,7 +18,7 @@ def step_parameters(
         "top_k": top_k,
         "mode": mode,
         "filter": orjson.dumps(filter).decode() if filter else None,
-        keys.PARAMETER: collection_key or None,
+        owner_keys.PARAMETER: collection_key or None,
     }
     return {name: value for name, value in sent.items() if value is not None}
 

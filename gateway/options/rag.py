@@ -87,7 +87,7 @@ class RagOptions:
 
     def library_settings(self) -> "LibrarySettings":
         """The library's part."""
-        from pipelines.rag.chunking.chunker import ChunkOptions
+        from pipelines.rag.chunker import ChunkOptions
         from pipelines.rag.documents.parse import ParseLimits
         from pipelines.rag.library import LibrarySettings
 

@@ -1,14 +1,19 @@
-"""Texts to vectors, by any model of the repository."""
+"""Encodes texts as vectors with a model of the repository."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.rag.encoding.estimate import estimated_starts
-from pipelines.rag.encoding.faces import Face, face_of, tokenizer_of
-from pipelines.rag.encoding.output import vector_output, vectors_of
+from pipelines.rag.encoder_signature import (
+    EncoderInputs,
+    choose_inputs,
+    find_tokenizer,
+    find_vector_output,
+    read_vectors,
+)
 from pipelines.rag.types import Vector, Vectors
 from serving.backend import ModelLookup
 from serving.call import infer_one
@@ -18,34 +23,36 @@ from serving.spec import TensorSpec
 from sluice.errors import ErrorCode, SluiceError
 
 _NUM_PARALLEL = 2
-"""Requests of one call at once: one is being gathered while another runs. Models that do not batch get more."""
+"""Concurrent requests of one call: one gathers its batch while another runs. Models that do not batch get more."""
 _NUM_PARALLEL_ROWS = 16
 _MAX_REQUEST_CHARS = 4_000
-"""About 1,000 tokens, 0.1 s of a processor core for the bundled encoder: longer batches are no faster, and a question
-may have to wait for one."""
+"""About 1,000 tokens, 0.1 s of one core for the bundled encoder. Longer batches are no faster, and delay questions."""
 _DOCUMENT_PRIORITY = 2
-"""Behind questions, where the model has priority levels."""
-_PROBE = "word"
+"""Priority level behind that of questions, for models that have priority levels."""
+_PROBE_TEXT = "word"
+_TOKEN_LIKE = re.compile(r"[^\W\d_]{1,5}|\d{1,3}|[^\w\s]|_", re.UNICODE)
+"""Matches at most five letters, three digits or one sign. English has about 4.5 letters a token, so this counts
+slightly too many: chunks come out rather too short than cut off by the encoder."""
 _QUERY_PREFIX, _DOCUMENT_PREFIX = "query_prefix", "document_prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoder:
-    """The model as it is now."""
+    """The currently loaded version of an encoder model with its I/O signature."""
 
     model: Model
-    face: Face
+    inputs: EncoderInputs
     output: TensorSpec
 
     def prefix(self, parameter: str) -> str:
         parameters = self.model.config.parameters
         return str(parameters[parameter].string_value) if parameter in parameters else ""
 
-    async def vectors(self, texts: Sequence[str], priority: int = 0) -> Vectors:
-        """[len(texts), dim], for at most as many texts as the model takes at once."""
-        rows = await self.face.rows(texts)
-        request = InferRequest(rows.inputs, requested_outputs=(self.output.name,), priority=priority, protocol="rag")
-        vectors = vectors_of(await infer_one(self.model, request), self.model.spec, self.output, rows.mask)
+    async def encode(self, texts: Sequence[str], priority: int = 0) -> Vectors:
+        """Encode at most `inputs.max_rows` texts as [len(texts), dim] in one request."""
+        batch = await self.inputs.build_batch(texts)
+        request = InferRequest(batch.inputs, requested_outputs=(self.output.name,), priority=priority, protocol="rag")
+        vectors = read_vectors(await infer_one(self.model, request), self.model.spec, self.output, batch.mask)
         if len(vectors) != len(texts):
             message = f"model '{self.model.name}' gave {len(vectors)} vectors for {len(texts)} texts"
             raise SluiceError(ErrorCode.INTERNAL, message)
@@ -53,10 +60,10 @@ class _Encoder:
 
 
 class TextEncoder:
-    """A repository model that makes vectors of texts. Looks its model up for each call, so that a reload is seen.
+    """Encodes texts with the repository model `name`, which it looks up on every call so that a reload takes effect.
 
-    Its parameters `query_prefix` and `document_prefix` are put before texts, `tokenizer_model` names whose tokens it
-    counts in (docs/rag.md).
+    The model's parameters `query_prefix` and `document_prefix` are prepended to texts; `tokenizer_model` names the
+    tokenizer that counts its tokens (docs/rag.md).
     """
 
     def __init__(self, models: ModelLookup, name: str) -> None:
@@ -64,42 +71,43 @@ class TextEncoder:
         self._models = models
 
     async def dim(self) -> int:
-        """The length of its vectors. Raises as `encode_documents`."""
+        """Return the length of the model's vectors. Raises as `encode_documents` does."""
         encoder = self._encoder()
         declared = encoder.output.dims[-1]
         if declared > 0:
             return declared
-        return int((await self._asked(encoder, [_PROBE])).shape[1])
+        return int((await self._encode(encoder, [_PROBE_TEXT])).shape[1])
 
     async def encode_documents(self, texts: Sequence[str]) -> Vectors:
-        """[len(texts), dim] float32, each of length 1, with the model's prefix for documents.
+        """Return [len(texts), dim] float32, each row of length 1, of the texts with the model's document prefix.
 
-        Raises SluiceError UNAVAILABLE, which names the model, where it does not serve, INVALID where it is no encoder.
+        Raises SluiceError UNAVAILABLE, which names the model, if it does not serve, and INVALID if it is no encoder.
         """
         if not texts:
             return np.zeros((0, await self.dim()), np.float32)
         encoder = self._encoder()
         prefix = encoder.prefix(_DOCUMENT_PREFIX)
-        return await self._encoded(encoder, [_sound(prefix + text) for text in texts])
+        return await self._encode_batches(encoder, [_replace_surrogates(prefix + text) for text in texts])
 
     async def encode_query(self, text: str) -> Vector:
-        """[dim] float32 of length 1, with the model's prefix for queries."""
+        """Return [dim] float32 of length 1, of the text with the model's query prefix. Raises as `encode_documents`."""
         encoder = self._encoder()
-        vector: Vector = (await self._asked(encoder, [_sound(encoder.prefix(_QUERY_PREFIX) + text)]))[0]
+        vectors = await self._encode(encoder, [_replace_surrogates(encoder.prefix(_QUERY_PREFIX) + text)])
+        vector: Vector = vectors[0]
         return vector
 
     async def token_starts(self, text: str) -> list[int]:
-        """Where each of the model's tokens begins in `text`, in characters: what chunks are measured by.
+        """Return the character offset at which each of the model's tokens begins in `text`, ascending.
 
-        Estimated where the server has no tokenizer for the model.
+        The offsets are estimated if the server has no tokenizer for the model.
         """
         model = self._model()
         try:
-            tokenizer = tokenizer_of(model, self._models)
+            tokenizer = find_tokenizer(model, self._models)
         except SluiceError as error:
-            raise self._named(error) from error
-        starts = estimated_starts if tokenizer is None else tokenizer.tokenizer.starts
-        return await asyncio.to_thread(lambda: starts(_sound(text)))
+            raise self._name_model(error) from error
+        starts = estimate_token_starts if tokenizer is None else tokenizer.tokenizer.starts
+        return await asyncio.to_thread(lambda: starts(_replace_surrogates(text)))
 
     def _model(self) -> Model:
         try:
@@ -112,62 +120,69 @@ class TextEncoder:
     def _encoder(self) -> _Encoder:
         model = self._model()
         try:
-            return _Encoder(model, face_of(model, self._models), vector_output(model.spec))
+            return _Encoder(model, choose_inputs(model, self._models), find_vector_output(model.spec))
         except SluiceError as error:
-            raise self._named(error) from error
+            raise self._name_model(error) from error
 
-    async def _encoded(self, encoder: _Encoder, texts: Sequence[str]) -> Vectors:
-        """Texts of like length together, few requests at once. The first that fails ends the others."""
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        groups = _groups(texts, order, encoder.face.max_rows)
+    async def _encode_batches(self, encoder: _Encoder, texts: Sequence[str]) -> Vectors:
+        """Encode texts in batches of similar length, a few requests at a time. The first failure cancels the others."""
+        batches = _split_batches(texts, encoder.inputs.max_rows)
         parts: list[tuple[list[int], Vectors]] = []
 
         async def work() -> None:
-            for group in groups:
-                parts.append((group, await self._asked(encoder, [texts[i] for i in group], _DOCUMENT_PRIORITY)))
+            for batch in batches:
+                parts.append((batch, await self._encode(encoder, [texts[i] for i in batch], _DOCUMENT_PRIORITY)))
 
-        num_workers = max(_NUM_PARALLEL, _NUM_PARALLEL_ROWS // encoder.face.max_rows)
+        num_workers = max(_NUM_PARALLEL, _NUM_PARALLEL_ROWS // encoder.inputs.max_rows)
         workers = [asyncio.create_task(work()) for _ in range(num_workers)]
         try:
             await asyncio.gather(*workers)
         finally:
             for worker in workers:
                 worker.cancel()
-        return _in_order(parts)
+        return _restore_order(parts)
 
-    async def _asked(self, encoder: _Encoder, texts: Sequence[str], priority: int = 0) -> Vectors:
+    async def _encode(self, encoder: _Encoder, texts: Sequence[str], priority: int = 0) -> Vectors:
         try:
-            return await encoder.vectors(texts, priority)
+            return await encoder.encode(texts, priority)
         except SluiceError as error:
-            raise self._named(error) from error
+            raise self._name_model(error) from error
 
-    def _named(self, error: SluiceError) -> SluiceError:
+    def _name_model(self, error: SluiceError) -> SluiceError:
         code = ErrorCode.UNAVAILABLE if error.code is ErrorCode.NOT_FOUND else error.code
         message = f"encoder '{self.name}': {error.message}"
         return SluiceError(code, message, param=error.param, retry_after_s=error.retry_after_s)
 
 
-def _sound(text: str) -> str:
-    """With question marks for halves of surrogate pairs, which some PDFs hold and no tokenizer takes. As long."""
+def estimate_token_starts(text: str) -> list[int]:
+    """Return roughly where tokens begin, for encoders whose tokenizer the server does not have. Blocks on long texts.
+
+    The offsets are in characters, ascending.
+    """
+    return [match.start() for match in _TOKEN_LIKE.finditer(text)]
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which some PDFs contain and no tokenizer accepts, by question marks. Keeps offsets."""
     return text.encode(errors="replace").decode()
 
 
-def _in_order(parts: Sequence[tuple[Sequence[int], Vectors]]) -> Vectors:
-    """Each group's vectors at its indices."""
+def _split_batches(texts: Sequence[str], max_rows: int) -> Iterator[list[int]]:
+    """Yield the indices of `texts`, shortest text first, in batches within `max_rows` and _MAX_REQUEST_CHARS."""
+    batch: list[int] = []
+    num_chars = 0
+    for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
+        if batch and (len(batch) == max_rows or num_chars + len(texts[index]) > _MAX_REQUEST_CHARS):
+            yield batch
+            batch, num_chars = [], 0
+        batch.append(index)
+        num_chars += len(texts[index])
+    yield batch
+
+
+def _restore_order(parts: Sequence[tuple[Sequence[int], Vectors]]) -> Vectors:
+    """Join the batches' vectors in the order of their texts."""
     joined = np.concatenate([vectors for _, vectors in parts])
     vectors = np.empty_like(joined)
-    vectors[[index for group, _ in parts for index in group]] = joined
+    vectors[[index for batch, _ in parts for index in batch]] = joined
     return vectors
-
-
-def _groups(texts: Sequence[str], order: Sequence[int], max_rows: int) -> Iterator[list[int]]:
-    """The indices of `order` in requests that no model and no waiting question is hurt by."""
-    group: list[int] = []
-    num_chars = 0
-    for index in order:
-        if group and (len(group) == max_rows or num_chars + len(texts[index]) > _MAX_REQUEST_CHARS):
-            yield group
-            group, num_chars = [], 0
-        group.append(index)
-        num_chars += len(texts[index])
-    yield group

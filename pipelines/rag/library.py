@@ -1,4 +1,4 @@
-"""The collections of one server: what puts documents into them, and what searches them."""
+"""The server's collections: creates them, puts documents into them, and searches them."""
 
 import asyncio
 import re
@@ -11,32 +11,32 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pipelines.rag import keys
-from pipelines.rag.chunking.chunker import ChunkOptions, chunk_document
+from pipelines.rag import owner_keys
+from pipelines.rag.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import (
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     Hit,
     RetrievalMode,
     StoredDocument,
     Vectors,
 )
-from pipelines.rag.upload import Upload, check_id, content_hash_of
+from pipelines.rag.upload import Upload, check_id, hash_content
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_RESERVED = "collections"
-"""A word of the HTTP paths, which no path would reach as a collection."""
+_RESERVED_NAME = "collections"
+"""No HTTP path could reach a collection of this name: `/v1/rag/collections` lists the collections."""
 _RETRY_AFTER_S = 2.0
-_ENCODER_BATCH = 64
-"""Chunks that are made vectors of at once: enough to fill batches, few enough that searches get their turn between."""
+_CHUNKS_PER_ENCODE = 64
+"""Chunks passed to the encoder at once: enough to fill its batches, few enough that searches get their turn between."""
 
 
 class PutStatus(StrEnum):
@@ -47,9 +47,10 @@ class PutStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LibrarySettings:
-    """`encoder` is the model that new collections are made with.
+    """Settings of the document library. `encoder` names the model of collections that are created without one.
 
-    `num_parallel_puts` documents are read at once, and `max_waiting` changes wait for that: each holds its document.
+    At most `num_parallel_puts` documents are changed at once. At most `max_waiting` changes, which hold their document
+    in memory, wait for their turn.
     """
 
     encoder: str = "query_encoder"
@@ -61,51 +62,30 @@ class LibrarySettings:
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What became of an upload."""
+    """The outcome of an upload."""
 
     status: PutStatus
     info: DocumentInfo
 
 
-class Library:
-    """Collections over one store and the encoders of one repository. Event loop's thread only.
+class DocumentLibrary:
+    """Collections in one store, with the encoders of one repository. Used on the event loop's thread only.
 
-    Every method raises SluiceError: NOT_FOUND for a collection that there is not, FORBIDDEN where `key` does not open
-    it, UNAVAILABLE, which names the store or the encoder, where that is down.
+    Every method raises SluiceError: NOT_FOUND if the collection does not exist, FORBIDDEN if `key` does not grant
+    access to it, and UNAVAILABLE, which names the store or the encoder, if that is down.
     """
 
-    def __init__(self, store: Store, encoder_named: Callable[[str], TextEncoder], settings: LibrarySettings) -> None:
+    def __init__(self, store: Store, find_encoder: Callable[[str], TextEncoder], settings: LibrarySettings) -> None:
         self.settings = settings
         self._store = store
-        self._encoder_named = encoder_named
+        self._find_encoder = find_encoder
         self._opening = asyncio.Lock()
         self._is_open = False
         self._open_failure: _OpenFailure | None = None
         self._puts = asyncio.Semaphore(settings.num_parallel_puts)
         self._num_waiting = 0
-        self._documents: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """Of documents that are being changed, so that of two uploads of one id the later wins."""
-
-    async def _opened(self) -> Store:
-        """The store, connected to when it is first wanted: a server that is asked for no documents needs none."""
-        if not self._is_open:
-            asked_s = time.monotonic()
-            async with self._opening:
-                await self._open(asked_s)
-        return self._store
-
-    async def _open(self, asked_s: float) -> None:
-        """Once for all who wait: of a store that is down they all hear at once, not one after the other."""
-        if self._is_open:
-            return
-        if self._open_failure is not None and self._open_failure.at_s >= asked_s:
-            raise SluiceError(self._open_failure.error.code, self._open_failure.error.message)
-        try:
-            await self._store.open()
-        except SluiceError as error:
-            self._open_failure = _OpenFailure(time.monotonic(), error)
-            raise
-        self._is_open = True
+        self._document_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Locks of the documents being changed, by collection and id, so that the later of two uploads wins."""
 
     async def close(self) -> None:
         await self._store.close()
@@ -113,23 +93,23 @@ class Library:
     # --- collections
 
     async def collections(self) -> list[CollectionInfo]:
-        """All of them: their names and sizes are no secret."""
-        return await (await self._opened()).collections()
+        """Return all collections, protected ones too: names and sizes are not secret."""
+        return await (await self._open_store()).collections()
 
     async def collection(self, name: str, key: str = "") -> CollectionInfo:
-        """That one, for who may open it."""
-        info = await (await self._opened()).collection(name)
-        keys.check(info.spec, key)
+        """Return the collection's info. Raises NOT_FOUND and FORBIDDEN."""
+        info = await (await self._open_store()).collection(name)
+        owner_keys.check_access(info.spec, key)
         return info
 
     async def create_collection(self, name: str, encoder: str = "", key: str = "") -> CollectionInfo:
-        """An empty one, owned by `key` where there is one. Raises INVALID for name and key, ALREADY_EXISTS."""
-        check_name(name)
-        keys.check_new(key)
+        """Create an empty collection, owned by `key` unless that is "". Raises INVALID and ALREADY_EXISTS."""
+        check_collection_name(name)
+        owner_keys.check_new_key(key)
         encoder = encoder or self.settings.encoder
-        dim = await self._encoder_named(encoder).dim()
-        hashes = (keys.hash_of(key),) if key else ()
-        return await (await self._opened()).create_collection(CollectionSpec(name, encoder, dim, hashes))
+        dim = await self._find_encoder(encoder).dim()
+        hashes = (owner_keys.hash_key(key),) if key else ()
+        return await (await self._open_store()).create_collection(CollectionSpec(name, encoder, dim, hashes))
 
     async def delete_collection(self, name: str, key: str = "") -> None:
         await self.collection(name, key)
@@ -138,33 +118,33 @@ class Library:
     # --- documents
 
     async def put(self, collection: str, upload: Upload, key: str = "", *, force: bool = False) -> PutResult:
-        """Read, cut, encode and keep the document, in the place of the one of its id; makes the collection if need be.
+        """Parse, chunk, encode and store the document, replacing any of its id. Creates a missing collection.
 
-        One that is there with the same bytes, title and metadata stays as it is, unless `force`: then it is cut and
-        encoded anew, as other settings or another encoder want it. Raises INVALID and TOO_LARGE for
-        documents that cannot be read.
+        A document with the same content, title and metadata stays as it is, unless `force` asks to chunk and encode it
+        again, as after a change of settings or encoder. Raises INVALID and TOO_LARGE for documents that cannot be
+        parsed.
         """
         check_id(upload.id)
-        info = await self._collection_for_put(collection, key)
-        async with self._turn(collection, upload.id):
-            content_hash = await asyncio.to_thread(content_hash_of, upload)
+        info = await self._find_or_create(collection, key)
+        async with self._change(collection, upload.id):
+            content_hash = await asyncio.to_thread(hash_content, upload)
             before = await self._store.document_info(collection, upload.id)
             if before is not None and before.content_hash == content_hash and not force:
                 return PutResult(PutStatus.UNCHANGED, before)
-            encoder = self._encoder_named(info.spec.encoder)
-            document, chunks = await self._read(upload, encoder, content_hash)
-            vectors = await self._encoded(encoder, document, chunks, info.spec.dim)
+            encoder = self._find_encoder(info.spec.encoder)
+            document, chunks = await self._parse(upload, encoder, content_hash)
+            vectors = await self._encode(encoder, document, chunks, info.spec.dim)
             await self._store.put_document(collection, document, chunks, vectors)
             return PutResult(PutStatus.CREATED if before is None else PutStatus.UPDATED, document.info)
 
     async def delete_document(self, collection: str, document_id: str, key: str = "") -> bool:
-        """Whether there was one. No answer rests on it from now on."""
+        """Delete the document and return whether it existed. Searches that start afterwards do not find it."""
         await self.collection(collection, key)
-        async with self._turn(collection, document_id):
+        async with self._change(collection, document_id):
             return await self._store.delete_document(collection, document_id)
 
     async def document(self, collection: str, document_id: str, key: str = "") -> StoredDocument:
-        """Raises NOT_FOUND."""
+        """Return the document with its text. Raises NOT_FOUND."""
         await self.collection(collection, key)
         found = await self._store.document(collection, document_id)
         if found is None:
@@ -173,7 +153,7 @@ class Library:
         return found
 
     async def documents(self, collection: str, after: str = "", limit: int = 100, key: str = "") -> list[DocumentInfo]:
-        """At most `limit`, by id, those after the id `after`."""
+        """Return the first `limit` documents whose ids come after `after`, in order of id."""
         await self.collection(collection, key)
         return await self._store.documents(collection, after, limit)
 
@@ -187,47 +167,47 @@ class Library:
         reranker: Reranker | None = None,
         key: str = "",
     ) -> list[Hit]:
-        """The best chunks. A vector that the search needs and `query` lacks is made by the collection's encoder.
+        """Return the best chunks. The collection's encoder supplies a vector that the search needs and `query` lacks.
 
         Raises INVALID for a question that is too long.
         """
         check_question(query.question)
         info = await self.collection(collection, key)
         if query.vector is None and options.mode is not RetrievalMode.BM25:
-            query = replace(query, vector=await self._encoder_named(info.spec.encoder).encode_query(query.question))
+            query = replace(query, vector=await self._find_encoder(info.spec.encoder).encode_query(query.question))
         return await search(self._store, collection, query, options, reranker)
 
-    # --- how a document is put
+    # --- steps of a put
 
-    async def _collection_for_put(self, name: str, key: str) -> CollectionInfo:
-        with suppress_code(ErrorCode.NOT_FOUND):
+    async def _find_or_create(self, name: str, key: str) -> CollectionInfo:
+        with _suppress_code(ErrorCode.NOT_FOUND):
             return await self.collection(name, key)
-        with suppress_code(ErrorCode.ALREADY_EXISTS):  # where somebody else was faster
+        with _suppress_code(ErrorCode.ALREADY_EXISTS):  # another upload created it in the meantime
             return await self.create_collection(name, key=key)
         return await self.collection(name, key)
 
     @asynccontextmanager
-    async def _turn(self, collection: str, document_id: str) -> AsyncGenerator[None, None]:
-        """One change of a document at a time, in the order in which they came, and few documents at all.
+    async def _change(self, collection: str, document_id: str) -> AsyncGenerator[None, None]:
+        """Wait until this change may run: changes of one document in order of arrival, `num_parallel_puts` in all.
 
-        Raises OVERLOADED where too many wait for that.
+        Raises OVERLOADED if too many changes wait.
         """
         if self._num_waiting >= self.settings.max_waiting:
             message = f"{self._num_waiting} documents wait to be read; send this one again later"
             raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_RETRY_AFTER_S)
-        lock = self._documents.setdefault((collection, document_id), asyncio.Lock())
-        async with AsyncExitStack() as held:
+        lock = self._document_locks.setdefault((collection, document_id), asyncio.Lock())
+        async with AsyncExitStack() as locks:
             self._num_waiting += 1
             try:
-                await held.enter_async_context(lock)
-                await held.enter_async_context(self._puts)
+                await locks.enter_async_context(lock)
+                await locks.enter_async_context(self._puts)
             finally:
                 self._num_waiting -= 1
             yield
 
-    async def _read(
+    async def _parse(
         self, upload: Upload, encoder: TextEncoder, content_hash: str
-    ) -> tuple[StoredDocument, list[Chunk]]:
+    ) -> tuple[StoredDocument, list[DocumentChunk]]:
         parsed = await parse_document(upload.content, upload.format, self.settings.parsing)
         starts = await encoder.token_starts(parsed.text)
         chunks = await asyncio.to_thread(chunk_document, parsed, starts, self.settings.chunks)
@@ -243,27 +223,59 @@ class Library:
         )
         return StoredDocument(info, parsed.text), chunks
 
-    async def _encoded(self, encoder: TextEncoder, document: StoredDocument, chunks: list[Chunk], dim: int) -> Vectors:
-        """A row for each chunk. Encoded is the chunk under its title and headings: they say what it is about."""
-        texts = [_with_place(document.info.title, chunk) for chunk in chunks]
+    async def _encode(
+        self, encoder: TextEncoder, document: StoredDocument, chunks: list[DocumentChunk], dim: int
+    ) -> Vectors:
+        """Return one row for each chunk. A chunk is encoded under its title and headings, which tell its subject."""
+        texts = [_add_place(document.info.title, chunk) for chunk in chunks]
         parts = [
-            await encoder.encode_documents(texts[start : start + _ENCODER_BATCH])
-            for start in range(0, len(texts), _ENCODER_BATCH)
+            await encoder.encode_documents(texts[start : start + _CHUNKS_PER_ENCODE])
+            for start in range(0, len(texts), _CHUNKS_PER_ENCODE)
         ]
         return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
+
+    # --- the store
+
+    async def _open_store(self) -> Store:
+        """Return the store, opened on first use: a server that is asked for no documents needs none."""
+        if not self._is_open:
+            called_s = time.monotonic()
+            async with self._opening:
+                await self._open(called_s)
+        return self._store
+
+    async def _open(self, called_s: float) -> None:
+        """Open the store once for all waiting calls: if it is down, they fail together, not one after the other."""
+        if self._is_open:
+            return
+        if self._open_failure is not None and self._open_failure.at_s >= called_s:
+            raise SluiceError(self._open_failure.error.code, self._open_failure.error.message)
+        try:
+            await self._store.open()
+        except SluiceError as error:
+            self._open_failure = _OpenFailure(time.monotonic(), error)
+            raise
+        self._is_open = True
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenFailure:
-    """When and why the store could not be opened last."""
+    """The time and the reason of the last failed attempt to open the store."""
 
     at_s: float
     error: SluiceError
 
 
+def check_collection_name(name: str) -> None:
+    """Check a collection's name. Raises INVALID."""
+    if not _NAME.fullmatch(name) or name == _RESERVED_NAME:
+        allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+        raise invalid("collection", f"collection must be {allowed}, and not '{_RESERVED_NAME}', got {name[:80]!r}")
+
+
 @contextmanager
-def suppress_code(code: ErrorCode) -> Iterator[None]:
-    """Go on after an error of that code."""
+def _suppress_code(code: ErrorCode) -> Iterator[None]:
+    """Suppress a SluiceError with this code."""
     try:
         yield
     except SluiceError as error:
@@ -271,15 +283,8 @@ def suppress_code(code: ErrorCode) -> Iterator[None]:
             raise
 
 
-def _with_place(title: str, chunk: Chunk) -> str:
-    """A title that is the first heading too is said once."""
-    is_told = not title or chunk.heading == title or chunk.heading.startswith(f"{title} > ")
-    place = chunk.heading if is_told else " > ".join(part for part in (title, chunk.heading) if part)
+def _add_place(title: str, chunk: DocumentChunk) -> str:
+    """Put the chunk under its title and headings, without a title that is also the first heading."""
+    is_repeated = not title or chunk.heading == title or chunk.heading.startswith(f"{title} > ")
+    place = chunk.heading if is_repeated else " > ".join(part for part in (title, chunk.heading) if part)
     return f"{place}\n{chunk.text}" if place else chunk.text
-
-
-def check_name(collection: str) -> None:
-    """Raises INVALID for what no collection can be called."""
-    if not _NAME.fullmatch(collection) or collection == _RESERVED:
-        allowed = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
-        raise invalid("collection", f"collection must be {allowed}, and not '{_RESERVED}', got {collection[:80]!r}")

@@ -1,4 +1,4 @@
-"""What collections hold, what is asked of them and what they answer: frozen values."""
+"""Values of retrieval: collections, documents and their chunks, a store's queries and the hits it returns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Vector = npt.NDArray[np.float32]
 """[dim] float32, of length 1."""
 
 Metadata = Mapping[str, str | int | float | bool | None]
-"""What a document's owner says of it, and filters look at."""
+"""Attributes that a client gives a document, for filters to match."""
 
 
 class DocumentFormat(StrEnum):
@@ -28,7 +28,7 @@ class DocumentFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading of a parsed document: its section begins at character `start` of the text; `level` from 1."""
+    """A heading of a parsed document. Its section begins at character `start` of the text; `level` counts from 1."""
 
     start: int
     level: int
@@ -37,10 +37,10 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class ParsedDocument:
-    """A document as plain text, with its structure. Offsets of headings, chunks and sources are into `text`.
+    """A document as plain text with its structure. Offsets of headings, chunks and sources count characters of `text`.
 
-    `breaks` are the starts of paragraphs, list items, code blocks and table rows, in order: where a chunk may end.
-    `title` is "" where the document does not say.
+    `breaks` are the starts of paragraphs, list items, code blocks and table rows, ascending: a chunk may end there.
+    `title` is "" if the document has none.
     """
 
     text: str
@@ -50,11 +50,11 @@ class ParsedDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a document: `text` is the document's text from `start` to `end`, in characters.
+class DocumentChunk:
+    """A piece of a document: the characters `start` to `end` of its text.
 
-    `heading` is the path of headings above it, outermost first, joined by " > "; "" above the first heading.
-    `num_tokens` are the encoder's.
+    `heading` is the path of headings above the chunk, outermost first, joined by " > "; "" before the first heading.
+    `num_tokens` counts the encoder's tokens.
     """
 
     index: int
@@ -67,7 +67,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """A document as collections list it. `content_hash` is `upload.content_hash_of`; `updated_s` in Unix seconds."""
+    """A document without its text. `content_hash` comes from `upload.hash_content`; `updated_s` is in Unix seconds."""
 
     id: str
     title: str
@@ -89,10 +89,10 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """What a collection is made with, and keeps.
+    """The properties that a collection keeps from its creation on.
 
-    `encoder` is the name of the model whose vectors it holds, `dim` their length. `key_hashes` of its owners'
-    keys (`pipelines/rag/keys.py`); empty: open to whoever reaches the server.
+    `encoder` names the model whose vectors the collection holds, `dim` is their length. `key_hashes` are hashes of
+    its owner keys (`pipelines/rag/owner_keys.py`); a collection without any is open to all clients of the server.
     """
 
     name: str
@@ -103,7 +103,7 @@ class CollectionSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """A collection as it is now."""
+    """A collection with its current counts. `created_s` is in Unix seconds."""
 
     spec: CollectionSpec
     num_documents: int
@@ -113,10 +113,10 @@ class CollectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that was found. `score` rises with relevance; its scale is that of the search that found it.
+    """A chunk that a search found. `score` rises with relevance, on the scale of the stage that gave it.
 
-    A vector search's is the cosine similarity, BM25's is above 0 without a bound, a fused one's is reciprocal rank
-    fusion's, a reranker's its own. `similarity` keeps the cosine through all of them; None where it was not worked out.
+    Vector search scores by cosine similarity, BM25 above 0 without a bound, fusion by reciprocal ranks, a reranker on
+    its own scale. `similarity` keeps the cosine through all stages; None if it was not computed.
     """
 
     document_id: str
@@ -133,15 +133,15 @@ class Hit:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The same chunk in two rankings."""
+        """Identifies the chunk across rankings."""
         return self.document_id, self.chunk_index
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuery:
-    """What a store is asked in one snapshot: the chunks nearest to `vector`, and those that match `text` best.
+    """Asks a store for the `limit` chunks nearest to `vector` and the `limit` best matches of `text`.
 
-    Either may be None. At most `limit` of each, best first. `with_vectors`: hits carry theirs.
+    Either may be None. With `with_vectors` the hits carry their vectors.
     """
 
     vector: Vector | None
@@ -152,8 +152,8 @@ class CandidateQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """Both rankings of one snapshot, best first."""
+class CandidateHits:
+    """The rankings by vector and by text, best first, both from one snapshot of the store."""
 
     by_vector: Sequence[Hit] = ()
     by_text: Sequence[Hit] = ()
@@ -165,8 +165,8 @@ class RetrievalMode(StrEnum):
     HYBRID = "hybrid"
 
 
-def source_of(hit: Hit) -> Source:
-    """Without an id."""
+def build_source(hit: Hit) -> Source:
+    """Build the source that cites the hit, without an id."""
     return Source(
         document=hit.document_id,
         title=hit.title,

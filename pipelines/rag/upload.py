@@ -1,4 +1,4 @@
-"""A document on its way into a collection."""
+"""A document as a client uploads it, before it is parsed."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _MAX_ID_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A document as it came. `title` "" takes the document's own, else its id."""
+    """An unparsed document. An empty `title` stands for the title found in the document, else for its id."""
 
     id: str
     content: bytes
@@ -22,8 +22,8 @@ class Upload:
     metadata: Metadata = field(default_factory=dict)
 
 
-def content_hash_of(upload: Upload) -> str:
-    """Of all that makes the document what it is. Clients compute it too: docs/rag.md says how."""
+def hash_content(upload: Upload) -> str:
+    """Return the hash of content, title and metadata. Clients compute the same hash (docs/rag.md)."""
     digest = hashlib.sha256(upload.content)
     if upload.title or upload.metadata:
         digest.update(orjson.dumps([upload.title, dict(upload.metadata)], option=orjson.OPT_SORT_KEYS))
@@ -31,7 +31,7 @@ def content_hash_of(upload: Upload) -> str:
 
 
 def check_id(document_id: str) -> None:
-    """Raises INVALID for what no document can be called."""
+    """Check a document's id. Raises INVALID."""
     if not document_id or len(document_id) > _MAX_ID_CHARS or not document_id.isprintable():
         raise invalid(
             "id", f"a document's id must be 1 to {_MAX_ID_CHARS} printable characters, got {document_id[:80]!r}"

@@ -41,7 +41,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 def sse(text: str) -> list[tuple[str, Any]]:
-    """(event, data) of each event; data "[DONE]" stays text."""
+    """Return (event, data) of each event; the data "[DONE]" stays text."""
     events = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -107,7 +107,7 @@ def test_v2_infer_over_http_and_grpc(bundled: ServerProcess) -> None:
 
 
 def streamed_over_grpc(address: str) -> list[bytes]:
-    """The texts of the answer's responses, of which the first has the sources."""
+    """Return the texts of the streamed responses; the first response has the sources."""
     answers: list[Any] = []
     with tritonclient.grpc.InferenceServerClient(address) as client:
         client.start_stream(lambda result, error: answers.append((result, error)))
@@ -122,7 +122,7 @@ def streamed_over_grpc(address: str) -> list[bytes]:
 
 
 def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
-    """In pieces, unless this machine is so busy that all of them wait for their reader."""
+    """The answer comes in pieces, unless a busy machine delays the reader until all of them wait."""
     for _ in range(10):
         texts = streamed_over_grpc(bundled.grpc_address)
         assert b"".join(texts).decode() == ANSWER
@@ -142,7 +142,7 @@ def test_generate_and_generate_stream(bundled: ServerProcess) -> None:
     assert "".join(event.get("response", "") for event in events) == ANSWER
 
 
-def test_nothing_found_is_said(bundled: ServerProcess) -> None:
+def test_nothing_found_is_reported(bundled: ServerProcess) -> None:
     body = {"question": "Where is it?", "filter": {"id": "no such document"}, "stream": False}
     with bundled.client() as client:
         answer = client.post("/v1/rag/docs/query", json=body).json()
@@ -179,7 +179,7 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
     assert "ferry.md" in asked.stdout
 
 
-def test_a_client_that_leaves_frees_the_engine(bundled: ServerProcess) -> None:
+def test_a_disconnect_frees_the_engine(bundled: ServerProcess) -> None:
     """While the server encodes its documentation, an answer may be complete before it is seen that nobody reads it."""
     body = {"question": QUESTION, "stream": True, "max_tokens": 400, "ignore_eos": True}
     cancelled = ("sluice_requests_total", 'model="rill"', 'outcome="cancelled"')
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_frees_the_engine(bundled: ServerProcess) -> None:
 
 
 def metric(server: ServerProcess, name: str, *labels: str) -> float:
-    """The sum of the samples that have these labels."""
+    """Return the sum of the samples with these labels."""
     samples = [line for line in httpx.get(server.metrics_url).text.splitlines() if line.startswith(name)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in samples if all(label in line for label in labels))
 

@@ -17,7 +17,7 @@ from gateway.http.scheduling import Scheduling
 from gateway.http.sse import EventStreamResponse
 from gateway.service import InferenceService
 from pipelines.llm.text_models import SEPARATOR
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from pipelines.text.types import Prompt, TextEvent
 from sluice.errors import SluiceError
 
@@ -37,7 +37,7 @@ async def answer(
     request_id = request_id_of(request)
     reply = _reply(job, model.name, request_id)
     # A language model alone has no collection to open.
-    key = request.headers.get(keys.HEADER, "") if model.takes_parameters else ""
+    key = request.headers.get(owner_keys.HEADER, "") if model.takes_parameters else ""
     text_requests = job.text_requests(request_id, scheduling, await _prompts(model, job), key)
     events = merged([service.generate(model, one, job.reply.protocol) for one in text_requests])
     if job.fields.stream:

@@ -1,1 +1,1 @@
-"""RAG over HTTP: questions to collections, and the documents in them."""
+"""RAG over HTTP: collections, the documents in them, and questions to them."""

@@ -1,46 +1,141 @@
-"""RAG's API: collections, documents in them, and questions to them."""
+"""The routes under /v1/rag, the handlers of collections, and what /docs says of bodies and headers."""
 
-from fastapi import APIRouter, Response
+from typing import Any
 
-from gateway.http.rag.asking import AskingRoutes
-from gateway.http.rag.collections import CollectionRoutes
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from gateway.http import openapi
+from gateway.http.rag.bodies import collection_key, format_collection, format_list, json_response, parse_body
 from gateway.http.rag.documents import DocumentRoutes
-from gateway.http.rag.openapi import (
-    DOCUMENT_BODY,
-    DOCUMENTS_BODY,
-    KEY_HEADER,
-    body_of,
-    with_scheduling,
-)
-from gateway.http.rag.schemas import CollectionRequest, QueryRequest, SearchRequest
-from gateway.options.config import ServeConfig
+from gateway.http.rag.queries import QueryRoutes
+from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
+from gateway.http.scheduling import OPENAPI_PARAMETERS
+from gateway.options.config import HttpOptions, ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.library import Library
+from pipelines.rag import owner_keys
+from pipelines.rag.library import DocumentLibrary
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_TEXT = {"schema": {"type": "string"}}
+_RAW = {
+    "text/plain": _TEXT,
+    "text/markdown": _TEXT,
+    "text/html": _TEXT,
+    "application/pdf": _BINARY,
+}
+_LINES = {"schema": {"type": "string", "description": "A document a line: id, text, format, title, metadata."}}
+_FORM = {
+    "schema": {
+        "type": "object",
+        "required": ["file"],
+        "properties": {
+            "file": {"type": "array", "items": {"type": "string", "format": "binary"}},
+            "id": {"type": "string", "description": "For a form with one file. Default: the file's name."},
+            "title": {"type": "string", "description": "For a form with one file."},
+            "metadata": {"type": "string", "description": "A JSON object, for all files."},
+        },
+    }
+}
+_KEY = {
+    "name": owner_keys.HEADER,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "The collection's owner key, where it has one.",
+}
+_WITH_KEY: dict[str, Any] = {"parameters": [_KEY]}
 
 
-def router(service: InferenceService, library: Library, config: ServeConfig) -> APIRouter:
-    """The routes under /v1/rag."""
+class CollectionRoutes:
+    """The handlers of collections over one library."""
+
+    def __init__(self, library: DocumentLibrary, options: HttpOptions) -> None:
+        self._library = library
+        self._options = options
+
+    async def list_all(self) -> Response:
+        """List all collections. Names and sizes are not secret."""
+        return json_response(format_list([format_collection(info) for info in await self._library.collections()]))
+
+    async def create(self, request: Request) -> Response:
+        """Create an empty collection, owned by the key in x-sluice-collection-key if there is one."""
+        fields, headers = await parse_body(request, CollectionRequest, self._options)
+        info = await self._library.create_collection(fields.name, fields.encoder or "", collection_key(request))
+        return json_response(format_collection(info), 201, headers)
+
+    async def get(self, request: Request, name: str) -> Response:
+        """Get one collection."""
+        return json_response(format_collection(await self._library.collection(name, collection_key(request))))
+
+    async def delete(self, request: Request, name: str) -> Response:
+        """Delete a collection with all that it holds."""
+        await self._library.delete_collection(name, collection_key(request))
+        return json_response({"name": name, "object": "collection", "deleted": True})
+
+
+def build_router(service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
+    """Build the routes under /v1/rag."""
     api = APIRouter(prefix="/v1/rag", tags=["RAG"], default_response_class=Response)
     _add_collections(api, CollectionRoutes(library, config.http))  # first: their path looks like a collection's
     _add_documents(api, DocumentRoutes(library, config.http))
-    asking = AskingRoutes(service, library, config)
-    api.post("/{collection}/query", openapi_extra=with_scheduling(body_of(QueryRequest)))(asking.query)
-    api.post("/{collection}/search", openapi_extra=body_of(SearchRequest))(asking.search)
+    routes = QueryRoutes(service, library, config)
+    api.post("/{collection}/query", openapi_extra=_add_scheduling(_describe_body(QueryRequest)))(routes.query)
+    api.post("/{collection}/search", openapi_extra=_describe_body(SearchRequest))(routes.search)
     return api
 
 
 def _add_collections(api: APIRouter, routes: CollectionRoutes) -> None:
     api.get("/collections")(routes.list_all)
-    api.post("/collections", status_code=201, openapi_extra=body_of(CollectionRequest))(routes.create)
-    api.get("/collections/{name}", openapi_extra=KEY_HEADER)(routes.get)
-    api.delete("/collections/{name}", openapi_extra=KEY_HEADER)(routes.delete)
+    api.post("/collections", status_code=201, openapi_extra=_describe_body(CollectionRequest))(routes.create)
+    api.get("/collections/{name}", openapi_extra=_WITH_KEY)(routes.get)
+    api.delete("/collections/{name}", openapi_extra=_WITH_KEY)(routes.delete)
 
 
 def _add_documents(api: APIRouter, routes: DocumentRoutes) -> None:
     path = "/{collection}/documents"
     one = path + "/{document_id:path}"
-    api.post(path, openapi_extra=DOCUMENTS_BODY)(routes.add)
-    api.get(path, openapi_extra=KEY_HEADER)(routes.list_all)
-    api.put(one, openapi_extra=DOCUMENT_BODY)(routes.put)
-    api.get(one, openapi_extra=KEY_HEADER)(routes.get)
-    api.delete(one, openapi_extra=KEY_HEADER)(routes.delete)
+    api.post(path, openapi_extra=_describe_documents())(routes.add)
+    api.get(path, openapi_extra=_WITH_KEY)(routes.list_all)
+    api.put(one, openapi_extra=_describe_document())(routes.put)
+    api.get(one, openapi_extra=_WITH_KEY)(routes.get)
+    api.delete(one, openapi_extra=_WITH_KEY)(routes.delete)
+
+
+# --- OpenAPI entries, which FastAPI cannot derive: the handlers parse the bodies themselves
+
+
+def _describe_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """Describe an operation's JSON body and headers."""
+    return {**openapi.body_of(schema), **_WITH_KEY}
+
+
+def _add_scheduling(operation: dict[str, Any]) -> dict[str, Any]:
+    """Add the headers that decide when a request is served."""
+    return {**operation, "parameters": [*operation["parameters"], *OPENAPI_PARAMETERS]}
+
+
+def _describe_documents() -> dict[str, Any]:
+    """Describe a body of several documents, in any of its forms, or of one document as it is."""
+    json = openapi.body_of(DocumentsRequest)["requestBody"]["content"]
+    content = {**json, "application/x-ndjson": _LINES, "multipart/form-data": _FORM, **_RAW}
+    document_id = _query_parameter("id", "Id of a body that is one document.")
+    return {
+        "requestBody": {"required": True, "content": content},
+        "parameters": [_KEY, document_id, *_raw_parameters()],
+    }
+
+
+def _describe_document() -> dict[str, Any]:
+    """Describe a body that is one document."""
+    return {"requestBody": {"required": True, "content": _RAW}, "parameters": [_KEY, *_raw_parameters()]}
+
+
+def _raw_parameters() -> list[dict[str, Any]]:
+    return [
+        _query_parameter("title", "Title of a body that is one document."),
+        _query_parameter("metadata", "Metadata of a body that is one document: a JSON object."),
+    ]
+
+
+def _query_parameter(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": {"type": "string"}, "description": description}

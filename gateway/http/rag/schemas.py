@@ -1,6 +1,6 @@
-"""What the RAG routes take: field names and types, as strict as those of the OpenAI routes.
+"""Fields that the RAG routes accept, with types as strict as those of the OpenAI routes.
 
-Ranges of sampling fields are those of `engine.validation`, as for every protocol.
+`engine.validation` checks the ranges of sampling fields, as for every protocol.
 """
 
 import math
@@ -14,13 +14,13 @@ from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
 MAX_DOCUMENTS = 10_000
-"""Of one request: what is told of each takes time and memory, however short it is."""
+"""Most documents of one request: the outcome of each takes time and memory, however short the document is."""
 _INT64 = range(-(2**63), 2**63)
-"""What stores and JSON readers keep exactly."""
+"""Integers that stores and JSON readers keep exactly."""
 
 
 def _scalar(value: Any) -> Any:
-    """Raises PydanticCustomError for what no filter could look at."""
+    """Check that filters can match the value. Raises PydanticCustomError."""
     if value is None or isinstance(value, str | bool):
         return value
     if (isinstance(value, int) and value in _INT64) or (isinstance(value, float) and math.isfinite(value)):
@@ -35,20 +35,20 @@ MetadataValue = Annotated[
 ]
 Metadata = Annotated[
     dict[str, MetadataValue],
-    Field(max_length=MAX_METADATA_KEYS, description="What filters look at: names with strings, numbers or booleans."),
+    Field(max_length=MAX_METADATA_KEYS, description="Attributes for filters: names with strings, numbers or booleans."),
 ]
 FormatName = Literal["text", "markdown", "html"]
 ModeName = Literal["vector", "bm25", "hybrid"]
 
 
 class _Object(BaseModel):
-    """A JSON object. Fields that it does not declare are kept, for `parsing` to judge."""
+    """A JSON object. Unknown fields are kept, for `parsing` to accept or reject."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
 class MetadataObject(_Object):
-    """Metadata by itself, as a query parameter or a form field has it."""
+    """The metadata of a query parameter or a form field."""
 
     metadata: Metadata
 
@@ -57,13 +57,13 @@ class CollectionRequest(_Object):
     """`POST /v1/rag/collections`."""
 
     name: str = Field(description="1 to 63 letters, digits, '.', '_' or '-'.")
-    encoder: str | None = Field(None, description="The model that makes its vectors. Default: the server's.")
+    encoder: str | None = Field(None, description="The model that makes its embeddings. Default: the server's.")
 
 
 class _DocumentFields(_Object):
-    """What a document has besides id and text."""
+    """The fields of a document besides id and text."""
 
-    format: FormatName | None = Field(None, description="Default: what the id's ending and the text say.")
+    format: FormatName | None = Field(None, description="Default: detected from the id's ending and the text.")
     title: str | None = Field(None, description="Default: the document's own, else its id.")
     metadata: Metadata | None = None
 
@@ -84,10 +84,10 @@ class DocumentsRequest(_DocumentFields):
 
 
 class _RetrievalFields(_Object):
-    """What is asked, and where the answer is looked for."""
+    """The question, and where to search for its answer."""
 
     question: str = Field(min_length=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K, description="How many chunks.")
+    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K, description="Number of chunks.")
     filter: dict[str, Any] | None = Field(
         None, description='Conditions on metadata, all of which hold: {"product": "x", "year": {"gte": 2025}}.'
     )
@@ -98,7 +98,7 @@ class SearchRequest(_RetrievalFields):
     """`POST /v1/rag/{collection}/search`."""
 
     num_candidates: int | None = Field(
-        None, ge=1, le=MAX_CANDIDATES, description="Of each kind, before they are put together."
+        None, ge=1, le=MAX_CANDIDATES, description="Chunks of each ranking that are fused."
     )
     min_similarity: float | None = Field(
         None, ge=-1, le=1, description="Chunks below it that share no word with the question are left out."
@@ -114,7 +114,7 @@ class QueryRequest(_RetrievalFields):
     model: str | None = Field(None, description="The pipeline that answers.")
     stream: bool | None = None
     history: list[Message] | None = Field(None, fail_fast=True, description="Earlier turns of the conversation.")
-    max_tokens: int | None = Field(None, ge=1, description="Of the answer.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
     stop: StopStrings | None = None
     temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
     top_p: float | None = Field(None, description="Above 0, at most 1 (off).")

@@ -1,1 +1,1 @@
-"""Documents as they come: text, Markdown, HTML, PDF."""
+"""Detects the format of uploaded documents (text, Markdown, HTML, PDF, JSON lines) and parses them."""

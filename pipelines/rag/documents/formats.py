@@ -1,17 +1,17 @@
-"""What format a document is in."""
+"""Detects a document's format from its content type, file name and bytes."""
 
 import codecs
 import re
 from pathlib import PurePosixPath
 
-from pipelines.rag.documents.encoding import decoded
+from pipelines.rag.documents.extract import decode_text
 from pipelines.rag.types import DocumentFormat
 from sluice.errors import SluiceError, invalid
 
-TAKEN = "text (UTF-8, or UTF-16 with a byte order mark), Markdown, HTML, PDF"
+_ACCEPTED = "text (UTF-8, or UTF-16 with a byte order mark), Markdown, HTML, PDF"
 _PDF_MARK = b"%PDF-"
 _PDF_MARK_WITHIN = 1024
-"""Readers take a PDF whose mark stands anywhere in this many first bytes."""
+"""Readers accept a PDF whose mark stands anywhere in this many first bytes."""
 
 _TYPES = {
     "application/pdf": DocumentFormat.PDF,
@@ -32,27 +32,27 @@ _SUFFIXES = {
 _HTML_START = re.compile(rb"\s*(?:<!doctype\s+html|<html[\s>])", re.IGNORECASE)
 
 
-def format_of(content_type: str, filename: str, content: bytes) -> DocumentFormat:
-    """The format of a document: by its first bytes (PDF), content type, file name; else by what its bytes are.
+def detect_format(content_type: str, filename: str, content: bytes) -> DocumentFormat:
+    """Detect the format by the first bytes (PDF), the content type, the file name, or else the bytes themselves.
 
-    text/plain and application/octet-stream say nothing of the format: senders give them to what they do not know.
-    Raises SluiceError INVALID (param "format") for what is none of them, naming what came and what is taken.
+    text/plain and application/octet-stream are ignored: clients send them for files whose type they do not know.
+    Raises SluiceError INVALID (param "format"), which names what came and what is accepted, for any other format.
     """
     if _PDF_MARK in content[:_PDF_MARK_WITHIN]:
         return DocumentFormat.PDF
     media_type = content_type.partition(";")[0].strip().lower()
     suffix = PurePosixPath(filename).suffix.lower()
-    return _TYPES.get(media_type) or _SUFFIXES.get(suffix) or _format_of_bytes(media_type, filename, content)
+    return _TYPES.get(media_type) or _SUFFIXES.get(suffix) or _detect_by_bytes(media_type, filename, content)
 
 
-def _format_of_bytes(media_type: str, filename: str, content: bytes) -> DocumentFormat:
-    """Of source code, data and what has no name."""
+def _detect_by_bytes(media_type: str, filename: str, content: bytes) -> DocumentFormat:
+    """Tell HTML from plain text, for content whose type and name do not say."""
     if _HTML_START.match(content.removeprefix(codecs.BOM_UTF8)):
         return DocumentFormat.HTML
     try:
-        decoded(content)
+        decode_text(content)
     except SluiceError as error:
-        came = ", ".join(part for part in (media_type, repr(filename[:120]) if filename else "") if part)
-        came = came or "a document without content type and file name"
-        raise invalid("format", f"{came} is of no format that is taken ({TAKEN}): {error.message}") from None
+        given = ", ".join(part for part in (media_type, repr(filename[:120]) if filename else "") if part)
+        given = given or "a document without content type and file name"
+        raise invalid("format", f"{given} is of no format that is taken ({_ACCEPTED}): {error.message}") from None
     return DocumentFormat.TEXT

@@ -1,4 +1,4 @@
-"""HTML: the main content of a page, as light Markdown."""
+"""Reads HTML: the main content of a page, written as light Markdown."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -6,20 +6,19 @@ from typing import Any, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser
 
-from pipelines.rag.documents.encoding import decoded
-from pipelines.rag.documents.extract import Extract
-from pipelines.rag.documents.html_elements import ElementWriter
+from pipelines.rag.documents.extract import Extract, decode_text
+from pipelines.rag.documents.text_writer import BLOCK, LINE, TextWriter
 from sluice.errors import invalid
 
 _DECLARED = re.compile(rb"""<(?:meta\s[^>]*?charset|\?xml\s[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 _DECLARED_WITHIN = 1024
-"""In its first 1024 bytes a page says what its encoding is: the HTML standard."""
+"""Bytes in which a page has to declare its encoding, by the HTML standard."""
 _WINDOWS_1252 = frozenset({"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"})
-"""What browsers take these names for: the HTML standard again."""
+"""Declared encodings that mean windows-1252, by the HTML standard."""
 
 _MAIN = ("main", "[role=main]", "article")
 _AROUND_MAIN = frozenset({"header", "aside"})
-"""Not content around the main part, and content in it."""
+"""Elements that are content within the main part of a page, and none around it."""
 _NO_CONTENT = frozenset(
     [
         "audio",
@@ -49,36 +48,76 @@ _NOT_SHOWN = (
     "[hidden], [aria-hidden=true], [role=navigation], [role=banner], [role=contentinfo], [role=search], a.headerlink"
 )
 
+_BLOCKS = frozenset(
+    [
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "body",
+        "caption",
+        "center",
+        "dd",
+        "details",
+        "dialog",
+        "div",
+        "dl",
+        "fieldset",
+        "figcaption",
+        "figure",
+        "form",
+        "header",
+        "hgroup",
+        "hr",
+        "legend",
+        "main",
+        "ol",
+        "p",
+        "section",
+        "summary",
+        "tbody",
+        "tfoot",
+        "thead",
+        "ul",
+    ]
+)
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_LISTS = frozenset({"ul", "ol"})
+_CELLS = frozenset({"td", "th"})
+_IN_LAYOUT = "table, pre, ul, ol, dl, h1, h2, h3, h4, h5, h6"
+"""Selects what no data table has in its cells. A table that has any of it is a page layout."""
+_MAX_INDENT = 10
 
-class Visit(NamedTuple):
-    """A piece of text, or an element that begins or ends."""
+
+class _Visit(NamedTuple):
+    """A piece of text, or the start or end of an element."""
 
     tag: str
     node: Any
     is_end: bool = False
 
 
-def read(content: bytes) -> Extract:
-    """Title is the only h1 of the main part, else the page's title."""
-    tree = LexborHTMLParser(_text(content))
+def read_html(content: bytes) -> Extract:
+    """Extract the text of the page's main element. The title is its only h1, else the page's title."""
+    tree = LexborHTMLParser(_decode(content))
     title = tree.css_first("title")
-    extract = _written(tree, _main_of(tree), "" if title is None else title.text())
-    return extract if extract.text or tree.body is None else _written(tree, tree.body, extract.title)
+    extract = _extract(tree, _find_main(tree), "" if title is None else title.text())
+    return extract if extract.text or tree.body is None else _extract(tree, tree.body, extract.title)
 
 
-def _text(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     declared = _DECLARED.search(content[:_DECLARED_WITHIN])
     name = declared[1].decode().lower() if declared else "utf-8"
-    # A declaration that can be read byte by byte is not in UTF-16, whatever it says: the HTML standard.
+    # The HTML standard: a declaration that can be read byte by byte is not in UTF-16, whatever it says.
     name = "utf-8" if name.startswith("utf-16") else "windows-1252" if name in _WINDOWS_1252 else name
     try:
-        return decoded(content, name)
+        return decode_text(content, name)
     except LookupError:
         raise invalid("content", f"the page declares the encoding {name[:40]!r}, which is not known") from None
 
 
-def _main_of(tree: LexborHTMLParser) -> Any:
-    """The element that holds what the page is about."""
+def _find_main(tree: LexborHTMLParser) -> Any:
+    """Return the element that holds the page's main content."""
     for selector in _MAIN:
         found = tree.css(selector)
         if len(found) == 1:
@@ -86,13 +125,13 @@ def _main_of(tree: LexborHTMLParser) -> Any:
     return tree.body
 
 
-def _written(tree: LexborHTMLParser, root: Any, title: str) -> Extract:
+def _extract(tree: LexborHTMLParser, root: Any, title: str) -> Extract:
     if root is None:
         return Extract("", title)
     not_shown = {node.mem_id for node in tree.css(_NOT_SHOWN)} - {root.mem_id}
-    unwanted = _NO_CONTENT if root.tag != "body" else _NO_CONTENT | _AROUND_MAIN
-    elements = ElementWriter()
-    for visit in _visits(root, lambda tag, node: tag in unwanted or node.mem_id in not_shown):
+    skipped = _NO_CONTENT if root.tag != "body" else _NO_CONTENT | _AROUND_MAIN
+    elements = _ElementWriter()
+    for visit in _walk(root, lambda tag, node: tag in skipped or node.mem_id in not_shown):
         if visit.tag == "-text":
             elements.text(visit.node.text_content or "")
         elif visit.is_end:
@@ -102,25 +141,134 @@ def _written(tree: LexborHTMLParser, root: Any, title: str) -> Extract:
     return elements.writer.extract(title)
 
 
-def _visits(root: Any, is_unwanted: Callable[[str, Any], bool]) -> Iterator[Visit]:
-    """The tree in the document's order. No recursion: pages may be nested a hundred thousand deep."""
+def _walk(root: Any, is_skipped: Callable[[str, Any], bool]) -> Iterator[_Visit]:
+    """Yield the tree in document order. Does not recurse: pages may be nested a hundred thousand levels deep."""
     above: list[tuple[str, Any]] = []
     node = root
     while True:
         tag = node.tag or ""
         if tag == "-text":
-            yield Visit(tag, node)
-        elif not tag.startswith("-") and not (above and is_unwanted(tag, node)):
-            yield Visit(tag, node)
+            yield _Visit(tag, node)
+        elif not tag.startswith("-") and not (above and is_skipped(tag, node)):
+            yield _Visit(tag, node)
             child = node.first_child
             if child is not None:
                 above.append((tag, node))
                 node = child
                 continue
-            yield Visit(tag, node, is_end=True)
+            yield _Visit(tag, node, is_end=True)
         while above and node.next is None:
             tag, node = above.pop()
-            yield Visit(tag, node, is_end=True)
+            yield _Visit(tag, node, is_end=True)
         if not above:
             return
         node = node.next
+
+
+class _ElementWriter:
+    """Writes the elements and texts of a page, which come in document order, to `writer`."""
+
+    def __init__(self) -> None:
+        self.writer = TextWriter()
+        self._code: list[str] = []
+        self._code_depth = 0
+        self._lists: list[int | None] = []
+        """The number of the last item in each open list, outermost first; None for an unordered list."""
+        self._is_layout: list[bool] = []
+        """Whether each open table, outermost first, is a page layout."""
+        self._is_first_cell = True
+
+    def text(self, text: str) -> None:
+        if self._code_depth:
+            self._code.append(text)
+        else:
+            self.writer.inline(text)
+
+    def start(self, tag: str, node: Any) -> None:
+        if self._code_depth:
+            self._start_in_code(tag)
+        elif tag == "pre":
+            self._code_depth = 1
+        elif tag == "table":
+            self._is_layout.append(_is_layout_table(node))
+            self.writer.separate(BLOCK, is_break=True)
+        elif self._is_in_data():
+            self._start_in_data(tag)
+        else:
+            self._start_block(tag)
+        if tag == "img":
+            self.text(node.attributes.get("alt") or "")
+
+    def end(self, tag: str) -> None:
+        if self._code_depth:
+            self._end_in_code(tag)
+        elif tag == "table" and self._is_layout:
+            self._is_layout.pop()
+            self.writer.separate(BLOCK, is_break=True)
+        elif self._is_in_data():
+            self.writer.separate(" " if tag in _BLOCKS else "")
+        elif tag in _HEADINGS:
+            self.writer.close_heading()
+        elif tag in _BLOCKS or tag in _CELLS:
+            self._end_block(tag)
+
+    def _start_in_code(self, tag: str) -> None:
+        self._code_depth += tag == "pre"
+        if tag == "br":
+            self._code.append("\n")
+
+    def _end_in_code(self, tag: str) -> None:
+        self._code_depth -= tag == "pre"
+        if not self._code_depth:
+            self.writer.verbatim("".join(self._code))
+            self._code.clear()
+
+    def _is_in_data(self) -> bool:
+        return bool(self._is_layout) and not self._is_layout[-1]
+
+    def _start_in_data(self, tag: str) -> None:
+        """Start an element of a data table, which is written as one line for each row."""
+        if tag == "tr":
+            self.writer.separate(LINE, is_break=True)
+            self._is_first_cell = True
+        elif tag in _CELLS:
+            if not self._is_first_cell:
+                self.writer.inline(" | ")
+            self._is_first_cell = False
+        elif tag in _BLOCKS or tag == "br":
+            self.writer.separate(" ")
+
+    def _start_block(self, tag: str) -> None:
+        if tag in _HEADINGS:
+            self.writer.open_heading(_HEADINGS[tag])
+        elif tag in _BLOCKS or tag in _CELLS or tag == "dt":
+            self.writer.separate(LINE if tag == "dd" else BLOCK, is_break=tag != "dd")
+            if tag in _LISTS:
+                self._lists.append(0 if tag == "ol" else None)
+        elif tag == "li":
+            self.writer.separate(LINE, is_break=True)
+            self.writer.prefix(self._item_mark())
+        elif tag == "br":
+            self.writer.separate(LINE)
+
+    def _end_block(self, tag: str) -> None:
+        self.writer.separate(BLOCK, is_break=True)
+        if tag in _LISTS and self._lists:
+            self._lists.pop()
+
+    def _item_mark(self) -> str:
+        indent = "  " * min(max(len(self._lists) - 1, 0), _MAX_INDENT)
+        number = self._lists[-1] if self._lists else None
+        if number is None:
+            return f"{indent}- "
+        self._lists[-1] = number + 1
+        return f"{indent}{number + 1}. "
+
+
+def _is_layout_table(table: Any) -> bool:
+    child = table.first_child
+    while child is not None:
+        if child.css_first(_IN_LAYOUT) is not None:
+            return True
+        child = child.next
+    return False

@@ -1,4 +1,4 @@
-"""A batch of documents, one JSON object a line."""
+"""Reads JSON lines: a batch of documents, one JSON object a line."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
@@ -24,24 +24,24 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def is_jsonl(content_type: str, filename: str) -> bool:
-    """Whether what came is a batch, by its content type or its file name."""
+    """Whether an upload is JSON lines, by its content type or its file name."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type in _MEDIA_TYPES or filename.lower().endswith(_SUFFIXES)
 
 
 class JsonLines(Iterator[Upload]):
-    """The documents of `lines`: a binary file, or any iterable of lines. Blank ones are passed over.
+    """Iterates over the documents in `lines`, a binary file or any iterable of lines. Blank lines are skipped.
 
-    A line is `{"id": "...", "text": "..."}`, `content` for `text` too, with `title`, `format` (text, markdown or html;
-    text where it is left out) and `metadata` if wanted; other fields with a scalar value join the metadata, and those
-    without are left out. A bad line raises INVALID (param "content"), which names it; whoever wants the lines after
-    it asks for the next one.
+    A line is `{"id": "...", "text": "..."}`, where `text` may be called `content`, with optional `title`, `format`
+    (text, markdown or html; default text) and `metadata`. Other fields join the metadata if their value is a scalar,
+    else they are ignored. A bad line raises INVALID (param "content"), which names the line; iteration can go on after
+    it.
     """
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
         self.line = 0
-        """The number of the line that was read last, from 1."""
+        """The number of the last line read, from 1."""
 
     def __iter__(self) -> Self:
         return self
@@ -51,64 +51,65 @@ class JsonLines(Iterator[Upload]):
             self.line += 1
             line = line.removeprefix(_BOM) if self.line == 1 else line
             if line.strip():
-                return self._upload(line)
+                return self._parse_line(line)
         raise StopIteration
 
-    def _upload(self, line: bytes) -> Upload:
+    def _parse_line(self, line: bytes) -> Upload:
         try:
-            return _upload_of(orjson.loads(line))
+            return _parse_upload(orjson.loads(line))
         except orjson.JSONDecodeError as error:
             raise invalid("content", f"line {self.line} is not JSON: {error}") from None
         except SluiceError as error:
             raise invalid("content", f"line {self.line}: {error.message}") from None
 
 
-def _upload_of(given: Any) -> Upload:
-    if not isinstance(given, dict):
-        raise invalid("content", f"expected an object with id and text, got {_named(given)}")
-    rest = dict(given)
-    document_id = rest.pop("id", None)
+def _parse_upload(value: Any) -> Upload:
+    if not isinstance(value, dict):
+        raise invalid("content", f"expected an object with id and text, got {_shown(value)}")
+    fields = dict(value)
+    document_id = fields.pop("id", None)
     if isinstance(document_id, int) and not isinstance(document_id, bool):
         document_id = str(document_id)
-    format = _given(rest, "format", DocumentFormat.TEXT.value)
+    format = _pop_field(fields, "format", DocumentFormat.TEXT.value)
     if not isinstance(format, str) or format not in _FORMATS:
-        raise invalid("content", f"format must be one of {', '.join(_FORMATS)}, got {_named(format)}")
+        raise invalid("content", f"format must be one of {', '.join(_FORMATS)}, got {_shown(format)}")
     return Upload(
-        id=_string("id", document_id),
-        content=_text_of(rest).encode(),
+        id=_check_string("id", document_id),
+        content=_pop_text(fields).encode(),
         format=_FORMATS[format],
-        title=_string("title", _given(rest, "title", "")),
-        metadata=_metadata_of(rest),
+        title=_check_string("title", _pop_field(fields, "title", "")),
+        metadata=_parse_metadata(fields),
     )
 
 
-def _given(rest: dict[str, Any], name: str, default: object) -> Any:
-    """The field, taken out of `rest`; null is as good as left out."""
-    value = rest.pop(name, None)
+def _pop_field(fields: dict[str, Any], name: str, default: object) -> Any:
+    """Remove a field and return its value, or `default` if the field is missing or null."""
+    value = fields.pop(name, None)
     return default if value is None else value
 
 
-def _text_of(rest: dict[str, Any]) -> str:
-    given = [rest.pop(name) for name in ("text", "content") if name in rest]
-    if len(given) == 2:
+def _pop_text(fields: dict[str, Any]) -> str:
+    texts = [fields.pop(name) for name in ("text", "content") if name in fields]
+    if len(texts) == 2:
         raise invalid("content", "text and content are the same field: send one")
-    return _string("text", given[0] if given else None)
+    return _check_string("text", texts[0] if texts else None)
 
 
-def _metadata_of(rest: dict[str, Any]) -> Metadata:
-    own = _given(rest, "metadata", {})
-    if not isinstance(own, dict):
-        raise invalid("content", f"metadata must be an object, got {_named(own)}")
-    for key, value in own.items():
+def _parse_metadata(fields: dict[str, Any]) -> Metadata:
+    """Return the field `metadata` together with the remaining fields that are scalars."""
+    metadata = _pop_field(fields, "metadata", {})
+    if not isinstance(metadata, dict):
+        raise invalid("content", f"metadata must be an object, got {_shown(metadata)}")
+    for key, value in metadata.items():
         if not _is_scalar(value):
-            raise invalid("content", f"metadata.{key} must be a string, number, boolean or null, got {_named(value)}")
-    return {key: value for key, value in rest.items() if _is_scalar(value)} | own
+            raise invalid("content", f"metadata.{key} must be a string, number, boolean or null, got {_shown(value)}")
+    return {key: value for key, value in fields.items() if _is_scalar(value)} | metadata
 
 
-def _string(name: str, value: object) -> str:
+def _check_string(name: str, value: object) -> str:
     if not isinstance(value, str):
-        came = "nothing" if value is None else _named(value)
-        raise invalid("content", f"{name} must be a string, got {came}")
+        shown = "nothing" if value is None else _shown(value)
+        raise invalid("content", f"{name} must be a string, got {shown}")
     return value
 
 
@@ -116,6 +117,6 @@ def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _named(value: object) -> str:
+def _shown(value: object) -> str:
     shown = orjson.dumps(value).decode()
     return shown if len(shown) <= 80 else f"{shown[:79]}…"

@@ -1,29 +1,32 @@
-"""From bytes to an extract, by format."""
+"""Chooses the reader for a document's format. Plain text, source code included, is read here."""
 
-from pipelines.rag.documents.extract import Extract
+import re
+
+from pipelines.rag.documents.extract import Extract, decode_text
 from sluice.errors import invalid
 
+_PARAGRAPH = re.compile(r"\n[^\S\n]*+\n\s*+")
 
-def read(format: str, content: bytes, max_chars: int) -> Extract:
-    """`format` is a `DocumentFormat`'s value. Blocks, in a thread or a process of its own; raises SluiceError.
 
-    Each parser is imported where it is needed: a process that lives for one document pays for its own alone.
+def read_document(format: str, content: bytes, max_chars: int) -> Extract:
+    """Extract text and structure from a document; `format` is the value of a `DocumentFormat`. Raises SluiceError.
+
+    Blocks, so it runs in a thread or in the sandbox. Each parser is imported only where it is used: a process that
+    lives for one document should not pay for the others.
     """
     match format:
         case "text":
-            from pipelines.rag.documents.text import read as read_text
-
             extract = read_text(content)
         case "markdown":
-            from pipelines.rag.documents.markdown import read as read_markdown
+            from pipelines.rag.documents.markdown import read_markdown
 
             extract = read_markdown(content)
         case "html":
-            from pipelines.rag.documents.html import read as read_html
+            from pipelines.rag.documents.html import read_html
 
             extract = read_html(content)
         case "pdf":
-            from pipelines.rag.documents.pdf import read as read_pdf
+            from pipelines.rag.documents.pdf import read_pdf
 
             extract = read_pdf(content, max_chars)
         case _:
@@ -31,3 +34,9 @@ def read(format: str, content: bytes, max_chars: int) -> Extract:
     if not extract.text or extract.text.isspace():
         raise invalid("content", f"the {format} document has no text")
     return extract
+
+
+def read_text(content: bytes) -> Extract:
+    """Decode plain text. Blank lines separate paragraphs."""
+    text = decode_text(content)
+    return Extract(text, breaks=[match.end() for match in _PARAGRAPH.finditer(text) if match.end() < len(text)])

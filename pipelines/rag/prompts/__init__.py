@@ -1,1 +1,1 @@
-"""From chunks and a question to what the language model reads."""
+"""Builds a language model's prompt from a question and retrieved passages, within its context."""

@@ -1,36 +1,41 @@
-"""A prompt that fits: instructions, earlier turns, the best passages and the question, in the model's tokens."""
+"""Assembles a prompt that fits: instructions, earlier turns, the best passages and the question.
+
+Sizes are in the language model's tokens.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.rag.prompts.budget import Fit, fit, smaller
-from pipelines.rag.prompts.history import exchanges_of, system_of
-from pipelines.rag.prompts.templates import NO_ANSWER_PLACE, Passage, Template, messages_of
+from pipelines.rag.prompts.templates import NO_ANSWER_PLACE, NumberedPassage, PromptTemplate, build_messages
 from pipelines.rag.prompts.tokens import PromptTokens
 from pipelines.text.citations import Source
+from pipelines.text.tokenizer import ROLES
 from pipelines.text.types import ChatMessage
 from sluice.errors import SluiceError, invalid
 
-_TOKENS_A_JOINT = 4
-"""By which two texts may grow when they are put together: tokenizers split at white space, which is between all of
-them, and what they make of it may be a token or two more. Where that could matter the whole is counted."""
+_TOKENS_PER_JOINT = 4
+"""Most tokens by which two texts can grow when they are joined. Tokenizers split at white space, which is between all
+of them, so a joint costs a token or two at most. Where that could matter, the whole prompt is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptStyle:
-    """`instructions` None are the template's own. `no_answer` is what an answer says where the sources do not."""
+    """Style of a model's prompts. `instructions` None stands for the template's own.
 
-    template: Template
+    `no_answer` is the sentence that answers a question to which the sources have no answer.
+    """
+
+    template: PromptTemplate
     instructions: str | None
     no_answer: str
     max_sources: int
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """In tokens. `max_context` is the window of the model `llm`, `for_answer` the part that the prompt leaves."""
+class TokenBudget:
+    """Tokens of a prompt and its answer. `max_context` is the context of the model `llm`, `for_answer` its reserve."""
 
     llm: str
     max_context: int
@@ -42,7 +47,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieved:
+class RetrievedPassage:
     """A source and the text that stands for it in the prompt."""
 
     source: Source
@@ -51,48 +56,60 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`kept` are in the order in which the prompt has them, with the ids that it calls them by; `dropped` by rank."""
+    """An assembled prompt.
+
+    `kept` are the sources in it, in its order and with the ids by which it calls them; `dropped` are the others, by
+    rank.
+    """
 
     messages: tuple[ChatMessage, ...]
     kept: tuple[Source, ...]
     dropped: tuple[Source, ...]
 
 
-async def assemble(
+@dataclass(frozen=True, slots=True)
+class PromptSelection:
+    """Contents of a prompt: the indices of its passages, in order of rank, and how many of the latest exchanges."""
+
+    passages: tuple[int, ...]
+    num_exchanges: int
+
+
+async def assemble_prompt(
     question: str,
-    retrieved: Sequence[Retrieved],
+    retrieved: Sequence[RetrievedPassage],
     history: Sequence[ChatMessage],
     style: PromptStyle,
-    budget: Budget,
+    budget: TokenBudget,
     tokens: PromptTokens,
 ) -> Prompt:
-    """The prompt with as many of the best passages, which come best first, as fit whole, and of the latest exchanges.
+    """Assemble a prompt from as many of the best passages, which come best first, and of the latest exchanges as fit.
 
     Raises SluiceError INVALID for a question that does not fit by itself.
     """
-    draft = _Draft(tokens.defused(question), retrieved, history, style, tokens, await tokens.takes_system())
-    room = budget.for_prompt - await draft.frame_size()
+    draft = _Draft(tokens.escape(question), retrieved, history, style, tokens, await tokens.takes_system())
+    room = budget.for_prompt - await draft.count_frame()
     if room < 0:
         raise _too_long(budget, -room)
-    sizes = await draft.sizes(min(len(retrieved), style.max_sources))
-    chosen = fit(sizes.passages, sizes.exchanges, room)
-    # What a prompt without passages says in their place is not in the frame.
-    if sizes.most(chosen) > room or not chosen.passages:
-        chosen = await _verified(chosen, draft, budget)
-    return draft.prompt(chosen)
+    sizes = await draft.count_parts(min(len(retrieved), style.max_sources))
+    selection = select_contents(sizes.passages, sizes.exchanges, room)
+    # The frame does not include what a prompt without passages says in their place.
+    if sizes.upper_bound(selection) > room or not selection.passages:
+        selection = await _shrink(selection, draft, budget)
+    return draft.build(selection)
 
 
-async def _verified(chosen: Fit, draft: "_Draft", budget: Budget) -> Fit:
-    """As much of it as fits when the whole is counted. Raises INVALID where the question alone does not."""
-    while (excess := await draft.count(chosen) - budget.for_prompt) > 0:
-        left = smaller(chosen)
-        if left is None:
+async def _shrink(selection: PromptSelection, draft: "_Draft", budget: TokenBudget) -> PromptSelection:
+    """Drop contents until the whole prompt, counted exactly, fits. Raises INVALID if the question alone does not."""
+    while (excess := await draft.count(selection) - budget.for_prompt) > 0:
+        smaller = drop_last(selection)
+        if smaller is None:
             raise _too_long(budget, excess)
-        chosen = left
-    return chosen
+        selection = smaller
+    return selection
 
 
-def _too_long(budget: Budget, excess: int) -> SluiceError:
+def _too_long(budget: TokenBudget, excess: int) -> SluiceError:
     message = (
         f"the question is {excess} tokens too long: of the {budget.max_context} tokens of model '{budget.llm}' "
         f"{budget.for_answer} are kept for the answer (max_tokens), which leaves {budget.for_prompt} for instructions "
@@ -101,28 +118,79 @@ def _too_long(budget: Budget, excess: int) -> SluiceError:
     return invalid("query", message)
 
 
+# --- what fits
+
+
+def select_contents(passages: Sequence[int], exchanges: Sequence[int], room: int) -> PromptSelection:
+    """Select passages and exchanges that take at most `room` tokens together. Pure.
+
+    `passages` are the sizes of the passages, best first, `exchanges` those of the exchanges, oldest first. The latest
+    exchanges may take half of the room if the best passage fits beside them, and what passages leave.
+    """
+    num_recent = _num_latest(exchanges, _room_for_exchanges(passages, room))
+    kept = _select_passages(passages, room - sum(exchanges[len(exchanges) - num_recent :]))
+    return PromptSelection(kept, _num_latest(exchanges, room - sum(passages[index] for index in kept)))
+
+
+def drop_last(selection: PromptSelection) -> PromptSelection | None:
+    """Drop the worst passage, or the oldest exchange if there is no passage. Returns None if nothing is left."""
+    if selection.passages:
+        return PromptSelection(selection.passages[:-1], selection.num_exchanges)
+    return PromptSelection((), selection.num_exchanges - 1) if selection.num_exchanges else None
+
+
+def _room_for_exchanges(passages: Sequence[int], room: int) -> int:
+    if not passages:
+        return room
+    beside_best = room - passages[0]
+    return min(room // 2, beside_best) if beside_best >= 0 else room // 2
+
+
+def _select_passages(sizes: Sequence[int], room: int) -> tuple[int, ...]:
+    """Take each passage that fits whole, in order: a shorter one may fit after one that is too long."""
+    kept = []
+    for index, size in enumerate(sizes):
+        if size <= room:
+            kept.append(index)
+            room -= size
+    return tuple(kept)
+
+
+def _num_latest(sizes: Sequence[int], room: int) -> int:
+    count = 0
+    for size in reversed(sizes):
+        if size > room:
+            break
+        room -= size
+        count += 1
+    return count
+
+
+# --- the prompt of one question
+
+
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Of passages, best first, and exchanges, oldest first, each by itself."""
+    """Tokens of each passage, best first, and of each exchange, oldest first."""
 
     passages: Sequence[int]
     exchanges: Sequence[int]
 
-    def most(self, chosen: Fit) -> int:
-        """The most that the chosen ones can take together."""
-        num_joints = len(chosen.passages) + chosen.num_exchanges
-        passages = sum(self.passages[index] for index in chosen.passages)
-        recent = sum(self.exchanges[len(self.exchanges) - chosen.num_exchanges :])
-        return passages + recent + _TOKENS_A_JOINT * num_joints
+    def upper_bound(self, selection: PromptSelection) -> int:
+        """Return the most tokens that the selection can take."""
+        num_joints = len(selection.passages) + selection.num_exchanges
+        passages = sum(self.passages[index] for index in selection.passages)
+        recent = sum(self.exchanges[len(self.exchanges) - selection.num_exchanges :])
+        return passages + recent + _TOKENS_PER_JOINT * num_joints
 
 
 class _Draft:
-    """What prompts of one question are made of, all of it harmless: no text has a control token."""
+    """Builds and counts prompts of one question. Its texts contain no control tokens."""
 
     def __init__(
         self,
         question: str,
-        retrieved: Sequence[Retrieved],
+        retrieved: Sequence[RetrievedPassage],
         history: Sequence[ChatMessage],
         style: PromptStyle,
         tokens: PromptTokens,
@@ -130,69 +198,94 @@ class _Draft:
     ) -> None:
         self._question = question
         self._sources = [each.source for each in retrieved]
-        self._shown = [_defused(each.source, tokens) for each in retrieved]
-        self._texts = [tokens.defused(each.text) for each in retrieved]
-        harmless = [ChatMessage(each.role, tokens.defused(each.content)) for each in history]
-        self._exchanges = exchanges_of(harmless)
-        self._system = "\n\n".join(part for part in (_instructions(style), system_of(harmless)) if part)
+        self._escaped_sources = [_escape_source(each.source, tokens) for each in retrieved]
+        self._texts = [tokens.escape(each.text) for each in retrieved]
+        turns = [ChatMessage(each.role, tokens.escape(each.content)) for each in history]
+        self._exchanges = split_exchanges(turns)
+        self._system = "\n\n".join(part for part in (_instructions(style), join_system_messages(turns)) if part)
         self._style = style
         self._tokens = tokens
         self._takes_system = takes_system
 
-    async def frame_size(self) -> int:
-        """Of what every prompt of this question has: all but passages and earlier turns."""
+    async def count_frame(self) -> int:
+        """Count the tokens that every prompt of this question has: all but passages and earlier turns."""
         question = self._style.template.question([""], self._question, self._style.no_answer)
         return await self._tokens.count_chat(self._conversation((), question))
 
-    async def sizes(self, limit: int) -> _Sizes:
-        """Of the `limit` best passages, each with what parts it from the next, and of all exchanges."""
-        passages = [self._passage(index, index + 1) + "\n\n" for index in range(limit)]
+    async def count_parts(self, num_passages: int) -> _Sizes:
+        """Count the best `num_passages` passages, each with its separator, and all exchanges."""
+        passages = [self._passage(index, index + 1) + "\n\n" for index in range(num_passages)]
         flat = [message for exchange in self._exchanges for message in exchange]
         counts = iter(await self._tokens.count_turns(flat))
         exchanges = [sum(next(counts) for _ in exchange) for exchange in self._exchanges]
         return _Sizes(await self._tokens.count_texts(passages), exchanges)
 
-    async def count(self, chosen: Fit) -> int:
-        return await self._tokens.count_chat(self._messages(self._placed(chosen), chosen.num_exchanges))
+    async def count(self, selection: PromptSelection) -> int:
+        return await self._tokens.count_chat(self._messages(self._order(selection), selection.num_exchanges))
 
-    def prompt(self, chosen: Fit) -> Prompt:
-        placed = self._placed(chosen)
-        kept = tuple(msgspec.structs.replace(self._sources[index], id=number) for number, index in enumerate(placed, 1))
-        dropped = tuple(source for index, source in enumerate(self._sources) if index not in chosen.passages)
-        return Prompt(self._messages(placed, chosen.num_exchanges), kept, dropped)
+    def build(self, selection: PromptSelection) -> Prompt:
+        ordered = self._order(selection)
+        kept = tuple(
+            msgspec.structs.replace(self._sources[index], id=number) for number, index in enumerate(ordered, 1)
+        )
+        dropped = tuple(source for index, source in enumerate(self._sources) if index not in selection.passages)
+        return Prompt(self._messages(ordered, selection.num_exchanges), kept, dropped)
 
-    def _placed(self, chosen: Fit) -> list[int]:
-        """The chosen passages' indices in the order in which the prompt has them."""
-        order = self._style.template.order([self._sources[index] for index in chosen.passages])
-        return [chosen.passages[place] for place in order]
+    def _order(self, selection: PromptSelection) -> list[int]:
+        """Return the indices of the selected passages in the order of the prompt."""
+        order = self._style.template.order([self._sources[index] for index in selection.passages])
+        return [selection.passages[place] for place in order]
 
-    def _messages(self, placed: Sequence[int], num_exchanges: int) -> tuple[ChatMessage, ...]:
-        passages = [self._passage(index, number) for number, index in enumerate(placed, 1)]
+    def _messages(self, ordered: Sequence[int], num_exchanges: int) -> tuple[ChatMessage, ...]:
+        passages = [self._passage(index, number) for number, index in enumerate(ordered, 1)]
         question = self._style.template.question(passages, self._question, self._style.no_answer)
         recent = self._exchanges[len(self._exchanges) - num_exchanges :]
         return self._conversation([message for exchange in recent for message in exchange], question)
 
     def _conversation(self, history: Sequence[ChatMessage], question: str) -> tuple[ChatMessage, ...]:
         if self._takes_system:
-            return messages_of(self._system, history, question)
-        return _without_system(messages_of("", history, question), self._system)
+            return build_messages(self._system, history, question)
+        return _prepend_system(build_messages("", history, question), self._system)
 
     def _passage(self, index: int, number: int) -> str:
-        return self._style.template.passage(Passage(number, self._shown[index], self._texts[index]))
+        passage = NumberedPassage(number, self._escaped_sources[index], self._texts[index])
+        return self._style.template.passage(passage)
 
 
-def _defused(source: Source, tokens: PromptTokens) -> Source:
-    return msgspec.structs.replace(source, title=tokens.defused(source.title), heading=tokens.defused(source.heading))
+def _escape_source(source: Source, tokens: PromptTokens) -> Source:
+    return msgspec.structs.replace(source, title=tokens.escape(source.title), heading=tokens.escape(source.heading))
 
 
 def _instructions(style: PromptStyle) -> str:
-    own = style.template.instructions if style.instructions is None else style.instructions
-    return own.replace(NO_ANSWER_PLACE, style.no_answer)
+    instructions = style.template.instructions if style.instructions is None else style.instructions
+    return instructions.replace(NO_ANSWER_PLACE, style.no_answer)
 
 
-def _without_system(messages: tuple[ChatMessage, ...], system: str) -> tuple[ChatMessage, ...]:
-    """The instructions at the beginning of the first question, for a model that knows no system message."""
+def _prepend_system(messages: tuple[ChatMessage, ...], system: str) -> tuple[ChatMessage, ...]:
+    """Put the instructions before the first question, for a model that takes no system message."""
     if not system:
         return messages
     first, *others = messages
     return (ChatMessage(first.role, f"{system}\n\n{first.content}"), *others)
+
+
+# --- earlier turns
+
+
+def join_system_messages(messages: Sequence[ChatMessage]) -> str:
+    """Return the conversation's own system messages as one text, "" if there are none."""
+    return "\n\n".join(message.content for message in messages if ROLES[message.role] == "system")
+
+
+def split_exchanges(messages: Sequence[ChatMessage]) -> list[tuple[ChatMessage, ...]]:
+    """Split the other messages into exchanges, each a question with its answers, which are kept or dropped together.
+
+    Answers before the first question are left out.
+    """
+    exchanges: list[list[ChatMessage]] = []
+    for message in messages:
+        if message.role == "user":
+            exchanges.append([message])
+        elif message.role == "assistant" and exchanges:
+            exchanges[-1].append(message)
+    return [tuple(exchange) for exchange in exchanges]

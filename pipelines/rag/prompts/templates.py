@@ -1,4 +1,4 @@
-"""How question and sources become messages. What a source says is data: it cannot leave its place in them."""
+"""Prompt templates: how question and sources become messages. A source is data and cannot leave its place in them."""
 
 import re
 from abc import ABC, abstractmethod
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipelines.rag.prompts.ordering import in_reading_order
-from pipelines.rag.prompts.statements import Statement, most_alike, share_named, statements_of
+from pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
 from pipelines.text.citations import Source
 from pipelines.text.types import ChatMessage
 
 NO_ANSWER_PLACE = "{no_answer}"
-"""Stands in instructions for the sentence that says that the sources do not answer."""
+"""Placeholder in instructions for the sentence that answers a question which the sources do not answer."""
 
 
 class TemplateName(StrEnum):
@@ -21,84 +20,86 @@ class TemplateName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A source as the prompt has it. `number` is what the answer may call it by."""
+class NumberedPassage:
+    """A source as it stands in the prompt. The answer cites it by `number`."""
 
     number: int
     source: Source
     text: str
 
 
-class Template(ABC):
-    """The instructions come first and never change, so that all prompts share their beginning.
+class PromptTemplate(ABC):
+    """Writes the parts of a prompt.
 
-    Earlier turns follow, then one message with the passages and the question.
+    The instructions come first and never change, so that all prompts share a prefix. Earlier turns follow, then one
+    message with the passages and the question.
     """
 
     instructions: str
-    """Those that hold where nobody gives others; "" is none."""
+    """The default instructions; "" for none."""
 
     @abstractmethod
     def order(self, sources: Sequence[Source]) -> list[int]:
-        """Indices of `sources`, which come best first, as the prompt has them."""
+        """Return the indices of `sources`, which come best first, in the order of the prompt."""
 
     @abstractmethod
-    def passage(self, passage: Passage) -> str:
-        """One passage with what delimits it, and nothing in it that looks like that."""
+    def passage(self, passage: NumberedPassage) -> str:
+        """Write one passage with its delimiters. Nothing in the passage looks like a delimiter."""
 
     @abstractmethod
     def question(self, passages: Sequence[str], question: str, no_answer: str) -> str:
-        """The last message. `passages` as `passage` made them; empty where nothing was found."""
+        """Write the last message from passages that `passage` wrote; none if nothing was found."""
 
 
-class QuoteTemplate(Template):
-    """For a very small model that quotes the sentence that answers: it reads that one sentence, and no orders.
+class QuoteTemplate(PromptTemplate):
+    """A template for a very small model that answers by quoting: the prompt holds one sentence and no instructions.
 
-    Measured with the bundled model on documents that it had not seen (benchmarks/rag/answers.py): of whole passages it
-    quotes the right sentence for about one question in ten, of the one sentence that shares most with the question for
-    four to six. With the question in front it declines less, but also where nothing answers; so the question stands
-    there only where the sentence has most of its words. The sentence depends on the question, so prompts share no
-    prefix worth keeping; all passages that it was chosen from count as sources.
+    Measured with the bundled model on documents that it had not seen (benchmarks/rag/answers.py): from whole passages
+    it quotes the right sentence for about one question in ten, from the one sentence that shares most words with the
+    question for four to six. With the question in front it declines less often, but also where nothing answers; so the
+    question comes first only if the sentence has most of its words. The sentence depends on the question, so prompts
+    share no prefix worth caching. All passages that the sentence was chosen from count as sources.
     """
 
     instructions = ""
     _LABEL = re.compile(r"^(context|question|answer)\s*:", re.IGNORECASE)
-    _BETWEEN = "\n\n"
-    """Passages of this template are a heading, then each statement as two lines, its name, if it has one, first."""
-    _MOST = 0.75
+    _SEPARATOR = "\n\n"
+    """Separates the parts of a passage: its heading, then each statement as two lines, its name, or "", first."""
+    _MIN_COVERAGE = 0.75
+    """Share of the question's subject words that the sentence has where the question comes first."""
 
     def order(self, sources: Sequence[Source]) -> list[int]:
         return list(range(len(sources)))
 
-    def passage(self, passage: Passage) -> str:
-        statements = statements_of(passage.text) or [Statement("", passage.text)]
+    def passage(self, passage: NumberedPassage) -> str:
+        statements = split_statements(passage.text) or [Statement("", passage.text)]
         lines = [f"{self._line(each.name.partition('(')[0])}\n{self._line(each.text)}" for each in statements]
         heading = passage.source.heading.rpartition(" > ")[2] or passage.source.title
-        return self._BETWEEN.join([self._line(heading), *lines])
+        return self._SEPARATOR.join([self._line(heading), *lines])
 
     def _line(self, text: str) -> str:
-        """Nothing in it ends the line, and it does not pass for the question."""
+        """Put the text on one line that cannot be taken for a label."""
         return self._LABEL.sub(r"\1 -", " ".join(text.split()))
 
     def question(self, passages: Sequence[str], question: str, no_answer: str) -> str:
         statements: list[Statement] = []
         headings: list[str] = []
         for passage in passages:
-            heading, *others = passage.split(self._BETWEEN)
+            heading, *others = passage.split(self._SEPARATOR)
             statements += [Statement(*each.split("\n")) for each in others]
             headings += [heading] * len(others)
         if not statements:
             return question
-        place = most_alike(question, statements)
+        place = find_best_statement(question, statements)
         name, text = statements[place].name or headings[place], statements[place].text
         context = f"{name}\n{text}" if name else text
-        if share_named(question, f"{headings[place]} {context}") >= self._MOST:
+        if subject_coverage(question, f"{headings[place]} {context}") >= self._MIN_COVERAGE:
             return f"{question}\n\nContext:\n{context}"
         return f"{context}\n\n{question}"
 
 
-class CitedTemplate(Template):
-    """For models that follow instructions: numbered sources, each in a tag of its own, and answers that cite them."""
+class CitedTemplate(PromptTemplate):
+    """A template for models that follow instructions: numbered sources, each in a tag, and answers that cite them."""
 
     instructions = (
         "Answer the question from the sources below, and from nothing else. After each statement put the number of the "
@@ -110,9 +111,9 @@ class CitedTemplate(Template):
     _TAG = re.compile(r"<(?=\s*/?\s*sources?\b)", re.IGNORECASE)
 
     def order(self, sources: Sequence[Source]) -> list[int]:
-        return in_reading_order(sources)
+        return _reading_order(sources)
 
-    def passage(self, passage: Passage) -> str:
+    def passage(self, passage: NumberedPassage) -> str:
         source = passage.source
         places = "".join(
             f' {name}="{self._attribute(value)}"'
@@ -134,13 +135,25 @@ class CitedTemplate(Template):
         return " ".join(value.split()).replace("<", "&lt;").replace('"', "&quot;")
 
 
-TEMPLATES: dict[TemplateName, Template] = {
+TEMPLATES: dict[TemplateName, PromptTemplate] = {
     TemplateName.QUOTE: QuoteTemplate(),
     TemplateName.CITED: CitedTemplate(),
 }
 
 
-def messages_of(system: str, history: Sequence[ChatMessage], question: str) -> tuple[ChatMessage, ...]:
-    """A conversation whose last message is `question`; a `system` of "" is left out."""
+def build_messages(system: str, history: Sequence[ChatMessage], question: str) -> tuple[ChatMessage, ...]:
+    """Build a conversation whose last message is `question`. An empty `system` message is left out."""
     first = (ChatMessage("system", system),) if system else ()
     return (*first, *history, ChatMessage("user", question))
+
+
+def _reading_order(sources: Sequence[Source]) -> list[int]:
+    """Return the indices of `sources` by document, documents in order of their best passage, each in text order.
+
+    Suits models that read all of their context. Questions that find the same passages in different order get the same
+    prompt more often, so that its prefix is already computed.
+    """
+    best: dict[str, int] = {}
+    for rank, source in enumerate(sources):
+        best.setdefault(source.document, rank)
+    return sorted(range(len(sources)), key=lambda index: (best[sources[index].document], sources[index].start, index))

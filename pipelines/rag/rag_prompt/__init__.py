@@ -1,1 +1,1 @@
-"""Prompt assembly as a model: a question and chunks in, what the language model reads out."""
+"""Prompt assembly as a model: a question and retrieved chunks in, the language model's messages out."""

@@ -1,23 +1,30 @@
-"""The backend `rag_prompt`: from a question and what was retrieved to the messages of a language model."""
+"""The backend `rag_prompt`: assembles a language model's messages from a question and retrieved chunks."""
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import orjson
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.rag_prompt.asked import settings_of
+from pipelines.rag.prompts.assembly import Prompt, RetrievedPassage, assemble_prompt
 from pipelines.rag.rag_prompt.language_model import LanguageModel
-from pipelines.rag.rag_prompt.model import (
-    CACHE_SALT,
-    CONTEXT,
-    DROPPED,
-    MESSAGES,
-    QUERY,
-    SAMPLING_CONFIG,
-    SOURCES,
-    RagPromptModel,
-)
+from pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, parse_request, parse_settings
+from pipelines.text.citations import Source, decode_source, encode_source
+from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
 from serving.backend import Backend, BackendContext
 from serving.config.declared import Declared, completed
+from serving.request import InferRequest
 from serving.spec import ModelSource
+from serving.task_model import TaskModel, Work
+from serving.tensors.tensor import Tensor
+from sluice.errors import invalid
 
+QUERY, CONTEXT, SOURCES = "query", "context", "sources"
+MESSAGES, DROPPED, SAMPLING_CONFIG, CACHE_SALT = "messages", "dropped", "sampling_config", "cache_salt"
+_REGEX_SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")
 INPUTS = (
     Declared(QUERY, "BYTES"),
     Declared(CONTEXT, "BYTES", (-1,)),
@@ -32,8 +39,85 @@ OUTPUTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    question: str
+    retrieved: tuple[RetrievedPassage, ...]
+
+
+class RagPromptModel(TaskModel):
+    """Assembles one prompt for each row of a request."""
+
+    def __init__(self, config: ModelConfig, version: int, settings: PromptSettings, llm: LanguageModel) -> None:
+        super().__init__(config, version)
+        self._settings = settings
+        self._llm = llm
+
+    def _work(self, request: InferRequest) -> Work:
+        return partial(self._answer, self._rows(request), parse_request(request))
+
+    def _rows(self, request: InferRequest) -> list[_Row]:
+        questions = [row[0] for row in read_text_rows(request, QUERY, is_batched=self._is_batched)]
+        texts = read_text_rows(request, CONTEXT, is_batched=self._is_batched)
+        if SOURCES in request.inputs:
+            sources = read_text_rows(request, SOURCES, is_batched=self._is_batched)
+        else:
+            sources = [[""] * len(row) for row in texts]
+        return [
+            _Row(question, _pair_passages(row_texts, row_sources))
+            for question, row_texts, row_sources in zip(questions, texts, sources, strict=True)
+        ]
+
+    async def _answer(self, rows: Sequence[_Row], request: RagPromptRequest) -> list[Tensor]:
+        tokens, budget = self._llm.budget(request.max_tokens)
+        prompts = [
+            await assemble_prompt(row.question, row.retrieved, request.history, self._settings.style, budget, tokens)
+            for row in rows
+        ]
+        columns: dict[str, list[list[bytes]]] = {
+            MESSAGES: [[encode_messages(prompt.messages)] for prompt in prompts],
+            SOURCES: [[*map(encode_source, prompt.kept)] for prompt in prompts],
+            DROPPED: [[*map(encode_source, prompt.dropped)] for prompt in prompts],
+            SAMPLING_CONFIG: [[self._sampling_config(prompt, request)] for prompt in prompts],
+            CACHE_SALT: [[request.cache_salt.encode()]] * len(prompts),
+        }
+        return [build_text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
+
+    def _sampling_config(self, prompt: Prompt, request: RagPromptRequest) -> bytes:
+        """Restrict the answer to the "no answer" sentence if the prompt has no source. A client's own guide wins.
+
+        A hosted model cannot be restricted; its instructions ask for the sentence.
+        """
+        if prompt.kept or request.has_guide or not self._llm.can_be_guided:
+            return b""
+        sentence = _REGEX_SIGNS.sub(r"\\\g<0>", self._settings.style.no_answer)
+        return orjson.dumps({"guided_decoding_guide_type": "regex", "guided_decoding_guide": sentence})
+
+
+def _pair_passages(texts: Sequence[str], sources: Sequence[str]) -> tuple[RetrievedPassage, ...]:
+    """Pair the texts of a row with their sources, without padding. A text without a source becomes its own source."""
+    if len(sources) != len(texts):
+        message = f"inputs '{CONTEXT}' and '{SOURCES}' must have as many elements, got {len(texts)} and {len(sources)}"
+        raise invalid(SOURCES, message)
+    return tuple(
+        RetrievedPassage(_parse_source(sources[index], index, text), text)
+        for index, text in enumerate(texts)
+        if text.strip()
+    )
+
+
+def _parse_source(element: str, index: int, text: str) -> Source:
+    if not element:
+        return Source(document="", start=0, end=len(text), score=0.0, text=text)
+    try:
+        return decode_source(element.encode())
+    except msgspec.MsgspecError as error:
+        message = f"input '{SOURCES}' must hold sources as JSON; the one at index {index} is none: {error}"
+        raise invalid(SOURCES, message) from None
+
+
 class RagPromptBackend(Backend):
-    """Its models load before their language model does: that is looked for with each request."""
+    """Loads models that assemble prompts. Their language model may load later: each request looks it up."""
 
     name = "rag_prompt"
 
@@ -41,6 +125,6 @@ class RagPromptBackend(Backend):
         return completed(source.config, INPUTS, OUTPUTS)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RagPromptModel:
-        settings = settings_of(source.config)
+        settings = parse_settings(source.config)
         llm = await LanguageModel.load(context.models, settings, source.folder)
         return RagPromptModel(source.config, source.version, settings, llm)

@@ -1,13 +1,13 @@
-"""What a prompt must know of the language model that will read it."""
+"""The language model that reads a prompt: its context and its tokens."""
 
 import asyncio
 from pathlib import Path
 
 from pipelines.llm.model import llm_text_of
 from pipelines.llm.text import LlmText
-from pipelines.rag.prompts.assembly import Budget
+from pipelines.rag.prompts.assembly import TokenBudget
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
-from pipelines.rag.rag_prompt.asked import PromptSettings
+from pipelines.rag.rag_prompt.request import PromptSettings
 from pipelines.text.tokenizer import Tokenizer
 from serving.backend import ModelLookup
 from serving.model import Model
@@ -15,41 +15,41 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class LanguageModel:
-    """Looked up for each prompt, so that a reload is seen. One that is not served here is described by the settings."""
+    """Looks the model up for each prompt, so that a reload takes effect. The settings describe a hosted model."""
 
     def __init__(self, models: ModelLookup, settings: PromptSettings, tokens: PromptTokens | None) -> None:
-        """`tokens` count in place of the model's own tokenizer."""
+        """`tokens`, if given, counts in place of the model's own tokenizer."""
         self._models = models
         self._settings = settings
         self._tokens = tokens
         self._latest: tuple[Tokenizer, PromptTokens] | None = None
-        """The model's tokenizer when it was last asked, and what counts by it."""
+        """The tokenizer that the model had last, and the counter made of it."""
 
     @classmethod
     async def load(cls, models: ModelLookup, settings: PromptSettings, folder: Path) -> "LanguageModel":
-        """The settings' tokenizer is relative to `folder`. Raises SluiceError UNAVAILABLE where it cannot be read."""
+        """Load the tokenizer of the settings, if any, relative to `folder`. Raises UNAVAILABLE if it cannot be read."""
         if not settings.tokenizer:
             return cls(models, settings, None)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder / settings.tokenizer)
         return cls(models, settings, TokenizerTokens(tokenizer))
 
-    def counts(self, max_tokens: int | None) -> tuple[PromptTokens, Budget]:
-        """How its tokens are counted, and how many there are; `max_tokens` are the answer's, None is what is usual.
+    def budget(self, max_tokens: int | None) -> tuple[PromptTokens, TokenBudget]:
+        """Return the model's token counter, and the budget of a prompt whose answer has `max_tokens` (None: default).
 
-        Raises SluiceError UNAVAILABLE, which names the model, where it does not serve, INVALID for too large an answer.
+        Raises SluiceError UNAVAILABLE, which names the model, if it does not serve, INVALID for too long an answer.
         """
         model = self._find()
         text, max_context = llm_text_of(model), self._max_context(model)
-        usual = min(self._settings.max_tokens, max_context // 2)
-        for_answer = usual if max_tokens is None else max_tokens
+        default = min(self._settings.max_tokens, max_context // 2)
+        for_answer = default if max_tokens is None else max_tokens
         if for_answer >= max_context:
             message = f"parameter 'max_tokens' must be below the {max_context} tokens of model '{self._settings.llm}'"
             raise SluiceError(ErrorCode.INVALID, f"{message}, got {for_answer}", param="max_tokens")
-        return self._counter(text), Budget(self._settings.llm, max_context, for_answer)
+        return self._counter(text), TokenBudget(self._settings.llm, max_context, for_answer)
 
     @property
     def can_be_guided(self) -> bool:
-        """Whether it can be made to say one sentence and nothing else."""
+        """Whether guided decoding can restrict the model's answer."""
         return llm_text_of(self._find()) is not None
 
     def _find(self) -> Model:
@@ -62,15 +62,15 @@ class LanguageModel:
     def _max_context(self, model: Model) -> int:
         text, configured = llm_text_of(model), self._settings.max_context_tokens
         if text is None:
-            configured = configured or _told_context(model)
+            configured = configured or _configured_context(model)
             if not configured:
                 message = f"model '{self._settings.llm}' does not tell its context: set its parameter context_tokens"
                 raise SluiceError(ErrorCode.UNAVAILABLE, message)
             return configured
         info = text.info
         # The last token is never fed back, so it needs no slot.
-        held = min(info.max_model_len, info.num_blocks * info.block_size + 1)
-        return min(held, configured) if configured else held
+        capacity = min(info.max_model_len, info.num_blocks * info.block_size + 1)
+        return min(capacity, configured) if configured else capacity
 
     def _counter(self, text: LlmText | None) -> PromptTokens:
         if self._tokens is not None:
@@ -82,7 +82,7 @@ class LanguageModel:
         return self._latest[1]
 
 
-def _told_context(model: Model) -> int:
-    """What a hosted model's configuration says of its context; 0 where it says nothing."""
+def _configured_context(model: Model) -> int:
+    """Return the context that a hosted model's configuration declares, 0 if none."""
     text = model.config.parameters["context_tokens"].string_value if "context_tokens" in model.config.parameters else ""
     return int(text) if text.isascii() and text.isdigit() else 0

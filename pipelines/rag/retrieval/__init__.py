@@ -1,1 +1,1 @@
-"""From a question to the chunks that may answer it."""
+"""Finds the chunks that may answer a question: fusion, reranking, deduplication."""

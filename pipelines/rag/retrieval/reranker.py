@@ -1,10 +1,13 @@
-"""Rerankers that are models of the repository: by texts, or by the tokens of question and passage."""
+"""Reranks with a model of the repository, which takes texts or, as a cross-encoder, tokens of question and passage."""
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import tokenizers
+from numpy.typing import NDArray
 
-from pipelines.rag.retrieval.pairs import PairTokenizer
 from serving.backend import ModelLookup
 from serving.call import infer_one
 from serving.model import Model
@@ -13,23 +16,29 @@ from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 QUERY, DOCUMENTS, SCORES = "query", "documents", "scores"
+FILENAME = "tokenizer.json"
+_MAX_TOKENS = 512
+"""Tokens of a pair if the tokenizer's file sets no limit: the number of positions of BERT-like models."""
 
 
 class ModelReranker:
-    """A model that scores passages. Looked up for each call, so that a reload is seen.
+    """Scores passages with the model `name`, which it looks up on every call so that a reload takes effect.
 
-    One with the inputs `query` [1] and `documents` [-1], BYTES, gives `scores` [-1]. With `tokenizer` it is a
-    cross-encoder: it gets a row for each passage of `input_ids` [-1], and of `attention_mask` and `token_type_ids`
-    where it declares them, and gives one number a row as its first output.
+    Without `tokenizer` the model takes `query` [1] and `documents` [-1], both BYTES, and gives `scores` [-1]. With
+    `tokenizer` it is a cross-encoder: for each passage it takes a row of `input_ids` [-1], and of `attention_mask` and
+    `token_type_ids` if it declares them, and its first output holds one number a row.
     """
 
-    def __init__(self, models: ModelLookup, name: str, tokenizer: PairTokenizer | None = None) -> None:
+    def __init__(self, models: ModelLookup, name: str, tokenizer: "PairTokenizer | None" = None) -> None:
         self.name = name
         self._models = models
         self._tokenizer = tokenizer
 
     async def scores(self, question: str, passages: Sequence[str]) -> list[float]:
-        """Raises SluiceError UNAVAILABLE, which names the model, where it does not serve or gives no scores."""
+        """Return one score for each passage.
+
+        Raises SluiceError UNAVAILABLE, which names the model, if it does not serve or gives no valid scores.
+        """
         if not passages:
             return []
         try:
@@ -39,39 +48,74 @@ class ModelReranker:
             else:
                 found = await _score_tokens(model, self._tokenizer, question, passages)
         except SluiceError as error:
-            raise self._failed(error.message) from error
+            raise self._failure(error.message) from error
         if len(found) != len(passages):
-            raise self._failed(f"it gave {len(found)} scores for {len(passages)} passages")
+            raise self._failure(f"it gave {len(found)} scores for {len(passages)} passages")
         if not np.isfinite(found).all():
-            raise self._failed("it gave a score that is no number")
+            raise self._failure("it gave a score that is no number")
         return found
 
-    def _failed(self, why: str) -> SluiceError:
+    def _failure(self, why: str) -> SluiceError:
         return SluiceError(ErrorCode.UNAVAILABLE, f"reranker '{self.name}': {why}")
+
+
+class PairTokenizer:
+    """Tokenizes pairs of question and passage, with the special tokens and token types of the tokenizer's file."""
+
+    def __init__(self, path: Path) -> None:
+        """Load `path`, a tokenizer.json or its folder. Raises SluiceError UNAVAILABLE if it cannot be read."""
+        path = path / FILENAME if path.is_dir() else path
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower type
+            message = f"cannot load the reranker's tokenizer {path}: {error}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message, param="reranker_tokenizer") from error
+        limit, padding = self._tokenizer.truncation, self._tokenizer.padding
+        self._pad_id = padding["pad_id"] if padding else 0
+        self._tokenizer.no_padding()
+        # Cuts the longer text of a pair: the passage, unless the question is a whole page.
+        self._tokenizer.enable_truncation(limit["max_length"] if limit else _MAX_TOKENS, strategy="longest_first")
+
+    async def encode(self, question: str, passages: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Tokenize the question with each passage, in a thread."""
+        pairs = [(question, passage) for passage in passages]
+        encodings: list[tokenizers.Encoding] = await asyncio.to_thread(self._tokenizer.encode_batch, pairs)
+        return encodings
+
+    def build_inputs(self, rows: Sequence[tokenizers.Encoding]) -> dict[str, NDArray[np.int64]]:
+        """Build the inputs of a cross-encoder by name, each [rows, longest row], padded."""
+        width = max(len(row.ids) for row in rows)
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        fills = (self._pad_id, 0, 0)
+        arrays = [np.full((len(rows), width), fill, np.int64) for fill in fills]
+        for index, row in enumerate(rows):
+            for array, values in zip(arrays, (row.ids, row.attention_mask, row.type_ids), strict=True):
+                array[index, : len(values)] = values
+        return dict(zip(names, arrays, strict=True))
 
 
 async def _score_texts(model: Model, question: str, passages: Sequence[str]) -> list[float]:
     leading = (1,) if model.spec.max_batch_size > 0 else ()
-    return await _numbers(
-        model, SCORES, {QUERY: _texts(QUERY, [question], leading), DOCUMENTS: _texts(DOCUMENTS, passages, leading)}
-    )
+    query = _text_tensor(QUERY, [question], leading)
+    documents = _text_tensor(DOCUMENTS, passages, leading)
+    return await _infer_numbers(model, SCORES, {QUERY: query, DOCUMENTS: documents})
 
 
 async def _score_tokens(model: Model, tokenizer: PairTokenizer, question: str, passages: Sequence[str]) -> list[float]:
-    """As many rows at a time as the model takes."""
+    """Score pairs of question and passage, as many in one request as the model takes."""
     rows = await tokenizer.encode(question, passages)
     size = model.spec.max_batch_size or len(rows)
     scores: list[float] = []
     for start in range(0, len(rows), size):
-        columns = tokenizer.padded(rows[start : start + size])
+        columns = tokenizer.build_inputs(rows[start : start + size])
         declared = {name: each for name, each in model.spec.inputs.items() if name in columns}
         inputs = {name: Tensor.of(name, columns[name].astype(each.data_type.dtype)) for name, each in declared.items()}
-        scores += await _numbers(model, next(iter(model.spec.outputs)), inputs)
+        scores += await _infer_numbers(model, next(iter(model.spec.outputs)), inputs)
     return scores
 
 
-async def _numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> list[float]:
-    """The elements of the output `name`, in order."""
+async def _infer_numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> list[float]:
+    """Run the model and return the elements of its output `name`, flattened."""
     response = await infer_one(model, InferRequest(inputs, requested_outputs=(name,)))
     array: Array = response.outputs[0].array
     if array.dtype.kind not in "fiu":
@@ -79,6 +123,6 @@ async def _numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> list[f
     return array.astype(np.float64).ravel().tolist()
 
 
-def _texts(name: str, texts: Sequence[str], leading: tuple[int, ...]) -> Tensor:
+def _text_tensor(name: str, texts: Sequence[str], leading: tuple[int, ...]) -> Tensor:
     array = np.array([text.encode() for text in texts], np.object_).reshape(*leading, len(texts))
     return Tensor.of(name, array)

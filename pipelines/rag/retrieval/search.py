@@ -1,31 +1,31 @@
-"""One search: candidates from a store, fused, reranked, made diverse, cut."""
+"""One search: a store's candidates are fused into one ranking, reranked, deduplicated, diversified and cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipelines.rag.filters import Filter
-from pipelines.rag.retrieval.duplicates import without_duplicates
-from pipelines.rag.retrieval.fusion import fused, with_similarity
-from pipelines.rag.retrieval.matching import names, subjects
-from pipelines.rag.retrieval.mmr import diversified
+from pipelines.rag.retrieval.diversity import diversify, drop_duplicates
+from pipelines.rag.retrieval.question_words import mentions_subject, subject_words
 from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, Candidates, Hit, RetrievalMode, Vector
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode, Vector
 from sluice.errors import invalid
 
 MAX_TOP_K = 100
 MAX_CANDIDATES = 1000
 MAX_QUESTION_CHARS = 262_144
-"""Each million characters more would hold the event loop, and so everybody, for about a second."""
+"""Each additional million characters would block the event loop, and so all clients, for about a second."""
+
+_ChunkKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How a search goes. `num_candidates` of each kind before fusion, or top_k where that is more.
+    """Options of a search. Each ranking brings `num_candidates` chunks into fusion, or `top_k` if that is more.
 
-    `min_similarity`: chunks less similar to the question are not found at all, in the mode hybrid unless they name what
-    it is about; `mmr_lambda` None: no maximal marginal relevance, else 1 is relevance alone, 0 diversity alone. `rrf_k`
-    is reciprocal rank fusion's, the weights are those of its two rankings.
+    Chunks whose similarity to the question is below `min_similarity` are dropped, except in hybrid mode those that
+    mention its subject. `mmr_lambda` weighs relevance (1) against diversity (0); None turns maximal marginal relevance
+    off. `rrf_k` is the constant of reciprocal rank fusion, the weights are those of its two rankings.
     """
 
     mode: RetrievalMode = RetrievalMode.HYBRID
@@ -40,7 +40,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """`vector` is needed in the modes vector and hybrid."""
+    """A question and the filter on documents. The modes vector and hybrid need its `vector`."""
 
     question: str
     vector: Vector | None
@@ -48,15 +48,15 @@ class SearchQuery:
 
 
 class Reranker(Protocol):
-    """Scores passages against a question, higher is better."""
+    """Scores passages against a question. Higher is better."""
 
     async def scores(self, question: str, passages: Sequence[str]) -> list[float]:
-        """One for each passage. Raises SluiceError UNAVAILABLE, which names the model."""
+        """Return one score for each passage. Raises SluiceError UNAVAILABLE, which names the model."""
         ...
 
 
 def check_question(question: str) -> None:
-    """Raises SluiceError INVALID for one that is too long."""
+    """Check a question's length. Raises SluiceError INVALID."""
     if len(question) > MAX_QUESTION_CHARS:
         raise invalid("question", f"question must be at most {MAX_QUESTION_CHARS} characters, got {len(question)}")
 
@@ -64,16 +64,16 @@ def check_question(question: str) -> None:
 async def search(
     store: Store, collection: str, query: SearchQuery, options: SearchOptions, reranker: Reranker | None = None
 ) -> list[Hit]:
-    """At most `options.top_k` chunks, best first. Raises what the store and the reranker raise."""
+    """Return at most `options.top_k` chunks, best first. Raises what the store and the reranker raise."""
     candidates = await store.candidates(collection, _candidate_query(query, options))
-    ranked = rank(candidates, query, options)
+    ranked = _rank(candidates, query, options)
     if reranker is not None and ranked:
-        ranked = await _reranked(ranked[: _num_candidates(options)], query.question, reranker)
-    return cut(ranked, options)
+        ranked = await _rerank(ranked[: _num_candidates(options)], query.question, reranker)
+    return _select(ranked, options)
 
 
-def rank(candidates: Candidates, query: SearchQuery, options: SearchOptions) -> list[Hit]:
-    """One ranking of a store's two, without what is not similar enough. Pure."""
+def _rank(candidates: CandidateHits, query: SearchQuery, options: SearchOptions) -> list[Hit]:
+    """Make one ranking of a store's two, without hits that are not similar enough."""
     match options.mode:
         case RetrievalMode.BM25:
             return list(candidates.by_text)
@@ -82,17 +82,17 @@ def rank(candidates: Candidates, query: SearchQuery, options: SearchOptions) -> 
         case RetrievalMode.HYBRID:
             rankings = (candidates.by_vector, candidates.by_text)
             weights = (options.vector_weight, options.text_weight)
-            hits = with_similarity(fused(rankings, weights, options.rrf_k), query.vector)
-            words = subjects(query.question)
-            return [hit for hit in hits if _is_similar(hit, options) or names(hit, words)]
+            hits = add_similarities(fuse_rankings(rankings, weights, options.rrf_k), query.vector)
+            words = subject_words(query.question)
+            return [hit for hit in hits if _is_similar(hit, options) or mentions_subject(hit, words)]
 
 
-def cut(ranked: Sequence[Hit], options: SearchOptions) -> list[Hit]:
-    """The `top_k` best hits of a ranking that repeat no better one, diverse where that is wanted. Pure."""
+def _select(ranked: Sequence[Hit], options: SearchOptions) -> list[Hit]:
+    """Return the `top_k` best hits of a ranking that repeat no better one, diversified if the options ask for it."""
     if options.mmr_lambda is None:
-        return without_duplicates(ranked, options.top_k)
-    distinct = without_duplicates(ranked, len(ranked))
-    return diversified(distinct, options.top_k, options.mmr_lambda)
+        return drop_duplicates(ranked, options.top_k)
+    distinct = drop_duplicates(ranked, len(ranked))
+    return diversify(distinct, options.top_k, options.mmr_lambda)
 
 
 def _candidate_query(query: SearchQuery, options: SearchOptions) -> CandidateQuery:
@@ -113,17 +113,53 @@ def _num_candidates(options: SearchOptions) -> int:
 
 
 def _is_similar(hit: Hit, options: SearchOptions) -> bool:
-    """Whether nothing speaks against it: where no one has compared it, its words were found."""
+    """Whether the hit is similar enough. A hit without a similarity was found by its words, and passes."""
     return hit.similarity is None or hit.similarity >= options.min_similarity
 
 
-async def _reranked(hits: Sequence[Hit], question: str, reranker: Reranker) -> list[Hit]:
-    """By the reranker's scores; equal ones stay in the order in which they were."""
-    scores = await reranker.scores(question, [_passage(hit) for hit in hits])
+async def _rerank(hits: Sequence[Hit], question: str, reranker: Reranker) -> list[Hit]:
+    """Order hits by the reranker's scores. Equal scores keep their order."""
+    scores = await reranker.scores(question, [_format_passage(hit) for hit in hits])
     scored = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
     return sorted(scored, key=lambda hit: hit.score, reverse=True)
 
 
-def _passage(hit: Hit) -> str:
-    """The chunk under its headings: without them it may not say what it is about."""
+def _format_passage(hit: Hit) -> str:
+    """Put the chunk under its headings: without them its text may not tell its subject."""
     return f"{hit.heading}\n{hit.text}" if hit.heading else hit.text
+
+
+def fuse_rankings(rankings: Sequence[Sequence[Hit]], weights: Sequence[float], k: int) -> list[Hit]:
+    """Fuse rankings by reciprocal ranks (Cormack, Clarke and Büttcher, 2009): each chunk once, best first.
+
+    A chunk's score is the sum of weight / (k + rank) over the rankings, ranks from 1. Only ranks count, since cosines
+    and BM25 have no common scale. Equal scores stay in the order of the earlier ranking. A chunk keeps its similarity
+    and its vector whichever ranking has them.
+    """
+    scores: dict[_ChunkKey, float] = {}
+    hits: dict[_ChunkKey, Hit] = {}
+    for ranking, weight in zip(rankings, weights, strict=True):
+        for rank, hit in enumerate(ranking, 1):
+            scores[hit.key] = scores.get(hit.key, 0.0) + weight / (k + rank)
+            before = hits.get(hit.key)
+            hits[hit.key] = hit if before is None else _merge_hits(before, hit)
+    ordered = sorted(hits, key=scores.__getitem__, reverse=True)
+    return [replace(hits[key], score=scores[key]) for key in ordered]
+
+
+def add_similarities(hits: Sequence[Hit], vector: Vector | None) -> list[Hit]:
+    """Compute the cosine to `vector` for each hit that has a vector and no similarity yet."""
+    if vector is None:
+        return list(hits)
+    return [_add_similarity(hit, vector) for hit in hits]
+
+
+def _merge_hits(one: Hit, other: Hit) -> Hit:
+    similarity = one.similarity if one.similarity is not None else other.similarity
+    return replace(one, similarity=similarity, vector=one.vector if one.vector is not None else other.vector)
+
+
+def _add_similarity(hit: Hit, vector: Vector) -> Hit:
+    if hit.similarity is not None or hit.vector is None:
+        return hit
+    return replace(hit, similarity=float(hit.vector @ vector))

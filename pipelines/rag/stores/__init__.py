@@ -1,1 +1,1 @@
-"""Where collections are kept."""
+"""Stores that keep collections: a SQLite file, or Postgres with pgvector."""

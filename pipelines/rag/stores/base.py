@@ -1,14 +1,14 @@
-"""What a store of collections is."""
+"""The interface of a store of collections."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     StoredDocument,
     Vectors,
@@ -16,70 +16,69 @@ from pipelines.rag.types import (
 
 
 class Store(ABC):
-    """Collections of documents, their chunks and vectors.
+    """Keeps collections of documents, their chunks and vectors.
 
-    Called on the event loop, and never blocks it. A document is replaced and deleted in one transaction: a search sees
-    all of its old chunks or all of its new ones. What is done is on disk when the call returns. Every method raises
-    SluiceError UNAVAILABLE, which names the store without its password, where the store cannot be reached or read now
-    (and goes on by itself when it can be again), and NOT_FOUND (param "collection") for a collection that there is not.
+    Methods run on the event loop and never block it. A document is replaced or deleted in one transaction: a search
+    sees all of its old chunks or all of its new ones. A change is on disk when the call returns. Every method raises
+    SluiceError UNAVAILABLE, which names the store without its password, if the store cannot be reached or read now (it
+    recovers by itself), and NOT_FOUND (param "collection") for a collection that does not exist.
     """
 
     name: str
-    """What messages call it: `SQLite store /data/rag.sqlite`, `Postgres store db.example:5432/rag`."""
+    """The store's name in messages: `SQLite store /data/rag.sqlite`, `Postgres store db.example:5432/rag`."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect, and make or upgrade what is missing of the schema. Idempotent."""
+        """Connect, and create or upgrade the schema. Idempotent."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Free connections and threads; calls under way end first, or in an error. Idempotent."""
+        """Free connections and threads. Running calls end first, or fail. Idempotent."""
 
     @abstractmethod
     async def collections(self) -> list[CollectionInfo]:
-        """All, by name."""
+        """Return all collections by name."""
 
     @abstractmethod
     async def collection(self, name: str) -> CollectionInfo:
-        """That one."""
+        """Return the collection's info."""
 
     @abstractmethod
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        """Raises ALREADY_EXISTS."""
+        """Create an empty collection. Raises ALREADY_EXISTS."""
 
     @abstractmethod
     async def delete_collection(self, name: str) -> None:
-        """With all that it holds."""
+        """Delete the collection with all its documents."""
 
     @abstractmethod
     async def put_document(
-        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+        self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
-        """Add the document, or put it in the place of the one of its id. `vectors`: a row for each chunk.
+        """Add the document, or replace the one of its id. `vectors` has one row for each chunk.
 
-        Raises INVALID where their length is not the collection's.
+        Raises INVALID if their length is not the collection's.
         """
 
     @abstractmethod
     async def delete_document(self, collection: str, document_id: str) -> bool:
-        """Whether there was one."""
+        """Delete the document with its chunks. Returns whether it existed."""
 
     @abstractmethod
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        """The document with its text."""
+        """Return the document with its text, None if it does not exist."""
 
     @abstractmethod
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        """At most `limit`, by id, those after the id `after`."""
+        """Return the first `limit` documents whose ids come after `after`, in order of id."""
 
     @abstractmethod
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        """The document without its text."""
+        """Return the document without its text, None if it does not exist."""
 
     @abstractmethod
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
-        """Search. Raises INVALID where the vector's length is not the collection's.
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
+        """Search by vector and by words. Raises INVALID if the vector's length is not the collection's.
 
-        `query.text` is what a user typed: no operator in it means anything. Words are looked for in chunk, heading
-        and title.
+        `query.text` is what a user typed: operators in it have no meaning. Words match in chunk, heading and title.
         """

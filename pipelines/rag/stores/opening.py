@@ -1,4 +1,4 @@
-"""Which store a URL or path means."""
+"""Opens a store from its URL or path."""
 
 import importlib
 import os
@@ -12,13 +12,14 @@ from sluice.errors import invalid
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SQLITE = "sqlite://"
 _MEMORY = ":memory:"
+_TAKEN = "give a path, sqlite:///path, :memory: or postgresql://user@host/database"
 
 
 def open_store(url_or_path: str) -> Store:
-    """The store, still closed: its `open` is what connects.
+    """Create the store for a URL or path, not connected yet.
 
-    A path or sqlite:///path is a SQLite file, `:memory:` one that is gone with the process, postgresql://... a
-    Postgres database. Raises SluiceError INVALID (param "store") for anything else.
+    A path or sqlite:///path is a SQLite file, `:memory:` a temporary one, postgresql://... a Postgres database.
+    Raises SluiceError INVALID (param "store") for anything else.
     """
     scheme = _SCHEME.match(url_or_path)
     match scheme.group(1).lower() if scheme else "":
@@ -32,11 +33,8 @@ def open_store(url_or_path: str) -> Store:
             raise invalid("store", f"there is no store for {other}://; {_TAKEN}")
 
 
-_TAKEN = "give a path, sqlite:///path, :memory: or postgresql://user@host/database"
-
-
 def _path_of_url(url: str) -> str:
-    """sqlite:///rag.sqlite is a path from here, sqlite:////data/rag.sqlite from the root."""
+    """Return the path of a sqlite URL: sqlite:///rag.sqlite is relative, sqlite:////data/rag.sqlite absolute."""
     host, slash, path = url[len(_SQLITE) :].partition("/")
     if host or not slash:
         raise invalid("store", f"{url!r} names a host, and a SQLite file has none; {_TAKEN}")

@@ -15,7 +15,7 @@ def shared_rag() -> Iterator[RagServer]:
 
 @pytest.fixture
 def rag(shared_rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> RagServer:
-    """A server without collections, which the command finds by its variable."""
+    """A server without collections, whose address SLUICE_URL holds."""
     shared_rag.reset()
     monkeypatch.setenv("SLUICE_URL", shared_rag.url)
     return shared_rag
@@ -26,7 +26,7 @@ Sluice = Callable[..., int]
 
 @pytest.fixture
 def sluice() -> Sluice:
-    """`sluice rag` with some arguments; its exit code."""
+    """Runs `sluice rag` with some arguments and returns its exit code."""
 
     def run(*arguments: str | Path) -> int:
         try:
@@ -40,7 +40,7 @@ def sluice() -> Sluice:
 
 @pytest.fixture
 def handbook(tmp_path: Path) -> Path:
-    """Some documents, and what is none."""
+    """A folder with documents and other files."""
     root = tmp_path / "handbook"
     (root / "guides" / "deep").mkdir(parents=True)
     (root / ".git").mkdir()

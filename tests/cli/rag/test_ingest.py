@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.rag import ingest, progress
-from cli.rag.retries import RetryPolicy
-from cli.rag.tally import Tally
+from cli.rag import ingest
+from cli.rag.ingest import IngestionProgress, RetryPolicy
 from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
@@ -131,7 +130,7 @@ def test_lines(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_lines_of_one_id(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first is kept, and sent once; the others are told."""
+    """The first line is kept and sent once; the others are reported."""
     lines = [{"id": "one", "text": "first"}, {"id": "one", "text": "second"}]
     (tmp_path / "faq.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert sluice("ingest", tmp_path) == 1
@@ -141,13 +140,15 @@ def test_lines_of_one_id(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys:
     assert capsys.readouterr().out == "docs: 0 created, 0 updated, 1 unchanged, 1 failed\n"
 
 
-def test_a_bad_line_is_told(rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_line_is_reported(
+    rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "faq.jsonl").write_text('{"id": "one", "text": "first"}\n{nonsense\n')
     rag.add("docs", {"id": "other", "text": "x"})
     assert sluice("ingest", tmp_path, "--prune") == 1
-    told = capsys.readouterr()
-    assert "failed: faq.jsonl: line 2 is not JSON" in told.err
-    assert "nothing was pruned, as some files could not be read" in told.err
+    output = capsys.readouterr()
+    assert "failed: faq.jsonl: line 2 is not JSON" in output.err
+    assert "nothing was pruned, as some files could not be read" in output.err
     assert rag.documents("docs").keys() == {"one", "other"}
 
 
@@ -158,12 +159,12 @@ def test_bad_files_do_not_hurt_the_others(
     (handbook / "empty.txt").write_bytes(b"")
     (handbook / os.fsdecode(b"bad\xff.md")).write_text("x")
     assert sluice("ingest", handbook) == 1
-    told = capsys.readouterr()
-    assert "failed: broken.pdf: " in told.err
-    assert "failed: empty.txt: the document is empty" in told.err
-    assert "its name has characters that no id can have" in told.err
-    assert "Traceback" not in told.err
-    assert told.out.startswith("docs: 3 created, 0 updated, 0 unchanged, 3 failed")
+    output = capsys.readouterr()
+    assert "failed: broken.pdf: " in output.err
+    assert "failed: empty.txt: the document is empty" in output.err
+    assert "its name has characters that no id can have" in output.err
+    assert "Traceback" not in output.err
+    assert output.out.startswith("docs: 3 created, 0 updated, 0 unchanged, 3 failed")
     assert rag.documents("docs").keys() == ALL
 
 
@@ -205,11 +206,11 @@ def test_what_is_no_command(
 def test_a_name_that_no_collection_can_have(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told once, not for each file."""
+    """The error is reported once, not for each file."""
     assert sluice("ingest", handbook, "--collection", "a b") == 1
-    told = capsys.readouterr().err
-    assert told.count("collection must be 1 to 63 letters") == 1
-    assert "sluice rag ingest: error: collection must be" in told
+    output = capsys.readouterr().err
+    assert output.count("collection must be 1 to 63 letters") == 1
+    assert "sluice rag ingest: error: collection must be" in output
 
 
 def test_two_files_of_one_id(rag: RagServer, sluice: Sluice, handbook: Path, tmp_path: Path,
@@ -265,10 +266,10 @@ def test_stops_where_the_server_stays_busy(
     monkeypatch.setattr(rag.library, "put", down_after_the_first)
     monkeypatch.setattr(ingest, "RetryPolicy", lambda: RetryPolicy(waits_s=(0, 0)))
     assert sluice("ingest", handbook, "--jobs", "1") == 1
-    told = capsys.readouterr()
-    assert "error: model 'sentence_encoder' is gone" in told.err
-    assert "stopped; the same command goes on from here" in told.err
-    assert told.out.startswith("docs: 1 created")
+    output = capsys.readouterr()
+    assert "error: model 'sentence_encoder' is gone" in output.err
+    assert "stopped; the same command goes on from here" in output.err
+    assert output.out.startswith("docs: 1 created")
 
 
 def test_a_file_of_many_pieces(
@@ -286,8 +287,8 @@ def test_an_api_key(
     (tmp_path / "a.txt").write_text("x")
     with rag_server(ServeConfig(access=AccessOptions(api_key="secret-2"))) as guarded:
         assert sluice("ingest", tmp_path, "--url", guarded.url) == 1
-        assert "asks for an API key" in (told := capsys.readouterr().err)
-        assert "set SLUICE_API_KEY" in told
+        assert "asks for an API key" in (output := capsys.readouterr().err)
+        assert "set SLUICE_API_KEY" in output
         monkeypatch.setenv("SLUICE_API_KEY", "secret-2")
         assert sluice("ingest", tmp_path, "--url", guarded.url) == 0
 
@@ -302,13 +303,13 @@ def test_a_store_that_is_down(
 
 def test_no_server(sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sluice("ingest", handbook, "--url", "http://127.0.0.1:9") == 1
-    told = capsys.readouterr()
-    assert "no server listens at http://127.0.0.1:9; start one with: sluice serve" in told.err
-    assert "the same command goes on from here" in told.err
+    output = capsys.readouterr()
+    assert "no server listens at http://127.0.0.1:9; start one with: sluice serve" in output.err
+    assert "the same command goes on from here" in output.err
 
 
 def test_interrupted(rag: RagServer, handbook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends it, says what is done, and the same command does the rest."""
+    """Ctrl-C ends the command with a report, and the same command does the rest."""
     put_document, kills = rag.store.put_document, iter([False, True])
 
     async def kills_at_the_second(*arguments: Any) -> None:
@@ -343,18 +344,18 @@ def test_a_file_that_is_too_long_for_the_server(
     assert "--http-max-input-size" in failed
 
 
-def test_lines_tell_of_progress_where_there_is_no_terminal(
+def test_lines_show_progress_where_there_is_no_terminal(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
+    monkeypatch.setattr(ingest, "LINE_EVERY_S", 0)
     assert sluice("ingest", handbook) == 0
     assert " of 3 documents, " in capsys.readouterr().err
 
 
 async def test_a_terminal_has_a_bar() -> None:
     shown = io.StringIO()
-    tally = Tally(num_planned=4)
-    async with progress.shown(tally, Console(file=shown, force_terminal=True, width=100)):
+    tally = IngestionProgress(num_planned=4)
+    async with ingest.show_progress(tally, Console(file=shown, force_terminal=True, width=100)):
         tally.count("created", 7)
         tally.fail("x", "bad")
         async with asyncio.timeout(PATIENCE_S):

@@ -23,6 +23,6 @@ def test_what_is_no_server(url: str) -> None:
         read_client_options({"--url": url}, {})
 
 
-def test_the_usual_collection_is_the_servers() -> None:
-    """Which is said twice, as a command that only helps need not import what a server does."""
+def test_the_default_collection_is_the_servers() -> None:
+    """The default stands twice in the code, since the client must not import the server."""
     assert arguments.DEFAULT_COLLECTION == library.DEFAULT_COLLECTION

@@ -4,9 +4,7 @@ import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from engine.config import EngineConfig
 from serving.backend import BackendContext, ModelLookup
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
@@ -16,14 +14,14 @@ ENCODERS = ("sentence_tokenizer", "sentence_encoder", "query_encoder")
 
 
 def copy_models(root: Path, *names: str) -> Path:
-    """Their folders, below `root`."""
+    """Copy the models' folders below `root`, by default those of the encoders."""
     for name in names or ENCODERS:
         shutil.copytree(MODELS / name, root / name)
     return root
 
 
 def write_config(root: Path, name: str, config: str) -> Path:
-    """A model's folder with version 1."""
+    """Write a model's folder with an empty version 1."""
     folder = root / name
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(config)
@@ -32,7 +30,7 @@ def write_config(root: Path, name: str, config: str) -> Path:
 
 @asynccontextmanager
 async def serving(root: Path) -> AsyncGenerator[ModelRepository, None]:
-    """Every model below `root`. Fails where one cannot be loaded."""
+    """Serve every model below `root`. Fails if one cannot be loaded."""
     repository = ModelRepository([root], ControlMode.NONE, context)
     failures = await repository.start()
     assert not failures, {name: failure.message for name, failure in failures.items()}
@@ -40,14 +38,6 @@ async def serving(root: Path) -> AsyncGenerator[ModelRepository, None]:
         yield repository
     finally:
         await repository.close()
-
-
-def _no_engine(path: str) -> EngineConfig:
-    raise AssertionError("no model here has an engine")
-
-
-def _no_record(model: str, protocol: str) -> Any:
-    raise AssertionError("no model here is measured")
 
 
 def context(models: ModelLookup) -> BackendContext:

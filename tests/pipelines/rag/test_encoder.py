@@ -1,4 +1,4 @@
-"""Any model of a repository as an encoder: what it may take and give, and what is said where it is none."""
+"""Models of a repository as encoders: their inputs and outputs, and errors of models that are no encoders."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def models(tmp_path: Path) -> AsyncIterator[ModelRepository]:
 
 
 class TextModel(Model):
-    """Gives each text the vector (number of letters, 1, 0, 0), and keeps what it was asked."""
+    """Encodes each text as the vector (number of letters, 1, 0, 0), and records texts."""
 
     def __init__(
         self, max_batch_size: int = 0, dims: Sequence[int] = (DIM,), datatype: str = "FP32", **parameters: str
@@ -79,7 +79,7 @@ class TextModel(Model):
 
 
 class Models:
-    """Knows one model, or none."""
+    """A lookup with one model, or none."""
 
     def __init__(self, model: Model | None) -> None:
         self.model = model
@@ -148,7 +148,7 @@ async def test_token_starts_are_the_tokenizers(models: ModelRepository, name: st
 
 
 async def test_questions_go_before_documents(models: ModelRepository) -> None:
-    """While documents are being encoded, a question is answered before they are done."""
+    """A question is encoded before the documents that are being encoded are done."""
     encoder = TextEncoder(models, "query_encoder")
     documents = asyncio.create_task(encoder.encode_documents(["word " * 200] * 30))
     await until(lambda: models.find("sentence_encoder").num_in_flight > 0)
@@ -252,7 +252,7 @@ async def test_what_is_no_encoder_is_refused_with_the_reason() -> None:
         await encoder_of(model).encode_query("x")
 
 
-async def test_tokens_are_estimated_where_nobody_knows_the_tokenizer() -> None:
+async def test_tokens_are_estimated_without_a_tokenizer() -> None:
     text = "A tokenizer, 12345 words\nand naïveté 漢字!"
     starts = await encoder_of(TextModel()).token_starts(text)
     assert starts == sorted(set(starts))
@@ -264,7 +264,7 @@ async def test_tokens_are_estimated_where_nobody_knows_the_tokenizer() -> None:
 
 
 def write_states_model(root: Path, max_batch_size: int, tokenizer: str = "sentence_tokenizer") -> None:
-    """States are (id, 1) of each token, padding included, whose ids a mean must leave out."""
+    """Write a model whose states are (id, 1) for each token, padding included, which a mean must leave out."""
     dims = ["batch", "tokens"]
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),

@@ -1,4 +1,4 @@
-"""What a library does before its store."""
+"""Behaviour of a library in front of its store."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
@@ -14,7 +14,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class SilentStore(SqliteStore):
-    """As a server that answers nothing: whoever opens it hears so when it is given up."""
+    """A store whose server does not respond: opening it blocks until it fails."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -33,9 +33,9 @@ def no_encoder(name: str) -> TextEncoder:
     raise AssertionError(f"{name} is not wanted")
 
 
-async def test_all_who_wait_hear_at_once_that_a_store_is_down() -> None:
+async def test_all_waiting_calls_fail_at_once_if_the_store_is_down() -> None:
     store = SilentStore()
-    library = Library(store, no_encoder, LibrarySettings())
+    library = DocumentLibrary(store, no_encoder, LibrarySettings())
     waiting = [asyncio.create_task(library.collections()) for _ in range(5)]
     await store.is_asked.wait()
     await asyncio.sleep(0)  # by now the others stand in line
@@ -49,7 +49,7 @@ async def test_all_who_wait_hear_at_once_that_a_store_is_down() -> None:
     await library.close()
 
 
-async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_path: Path) -> None:
+async def test_one_change_more_than_may_wait_is_rejected_with_retry_after(tmp_path: Path) -> None:
     is_read, may_go_on = asyncio.Event(), asyncio.Event()
 
     class SlowStore(SqliteStore):
@@ -59,7 +59,7 @@ async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_pat
             return await super().delete_document(collection, document_id)
 
     store = SlowStore(tmp_path / "rag.sqlite")
-    library = Library(store, no_encoder, LibrarySettings(num_parallel_puts=1, max_waiting=2))
+    library = DocumentLibrary(store, no_encoder, LibrarySettings(num_parallel_puts=1, max_waiting=2))
     await store.open()
     await store.create_collection(CollectionSpec("docs", "none", 4))
     first = asyncio.create_task(library.delete_document("docs", "a"))
@@ -76,7 +76,7 @@ async def test_one_more_than_may_wait_is_refused_with_when_to_come_again(tmp_pat
 
 
 async def test_a_question_that_is_too_long_is_refused_before_any_work() -> None:
-    library = Library(SilentStore(), no_encoder, LibrarySettings())
+    library = DocumentLibrary(SilentStore(), no_encoder, LibrarySettings())
     question = "word " * MAX_QUESTION_CHARS
     with pytest.raises(SluiceError, match=f"question must be at most {MAX_QUESTION_CHARS} characters") as caught:
         await library.search("docs", SearchQuery(question, None), SearchOptions())

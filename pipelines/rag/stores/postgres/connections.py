@@ -1,33 +1,38 @@
-"""Connections to one Postgres server: few, kept, and given up on in time.
+"""Connections to one Postgres server: its address, a pool with deadlines, and errors of the server as UNAVAILABLE.
 
-psycopg_pool is not used: while the server is down it has every caller wait out the pool's whole timeout, and does not
-tell why it could not connect.
+psycopg_pool is not used: while the server is down, every caller would wait out the pool's whole timeout, and would not
+learn why it cannot connect.
 """
 
 import asyncio
 import os
+import re
 import select
 import socket
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode
 
 import numpy as np
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor
+from psycopg import AsyncConnection, AsyncCursor, errors
 from psycopg.adapt import Dumper
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from pipelines.rag.stores.postgres.address import Address
-from pipelines.rag.stores.postgres.failures import unavailable
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 Parameters: TypeAlias = Sequence[Any] | dict[str, Any]
 
+_DEFAULTS = {"application_name": "sluice", "keepalives_idle": "15", "keepalives_interval": "5", "keepalives_count": "3"}
+_SCHEMES = ("postgresql://", "postgres://")
+_PORTS = re.compile(r"[\d,]*")
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _GRACE_S = 2.0
-"""How much later than a statement's timeout, which the server itself sees to, the server counts as gone."""
+"""Seconds after a statement's timeout, which the server itself enforces, until the server counts as gone."""
 _SETTINGS = """
 SELECT set_config('statement_timeout', %(statement_timeout_ms)s, false),
        set_config('idle_in_transaction_session_timeout', '60s', false),
@@ -37,11 +42,64 @@ SELECT set_config('statement_timeout', %(statement_timeout_ms)s, false),
 _SEARCH_PATH = (
     "SELECT set_config('search_path', concat_ws(', ', quote_ident(%s), current_setting('search_path')), false)"
 )
+GONE_ERRORS = (errors.UndefinedTable, errors.InvalidSchemaName)
+"""Errors of a missing table: its collection was just deleted, or the database was created anew."""
+LOST_RACE_ERRORS = (errors.DeadlockDetected, errors.SerializationFailure)
+"""Errors of a transaction that lost against another one. Nothing was changed, and a retry may succeed."""
+_SERVER_ERRORS = (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction, *GONE_ERRORS, *LOST_RACE_ERRORS)
+
+
+# --- addresses
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """The address of a database. `name` stands in messages; `conninfo` is libpq's, with the password.
+
+    `schema` "" stands for the first schema of the role's search_path.
+    """
+
+    name: str
+    conninfo: str = field(repr=False)
+    schema: str = ""
+
+
+def parse_address(url: str) -> PostgresAddress:
+    """Parse `postgresql://user:password@host:port/database`, with options of libpq after `?`, and our own: `schema`.
+
+    Raises SluiceError INVALID (param "store"), which repeats no part of the URL: any part may be the password.
+    """
+    base, _, query = url.partition("?")
+    try:
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        schema = options.pop("schema", "")
+        given = conninfo_to_dict(f"{base}?{urlencode(options, quote_via=quote)}")
+    except (ValueError, psycopg.Error):
+        raise _bad_address() from None
+    texts = {key: str(value) for key, value in given.items()}
+    if not base.startswith(_SCHEMES) or not _PORTS.fullmatch(texts.get("port", "")):
+        raise _bad_address()
+    return PostgresAddress(_format_name(texts), make_conninfo(**_DEFAULTS | texts), schema)
+
+
+def _format_name(given: dict[str, str]) -> str:
+    hosts = given.get("host") or given.get("hostaddr") or "localhost"
+    ports = given.get("port") or "5432"
+    database = given.get("dbname") or given.get("user") or ""
+    return f"Postgres store {hosts}:{ports}/{database}"
+
+
+def _bad_address() -> SluiceError:
+    form = "postgresql://user:password@host:port/database?sslmode=require"
+    return invalid("store", f"the store's URL is not of the form {form}, with '/' and '@' in names as %2F and %40")
+
+
+# --- connections
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Timeouts in seconds: to connect, for one statement, and for one of the `max_connections` to become free."""
+    """Limits of a pool. `acquire_timeout_s` bounds the wait until one of the `max_connections` is free."""
 
     connect_timeout_s: float = 3.0
     statement_timeout_s: float = 10.0
@@ -49,21 +107,21 @@ class ConnectionLimits:
     max_connections: int = 8
 
 
-class Session:
-    """One connection, lent to one caller. Its statements end in time even where the server answers nothing at all."""
+class PostgresSession:
+    """A connection in use by one caller. Its statements end in time even if the server does not respond at all."""
 
     def __init__(self, connection: AsyncConnection[TupleRow], timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
     async def execute(self, statement: str, parameters: Parameters | None = None) -> AsyncCursor[TupleRow]:
-        """Raises psycopg.Error. Without parameters there may be several statements."""
-        with self._answering():
+        """Run a statement, or several if there are no parameters. Raises psycopg.Error."""
+        with self._deadline():
             return await self._connection.execute(statement.encode(), parameters)
 
     async def execute_many(self, statement: str, rows: Iterable[Parameters]) -> None:
-        """For each row, without waiting between; within the time of one statement in all."""
-        with self._answering():
+        """Run a statement for each row, pipelined. All rows share the timeout of one statement."""
+        with self._deadline():
             async with self._connection.cursor() as cursor:
                 await cursor.executemany(statement.encode(), rows)
 
@@ -80,13 +138,13 @@ class Session:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncGenerator[None, None]:
-        """All statements within see one state of the database."""
+        """Let all statements within see one state of the database."""
         async with self.transaction(_SNAPSHOT):
             yield
 
     @contextmanager
-    def _answering(self) -> Generator[None, None, None]:
-        """Hangs up on a server that is silent for too long, which no timeout of its own can end."""
+    def _deadline(self) -> Generator[None, None, None]:
+        """Hang up on a server that is silent for too long, so that its own timeouts cannot help."""
         timer = asyncio.get_running_loop().call_later(self._timeout_s, _hang_up, self._connection)
         try:
             yield
@@ -98,10 +156,10 @@ class Session:
             timer.cancel()
 
 
-class Connections:
-    """At most `limits.max_connections` at once. Event loop's thread only."""
+class PostgresPool:
+    """Holds at most `limits.max_connections` connections. Used on the event loop's thread only."""
 
-    def __init__(self, address: Address, limits: ConnectionLimits) -> None:
+    def __init__(self, address: PostgresAddress, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._address = address
         self._vector_dumper: type[Dumper] | None = None
@@ -113,15 +171,15 @@ class Connections:
     def open(self) -> None:
         self._is_open = True
 
-    async def send_vectors_by(self, dumper: type[Dumper]) -> None:
-        """Connections that nobody has now are made anew with it."""
+    async def set_vector_dumper(self, dumper: type[Dumper]) -> None:
+        """Send vectors with `dumper` on new connections. Closes the idle ones."""
         self._vector_dumper = dumper
         await self._close_idle()
 
     async def close(self) -> None:
-        """Waits for who has one."""
+        """Wait for the connections in use, then close all."""
         self._is_open = False
-        async with self._closing:  # of two that take turns by turns neither would get them all
+        async with self._closing:  # two concurrent calls would each acquire a part and wait for the other
             for _ in range(self.limits.max_connections):
                 await self._free.acquire()
             await self._close_idle()
@@ -129,27 +187,27 @@ class Connections:
                 self._free.release()
 
     @asynccontextmanager
-    async def session(self) -> AsyncGenerator[Session, None]:
-        """Raises psycopg.Error where there is no connection to be had, SluiceError UNAVAILABLE where all are busy."""
-        async with self._turn():
-            connection = await self._kept() or await self._connect()
+    async def session(self) -> AsyncGenerator[PostgresSession, None]:
+        """Acquire a connection. Raises psycopg.Error if it cannot connect, SluiceError UNAVAILABLE if all are busy."""
+        async with self._acquire():
+            connection = await self._pop_idle() or await self._connect()
             try:
-                yield self._session_of(connection)
+                yield self._session(connection)
             finally:
-                await self._take_back(connection)
+                await self._release(connection)
 
     @asynccontextmanager
-    async def new_session(self) -> AsyncGenerator[Session, None]:
-        """On a connection of its own, which nobody has afterwards."""
-        async with self._turn():
+    async def new_session(self) -> AsyncGenerator[PostgresSession, None]:
+        """Open a connection that is closed afterwards. Raises as `session` does."""
+        async with self._acquire():
             connection = await self._connect()
             try:
-                yield self._session_of(connection)
+                yield self._session(connection)
             finally:
                 await connection.close()
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None, None]:
+    async def _acquire(self) -> AsyncGenerator[None, None]:
         try:
             async with asyncio.timeout(self.limits.acquire_timeout_s):
                 await self._free.acquire()
@@ -163,10 +221,10 @@ class Connections:
         finally:
             self._free.release()
 
-    def _session_of(self, connection: AsyncConnection[TupleRow]) -> Session:
-        return Session(connection, self.limits.statement_timeout_s + _GRACE_S)
+    def _session(self, connection: AsyncConnection[TupleRow]) -> PostgresSession:
+        return PostgresSession(connection, self.limits.statement_timeout_s + _GRACE_S)
 
-    async def _kept(self) -> AsyncConnection[TupleRow] | None:
+    async def _pop_idle(self) -> AsyncConnection[TupleRow] | None:
         while self._idle:
             connection = self._idle.pop()
             if not _was_hung_up(connection):
@@ -174,7 +232,7 @@ class Connections:
             await connection.close()
         return None
 
-    async def _take_back(self, connection: AsyncConnection[TupleRow]) -> None:
+    async def _release(self, connection: AsyncConnection[TupleRow]) -> None:
         if self._is_open and connection.info.transaction_status is TransactionStatus.IDLE:
             self._idle.append(connection)
         else:
@@ -192,7 +250,7 @@ class Connections:
         except TimeoutError:
             raise psycopg.OperationalError(f"no connection within {timeout_s:g} s") from None
         try:
-            await self._set_up(self._session_of(connection))
+            await self._configure(self._session(connection))
             if self._vector_dumper is not None:
                 connection.adapters.register_dumper(np.ndarray, self._vector_dumper)
         except BaseException:
@@ -200,7 +258,7 @@ class Connections:
             raise
         return connection
 
-    async def _set_up(self, session: Session) -> None:
+    async def _configure(self, session: PostgresSession) -> None:
         timeout_ms = str(round(self.limits.statement_timeout_s * 1000))
         await session.execute(_SETTINGS, {"statement_timeout_ms": timeout_ms})
         if self._address.schema:
@@ -208,7 +266,7 @@ class Connections:
 
 
 def _was_hung_up(connection: AsyncConnection[TupleRow]) -> bool:
-    """An idle connection has nothing to read, unless the server has ended it: saying so, or by going."""
+    """Whether the server ended an idle connection: only then has it something to read."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -217,7 +275,29 @@ def _was_hung_up(connection: AsyncConnection[TupleRow]) -> bool:
 
 
 def _hang_up(connection: AsyncConnection[TupleRow]) -> None:
-    """As if the server had: who waits for its answer is woken."""
+    """Shut the socket down, which wakes the caller that waits for the server."""
     if not connection.closed:
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
+
+
+# --- errors
+
+
+def unavailable(store: str, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.UNAVAILABLE, f"{store} {reason}")
+
+
+def translate_error(error: psycopg.Error, store: str, statement_timeout_s: float) -> Exception:
+    """Return UNAVAILABLE for an error due to the server's state, and any other error, which is a bug, unchanged."""
+    if isinstance(error, errors.QueryCanceled):
+        return unavailable(store, f"took longer than {statement_timeout_s:g} s for a statement")
+    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, *_SERVER_ERRORS)):
+        return unavailable(store, format_reason(error))
+    return error
+
+
+def format_reason(error: Exception) -> str:
+    """Format an error on one line. libpq's messages name host, database and role, but never the password."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return "is not available: " + " ".join((primary or str(error)).split())

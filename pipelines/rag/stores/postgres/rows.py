@@ -1,4 +1,4 @@
-"""Values as rows, and rows as values."""
+"""Converts between values and rows."""
 
 import json
 import re
@@ -9,16 +9,8 @@ import numpy as np
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from pipelines.rag.stores.postgres.terms import Terms, terms_of
-from pipelines.rag.types import (
-    Chunk,
-    DocumentFormat,
-    DocumentInfo,
-    Hit,
-    Metadata,
-    StoredDocument,
-    Vector,
-)
+from pipelines.rag.stores.postgres.terms import SearchTerms, extract_terms
+from pipelines.rag.types import DocumentChunk, DocumentFormat, DocumentInfo, Hit, Metadata, StoredDocument, Vector
 
 INFO_COLUMNS = "id, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -26,7 +18,7 @@ _BYTES_BEFORE_ELEMENTS = 4
 
 
 class VectorDumper(Dumper):
-    """A float32 array as pgvector sends and takes it: two 16-bit numbers, length and 0, then the elements."""
+    """Dumps a float32 array in pgvector's binary form: two 16-bit numbers, length and 0, then the elements."""
 
     format = Format.BINARY
 
@@ -34,23 +26,23 @@ class VectorDumper(Dumper):
         return np.array([obj.size, 0], ">i2").tobytes() + obj.astype(">f4").tobytes()
 
 
-def vector_dumper(oid: int) -> type[VectorDumper]:
-    """For a database in which the type vector has that number."""
+def build_vector_dumper(oid: int) -> type[VectorDumper]:
+    """Build the dumper for a database in which the type vector has this OID."""
     return type("VectorDumper", (VectorDumper,), {"oid": oid})
 
 
-def vector_of(sent: bytes) -> Vector:
-    """Of what `vector_send` gives."""
+def decode_vector(sent: bytes) -> Vector:
+    """Decode the result of `vector_send`."""
     return np.frombuffer(sent, ">f4", offset=_BYTES_BEFORE_ELEMENTS).astype(np.float32)
 
 
-def storable(text: str) -> str:
-    """As long as before. Postgres has no character 0, UTF-8 no half surrogates."""
+def make_storable(text: str) -> str:
+    """Replace characters that Postgres cannot store, NUL and lone surrogates. Keeps the length."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-def document_info(row: Sequence[Any]) -> DocumentInfo:
-    """Of INFO_COLUMNS."""
+def parse_document_info(row: Sequence[Any]) -> DocumentInfo:
+    """Build the info from a row of INFO_COLUMNS."""
     document_id, title, format, content_hash, num_chars, num_chunks, metadata, updated_s = row
     return DocumentInfo(
         id=document_id,
@@ -64,36 +56,36 @@ def document_info(row: Sequence[Any]) -> DocumentInfo:
     )
 
 
-def document_row(document: StoredDocument, num_chunks: int, num_terms: int) -> dict[str, Any]:
+def build_document_row(document: StoredDocument, num_chunks: int, num_terms: int) -> dict[str, Any]:
     info = document.info
     return {
-        "id": storable(info.id),
-        "title": storable(info.title),
+        "id": make_storable(info.id),
+        "title": make_storable(info.title),
         "format": info.format.value,
         "content_hash": info.content_hash,
         "num_chars": info.num_chars,
         "num_chunks": num_chunks,
         "num_terms": num_terms,
-        "metadata": _metadata_json(info.metadata),
+        "metadata": _encode_metadata(info.metadata),
         "updated_s": info.updated_s,
-        "text": storable(document.text),
+        "text": make_storable(document.text),
     }
 
 
-def chunk_rows(document: StoredDocument, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """One for each chunk, but for the document's key. What title, heading and text are found by stands apart."""
-    title = terms_of(document.info.title)
-    return [_chunk_row(chunk, title) for chunk in chunks]
+def build_chunk_rows(document: StoredDocument, chunks: Sequence[DocumentChunk]) -> list[dict[str, Any]]:
+    """Build one row for each chunk, without the document's key. Terms of title, heading and text stand apart."""
+    title = extract_terms(document.info.title)
+    return [_build_chunk_row(chunk, title) for chunk in chunks]
 
 
-def _chunk_row(chunk: Chunk, title: Terms) -> dict[str, Any]:
-    heading, text = terms_of(chunk.heading), terms_of(chunk.text)
+def _build_chunk_row(chunk: DocumentChunk, title: SearchTerms) -> dict[str, Any]:
+    heading, text = extract_terms(chunk.heading), extract_terms(chunk.text)
     return {
         "index": chunk.index,
-        "heading": storable(chunk.heading),
+        "heading": make_storable(chunk.heading),
         "start": chunk.start,
         "end": chunk.end,
-        "text": storable(chunk.text),
+        "text": make_storable(chunk.text),
         "num_terms": len(title.words) + len(heading.words) + len(text.words),
         "title_words": title.prose,
         "title_names": title.tsvector,
@@ -104,8 +96,8 @@ def _chunk_row(chunk: Chunk, title: Terms) -> dict[str, Any]:
     }
 
 
-def hit(row: Sequence[Any]) -> Hit:
-    """Of what `searching` selects of a chunk. Its score is its similarity."""
+def parse_hit(row: Sequence[Any]) -> Hit:
+    """Build a hit from a row that `search` selects. Its score is its similarity."""
     document_id, index, title, heading, start, end, text, metadata, similarity, sent = row
     return Hit(
         document_id=document_id,
@@ -118,12 +110,12 @@ def hit(row: Sequence[Any]) -> Hit:
         score=similarity or 0.0,
         metadata=metadata,
         similarity=similarity,
-        vector=None if sent is None else vector_of(sent),
+        vector=None if sent is None else decode_vector(sent),
     )
 
 
-def _metadata_json(metadata: Metadata) -> str:
+def _encode_metadata(metadata: Metadata) -> str:
     cleaned: Mapping[str, object] = {
-        storable(key): storable(value) if isinstance(value, str) else value for key, value in metadata.items()
+        make_storable(key): make_storable(value) if isinstance(value, str) else value for key, value in metadata.items()
     }
     return json.dumps(cleaned, ensure_ascii=False)

@@ -1,17 +1,17 @@
-"""The tables, and how they come to be: by whichever gateway is first.
+"""The tables of a store, created by whichever gateway comes first.
 
-Each collection has three of its own, named by its number: its indexes are no larger than it is, the vectors of one
-length, and it is deleted at once. Vectors stand apart from text, so that comparing all of them reads nothing else.
+Each collection has three tables of its own, named by its id: its indexes are no larger than itself, its vectors have
+one length, and deleting it is fast. Vectors stand apart from text, so that comparing all of them reads nothing else.
 """
 
 from typing import Any
 
 from psycopg import errors, sql
 
-from pipelines.rag.stores.postgres.connections import Session
+from pipelines.rag.stores.postgres.connections import PostgresSession
 
 MAX_INDEXED_DIM = 2000
-"""pgvector's HNSW takes no longer vectors; such are searched one by one."""
+"""pgvector's HNSW takes no longer vectors; collections with longer ones are compared one by one."""
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 64
 VERSION = 1
@@ -73,11 +73,14 @@ CREATE INDEX ON sluice_rag_vectors_{id} USING hnsw (embedding vector_ip_ops) WIT
 
 
 class SchemaError(Exception):
-    """Why this database cannot be used, and what to do."""
+    """Raised with the reason why this database cannot be used, and the remedy."""
 
 
 def collection_tables(id: int, dim: int) -> str:
-    """Statements that make them. Vectors have length 1, so that their inner product is the cosine, and cheaper."""
+    """Return the statements that create a collection's tables.
+
+    Vectors have length 1, so their inner product is the cosine, and cheaper to compute.
+    """
     is_indexed = dim <= MAX_INDEXED_DIM
     tables = _COLLECTION.format(id=id, dim=dim, storage="PLAIN" if is_indexed else "EXTERNAL")
     return tables + (_VECTOR_INDEX.format(id=id, m=HNSW_M, ef=HNSW_EF_CONSTRUCTION) if is_indexed else "")
@@ -87,10 +90,10 @@ def dropped_tables(id: int) -> str:
     return "; ".join(f"DROP TABLE sluice_rag_{kind}_{id}" for kind in ("vectors", "chunks", "documents"))
 
 
-async def prepare(session: Session, schema: str) -> int:
-    """Make what is missing, and `schema` where it has a name; the number of the type vector.
+async def prepare(session: PostgresSession, schema: str) -> int:
+    """Create missing tables, and `schema` unless it is "". Returns the OID of the type vector.
 
-    Raises SchemaError, psycopg.Error.
+    Raises SchemaError and psycopg.Error.
     """
     async with session.transaction():
         await session.execute(_LOCK)
@@ -102,16 +105,16 @@ async def prepare(session: Session, schema: str) -> int:
             await session.execute(_CREATE)
             await session.execute("INSERT INTO sluice_rag_schema VALUES (%s)", [VERSION])
         await _check_version(session)
-        return int(await _one(session, "SELECT 'vector'::regtype::oid::bigint"))
+        return int(await _select_value(session, "SELECT 'vector'::regtype::oid::bigint"))
 
 
-async def _check_version(session: Session) -> None:
-    version = await _one(session, "SELECT max(version) FROM sluice_rag_schema")
+async def _check_version(session: PostgresSession) -> None:
+    version = await _select_value(session, "SELECT max(version) FROM sluice_rag_schema")
     if version != VERSION:
         raise SchemaError(f"it has tables of version {version}, and this Sluice knows version {VERSION}")
 
 
-async def _create_extension(session: Session) -> None:
+async def _create_extension(session: PostgresSession) -> None:
     try:
         await session.execute("CREATE EXTENSION vector SCHEMA public")
     except errors.InsufficientPrivilege as error:
@@ -122,10 +125,10 @@ async def _create_extension(session: Session) -> None:
         raise SchemaError(f"it lacks pgvector: {advice}, then run CREATE EXTENSION vector in this database") from error
 
 
-async def _is_true(session: Session, question: str, *parameters: str) -> bool:
-    return bool(await _one(session, question, *parameters))
+async def _is_true(session: PostgresSession, query: str, *parameters: str) -> bool:
+    return bool(await _select_value(session, query, *parameters))
 
 
-async def _one(session: Session, question: str, *parameters: str) -> Any:
-    row = await (await session.execute(question, parameters)).fetchone()
+async def _select_value(session: PostgresSession, query: str, *parameters: str) -> Any:
+    row = await (await session.execute(query, parameters)).fetchone()
     return row and row[0]

@@ -1,1 +1,1 @@
-"""Collections in one SQLite file: exact vector search, FTS5, transactions, and no server."""
+"""Collections in a SQLite file: exact vector search, and BM25 by FTS5."""

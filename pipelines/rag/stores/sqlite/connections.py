@@ -1,4 +1,4 @@
-"""The threads and connections of one file: one that writes, a few that read."""
+"""Threads and connections of one file, one that writes and a few that read, and errors of SQLite as UNAVAILABLE."""
 
 import asyncio
 import os
@@ -13,71 +13,94 @@ from typing import TypeVar
 
 import apsw
 
-from pipelines.rag.stores.sqlite.failures import translated, unavailable
-from pipelines.rag.stores.sqlite.schema import upgrade
-from pipelines.rag.stores.sqlite.transactions import reading, writing
+from pipelines.rag.stores.sqlite.queries import read_transaction, write_transaction
+from pipelines.rag.stores.sqlite.schema import ForeignFileError, upgrade
+from sluice.errors import ErrorCode, SluiceError
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
 
 _PAGE_BYTES = 16384
-"""Vectors are read sooner than from pages of SQLite's 4096 bytes; still larger ones only make small changes dearer."""
+"""Vectors are read faster than from SQLite's default pages of 4096 bytes. Larger pages only slow down small changes."""
 _CACHE_KIB = 16384
-_WAL_KEPT_BYTES = 64 << 20
-_STEPS_BETWEEN_LOOKS = 20_000
-"""Of SQLite's virtual machine: about a millisecond."""
+_MAX_IDLE_WAL_BYTES = 64 << 20
+_STEPS_PER_CANCEL_CHECK = 20_000
+"""Steps of SQLite's virtual machine between checks for cancellation: about a millisecond."""
+_LOCKED = (apsw.BusyError, apsw.LockedError)
+_UNUSABLE = (
+    *_LOCKED,
+    apsw.AuthError,
+    apsw.CantOpenError,
+    apsw.CorruptError,
+    apsw.FormatError,
+    apsw.FullError,
+    apsw.InterruptError,
+    apsw.IOError,
+    apsw.NoLFSError,
+    apsw.NoMemError,
+    apsw.NotADBError,
+    apsw.PermissionsError,
+    apsw.ProtocolError,
+    apsw.ReadOnlyError,
+    ForeignFileError,
+    OSError,
+)
+"""Errors that mean that the file cannot be used now. All others, wrong SQL and broken constraints, are bugs of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """`num_readers` searches run at once; a call waits `busy_timeout_s` for a lock that another process holds."""
+    """Limits of one file. `num_readers` searches run at once.
+
+    A call waits at most `busy_timeout_s` for a lock that another process holds.
+    """
 
     num_readers: int = 4
     busy_timeout_s: float = 10.0
 
 
-class Connections:
-    """Runs work in threads, each on a connection that is its alone while it runs.
+class FileConnections:
+    """Runs functions in threads, each with exclusive use of a connection.
 
-    A connection is made when there is none to be had, and given up after any error of the file and where its file
-    is no longer the one at `path`: so a store that was down goes on when its file is back.
+    Connections are opened on demand. A connection is closed after any error of the file, and once its file is no longer
+    the one at `path`, so that a store recovers when its file is back.
     """
 
     def __init__(self, path: Path, name: str, limits: FileLimits) -> None:
         self._path = path
         self._name = name
         self._limits = limits
-        self._writer: _Lane | None = None
-        self._readers: _Lane | None = None
+        self._writer: _ConnectionThreads | None = None
+        self._readers: _ConnectionThreads | None = None
 
     def start(self) -> None:
-        """Idempotent. Opens nothing yet."""
+        """Start the threads. Opens no connection yet. Idempotent."""
         if self._writer is None:
-            self._writer = _Lane(1, self._connect)
-            self._readers = _Lane(self._limits.num_readers, self._connect)
+            self._writer = _ConnectionThreads(1, self._connect)
+            self._readers = _ConnectionThreads(self._limits.num_readers, self._connect)
 
     async def close(self) -> None:
-        """Wait for what runs and what is queued, then close. Idempotent."""
-        lanes = [lane for lane in (self._writer, self._readers) if lane is not None]
+        """Wait for running and queued work, then close. Idempotent."""
+        started = [threads for threads in (self._writer, self._readers) if threads is not None]
         self._writer = self._readers = None
-        for lane in lanes:
-            await asyncio.to_thread(lane.close)
+        for threads in started:
+            await asyncio.to_thread(threads.close)
 
     async def write(self, work: Work[T]) -> T:
-        """Run in a transaction of its own, after all writes that were asked for before."""
+        """Run `work` in a write transaction, after all earlier writes."""
 
         def transact(connection: apsw.Connection) -> T:
-            with writing(connection):
+            with write_transaction(connection):
                 return work(connection)
 
         return await self._run(self._writer, transact)
 
     async def read(self, work: Work[T]) -> T:
-        """Run on one snapshot. Cancelled, it stops what it does in SQLite."""
+        """Run `work` on one snapshot. Cancelling the call interrupts its queries."""
         is_cancelled = threading.Event()
 
         def transact(connection: apsw.Connection) -> T:
-            with _stopping(connection, is_cancelled), reading(connection):
+            with _interrupting(connection, is_cancelled), read_transaction(connection):
                 return work(connection)
 
         try:
@@ -86,34 +109,34 @@ class Connections:
             is_cancelled.set()
             raise
 
-    async def _run(self, lane: "_Lane | None", work: Work[T]) -> T:
-        if lane is None:
-            raise unavailable(self._name, "it is closed")
-        with translated(self._name, self._limits.busy_timeout_s):
-            return await lane.run(work)
+    async def _run(self, threads: "_ConnectionThreads | None", work: Work[T]) -> T:
+        if threads is None:
+            raise _unavailable(self._name, "it is closed")
+        with _translate_errors(self._name, self._limits.busy_timeout_s):
+            return await threads.run(work)
 
-    def _connect(self) -> "_Link":
+    def _connect(self) -> "_FileConnection":
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Documents are their owner's; SQLite gives the files beside it the same rights.
+        # Only the owner may read documents. SQLite gives the files beside this one the same mode.
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
             _configure(connection, self._limits.busy_timeout_s)
             upgrade(connection)
-            return _Link(connection, self._path, _identity(self._path))
+            return _FileConnection(connection, self._path, _identity(self._path))
         except BaseException:
             connection.close()
             raise
 
 
 @contextmanager
-def _stopping(connection: apsw.Connection, is_cancelled: threading.Event) -> Iterator[None]:
-    """End queries, in an InterruptError, once that is set.
+def _interrupting(connection: apsw.Connection, is_cancelled: threading.Event) -> Iterator[None]:
+    """End queries with an InterruptError once `is_cancelled` is set.
 
-    Asked for now and then: SQLite forgets an interrupt() that comes between two queries.
+    A progress handler checks it, since SQLite forgets an interrupt() that comes between two queries.
     """
-    connection.set_progress_handler(is_cancelled.is_set, _STEPS_BETWEEN_LOOKS)
+    connection.set_progress_handler(is_cancelled.is_set, _STEPS_PER_CANCEL_CHECK)
     try:
         yield
     finally:
@@ -126,12 +149,12 @@ def _configure(connection: apsw.Connection, busy_timeout_s: float) -> None:
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", "full")  # a document that was put survives a power cut
     connection.pragma("cache_size", -_CACHE_KIB)
-    connection.pragma("journal_size_limit", _WAL_KEPT_BYTES)
+    connection.pragma("journal_size_limit", _MAX_IDLE_WAL_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
-    """A connection, and which file it is to: one that was deleted or replaced lives on for those who have it open."""
+class _FileConnection:
+    """A connection with the identity of its file, which may have been deleted or replaced since it was opened."""
 
     connection: apsw.Connection
     path: Path
@@ -150,44 +173,63 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-class _Lane:
-    """A few threads, and as many connections at most."""
+class _ConnectionThreads:
+    """A few threads that share at most as many connections."""
 
-    def __init__(self, num_threads: int, connect: Callable[[], _Link]) -> None:
+    def __init__(self, num_threads: int, connect: Callable[[], _FileConnection]) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="sluice-sqlite")
         self._connect = connect
-        self._idle: LifoQueue[_Link] = LifoQueue()
+        self._idle: LifoQueue[_FileConnection] = LifoQueue()
 
     async def run(self, work: Work[T]) -> T:
         return await asyncio.wrap_future(self._threads.submit(self._work, work))
 
     def _work(self, work: Work[T]) -> T:
-        link = self._link()
+        opened = self._acquire()
         try:
-            answer = work(link.connection)
+            result = work(opened.connection)
         except (apsw.Error, OSError):
-            link.connection.close()
+            opened.connection.close()
             raise
         except BaseException:
-            self._idle.put(link)
+            self._idle.put(opened)
             raise
-        self._idle.put(link)
-        return answer
+        self._idle.put(opened)
+        return result
 
-    def _link(self) -> _Link:
-        for link in self._all_idle():
-            if link.is_current:
-                return link
-            link.connection.close()
+    def _acquire(self) -> _FileConnection:
+        for opened in self._pop_idle():
+            if opened.is_current:
+                return opened
+            opened.connection.close()
         return self._connect()
 
-    def _all_idle(self) -> Iterator[_Link]:
-        """Each taken out as it comes, the one with the warmest cache first."""
+    def _pop_idle(self) -> Iterator[_FileConnection]:
+        """Yield the idle connections, the one with the warmest cache first, and remove each as it is yielded."""
         with suppress(Empty):
             while True:
                 yield self._idle.get_nowait()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
-        for link in self._all_idle():
-            link.connection.close()
+        for opened in self._pop_idle():
+            opened.connection.close()
+
+
+@contextmanager
+def _translate_errors(name: str, busy_timeout_s: float) -> Iterator[None]:
+    """Turn errors that mean that the file cannot be used now into UNAVAILABLE."""
+    try:
+        yield
+    except _UNUSABLE as error:
+        raise _unavailable(name, _format_reason(error, busy_timeout_s)) from error
+
+
+def _unavailable(name: str, reason: str) -> SluiceError:
+    return SluiceError(ErrorCode.UNAVAILABLE, f"{name} cannot be used: {reason}")
+
+
+def _format_reason(error: Exception, busy_timeout_s: float) -> str:
+    if isinstance(error, _LOCKED):
+        return f"another process held it locked for more than {busy_timeout_s:g} s"
+    return str(error) or type(error).__name__

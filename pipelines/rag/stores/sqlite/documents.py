@@ -1,71 +1,156 @@
-"""Documents of a collection. Everything here runs in a transaction of its caller."""
+"""Collections and documents of a file. All functions run in the caller's transaction."""
 
+import time
 from collections.abc import Sequence
 
 import apsw
+import msgspec
 import numpy as np
 import orjson
 
-from pipelines.rag.stores.sqlite import chunk_ids, collections, conditions, segments, words
-from pipelines.rag.stores.sqlite.rows import Row, one_row, rows
-from pipelines.rag.types import Chunk, DocumentFormat, DocumentInfo, Metadata, StoredDocument, Vectors
+from pipelines.rag.stores.sqlite import filter_sql, schema, segments, word_index
+from pipelines.rag.stores.sqlite.queries import Row, query_row, query_rows
+from pipelines.rag.types import (
+    CollectionInfo,
+    CollectionSpec,
+    DocumentChunk,
+    DocumentFormat,
+    DocumentInfo,
+    Metadata,
+    StoredDocument,
+    Vectors,
+)
 from sluice.errors import ErrorCode, SluiceError, invalid
 
-_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
+_COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"
+_DOCUMENT_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 
 
-def info_of(connection: apsw.Connection, collection: str, name: str) -> DocumentInfo | None:
-    row = _row(connection, collection, name, _COLUMNS)
-    return None if row is None else _info(row)
+# --- collections
 
 
-def stored(connection: apsw.Connection, collection: str, name: str) -> StoredDocument | None:
-    row = _row(connection, collection, name, f"text, {_COLUMNS}")
-    return None if row is None else StoredDocument(_info(row[1:]), row[0])
+def list_collections(connection: apsw.Connection) -> list[CollectionInfo]:
+    return [
+        _parse_collection(row)
+        for row in query_rows(connection, f"SELECT {_COLLECTION_COLUMNS} FROM collections ORDER BY name")
+    ]
 
 
-def listed(connection: apsw.Connection, collection: str, after: str, limit: int) -> list[DocumentInfo]:
-    number, _ = collections.id_and_dim(connection, collection)
-    query = f"SELECT {_COLUMNS} FROM documents WHERE collection = ? AND name > ? ORDER BY name LIMIT ?"
-    return [_info(row) for row in rows(connection, query, (number, after, limit))]
+def read_collection(connection: apsw.Connection, name: str) -> CollectionInfo:
+    row = query_row(connection, f"SELECT {_COLLECTION_COLUMNS} FROM collections WHERE name = ?", (name,))
+    if row is None:
+        raise _not_found(name)
+    return _parse_collection(row)
 
 
-def put(
-    connection: apsw.Connection, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+def create_collection(connection: apsw.Connection, spec: CollectionSpec) -> CollectionInfo:
+    if query_row(connection, "SELECT 1 FROM collections WHERE name = ?", (spec.name,)):
+        message = f"there is a collection '{spec.name}' already"
+        raise SluiceError(ErrorCode.ALREADY_EXISTS, message, param="collection")
+    connection.execute(
+        "INSERT INTO collections (name, encoder, dim, key_hashes, created_s) VALUES (?, ?, ?, ?, ?)",
+        (spec.name, spec.encoder, spec.dim, msgspec.json.encode(spec.key_hashes).decode(), time.time()),
+    )
+    word_index.create_index(connection, connection.last_insert_rowid())
+    return read_collection(connection, spec.name)
+
+
+def delete_collection(connection: apsw.Connection, name: str) -> None:
+    collection, _ = find_collection(connection, name)
+    word_index.drop_index(connection, collection)
+    segments.remove_all_vectors(connection, collection)
+    condition = f"{schema.DOCUMENT_SQL.format('id')} IN (SELECT id FROM documents WHERE collection = ?)"
+    connection.execute(f"DELETE FROM chunks WHERE {condition}", (collection,))
+    connection.execute("DELETE FROM attributes WHERE collection = ?", (collection,))
+    connection.execute("DELETE FROM documents WHERE collection = ?", (collection,))
+    connection.execute("DELETE FROM collections WHERE id = ?", (collection,))
+
+
+def find_collection(connection: apsw.Connection, name: str) -> tuple[int, int]:
+    """Return the collection's row id and the length of its vectors. Raises NOT_FOUND."""
+    row = query_row(connection, "SELECT id, dim FROM collections WHERE name = ?", (name,))
+    if row is None:
+        raise _not_found(name)
+    return row[0], row[1]
+
+
+def add_counts(connection: apsw.Connection, collection: int, num_documents: int, num_chunks: int) -> None:
+    """Change the collection's counts, which every search reads: counting anew would take time for each document."""
+    connection.execute(
+        "UPDATE collections SET num_documents = num_documents + ?, num_chunks = num_chunks + ? WHERE id = ?",
+        (num_documents, num_chunks, collection),
+    )
+
+
+def _parse_collection(row: Row) -> CollectionInfo:
+    name, encoder, dim, key_hashes, num_documents, num_chunks, created_s = row
+    spec = CollectionSpec(name, encoder, dim, msgspec.json.decode(key_hashes, type=tuple[str, ...]))
+    return CollectionInfo(spec, num_documents, num_chunks, created_s)
+
+
+def _not_found(name: str) -> SluiceError:
+    return SluiceError(ErrorCode.NOT_FOUND, f"there is no collection '{name}'", param="collection")
+
+
+# --- documents
+
+
+def read_document_info(connection: apsw.Connection, collection: str, name: str) -> DocumentInfo | None:
+    row = _select_document(connection, collection, name, _DOCUMENT_COLUMNS)
+    return None if row is None else _parse_document(row)
+
+
+def read_document(connection: apsw.Connection, collection: str, name: str) -> StoredDocument | None:
+    row = _select_document(connection, collection, name, f"text, {_DOCUMENT_COLUMNS}")
+    return None if row is None else StoredDocument(_parse_document(row[1:]), row[0])
+
+
+def list_documents(connection: apsw.Connection, collection: str, after: str, limit: int) -> list[DocumentInfo]:
+    collection_id, _ = find_collection(connection, collection)
+    query = f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE collection = ? AND name > ? ORDER BY name LIMIT ?"
+    return [_parse_document(row) for row in query_rows(connection, query, (collection_id, after, limit))]
+
+
+def put_document(
+    connection: apsw.Connection,
+    collection: str,
+    document: StoredDocument,
+    chunks: Sequence[DocumentChunk],
+    vectors: Vectors,
 ) -> None:
-    number, dim = collections.id_and_dim(connection, collection)
+    collection_id, dim = find_collection(connection, collection)
     if vectors.shape != (len(chunks), dim):
         expected = f"[{len(chunks)}, {dim}]: a vector of collection '{collection}' for each chunk"
         raise invalid("vectors", f"vectors must be {expected}, got {list(vectors.shape)}")
-    if len(chunks) > chunk_ids.MAX_CHUNKS:
-        message = f"a document may have {chunk_ids.MAX_CHUNKS} chunks, got {len(chunks)}"
+    if len(chunks) > schema.MAX_CHUNKS:
+        message = f"a document may have {schema.MAX_CHUNKS} chunks, got {len(chunks)}"
         raise SluiceError(ErrorCode.TOO_LARGE, message, param="content")
-    delete(connection, collection, document.info.id)
-    row_id = _insert_document(connection, number, document)
-    _insert_attributes(connection, number, row_id, document.info.metadata)
-    _insert_chunks(connection, number, row_id, document.info.title, chunks, vectors)
-    collections.count(connection, number, 1, len(chunks))
+    delete_document(connection, collection, document.info.id)
+    row_id = _insert_document(connection, collection_id, document)
+    _insert_attributes(connection, collection_id, row_id, document.info.metadata)
+    _insert_chunks(connection, collection_id, row_id, document.info.title, chunks, vectors)
+    add_counts(connection, collection_id, 1, len(chunks))
 
 
-def delete(connection: apsw.Connection, collection: str, name: str) -> bool:
-    """Whether there was one."""
-    number, _ = collections.id_and_dim(connection, collection)
+def delete_document(connection: apsw.Connection, collection: str, name: str) -> bool:
+    """Delete the document with its chunks. Returns whether it existed."""
+    collection_id, _ = find_collection(connection, collection)
     query = "SELECT id, num_chunks FROM documents WHERE collection = ? AND name = ?"
-    row = one_row(connection, query, (number, name))
+    row = query_row(connection, query, (collection_id, name))
     if row is None:
         return False
     row_id, num_chunks = row
-    words.remove(connection, number, row_id)
-    segments.remove(connection, row_id)
-    connection.execute("DELETE FROM chunks WHERE id BETWEEN ? AND ?", chunk_ids.bounds(row_id))
+    word_index.remove_document(connection, collection_id, row_id)
+    segments.remove_vectors(connection, row_id)
+    connection.execute("DELETE FROM chunks WHERE id BETWEEN ? AND ?", schema.chunk_id_bounds(row_id))
     connection.execute("DELETE FROM attributes WHERE document = ?", (row_id,))
     connection.execute("DELETE FROM documents WHERE id = ?", (row_id,))
-    collections.count(connection, number, -1, -num_chunks)
+    add_counts(connection, collection_id, -1, -num_chunks)
     return True
 
 
-def metadata_of(text: str) -> Metadata:
-    """As it is kept in the column of that name."""
+def decode_metadata(text: str) -> Metadata:
+    """Decode the column `metadata`."""
     metadata: Metadata = orjson.loads(text)
     return metadata
 
@@ -73,7 +158,7 @@ def metadata_of(text: str) -> Metadata:
 def _insert_document(connection: apsw.Connection, collection: int, document: StoredDocument) -> int:
     info = document.info
     connection.execute(
-        f"INSERT INTO documents (collection, text, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO documents (collection, text, {_DOCUMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             collection,
             document.text,
@@ -91,9 +176,9 @@ def _insert_document(connection: apsw.Connection, collection: int, document: Sto
 
 
 def _insert_attributes(connection: apsw.Connection, collection: int, document: int, metadata: Metadata) -> None:
-    rows = [(document, collection, key, *conditions.stored(value)) for key, value in metadata.items()]
+    attributes = [(document, collection, key, *filter_sql.encode_scalar(value)) for key, value in metadata.items()]
     connection.executemany(
-        "INSERT INTO attributes (document, collection, key, kind, value) VALUES (?, ?, ?, ?, ?)", rows
+        "INSERT INTO attributes (document, collection, key, kind, value) VALUES (?, ?, ?, ?, ?)", attributes
     )
 
 
@@ -102,20 +187,20 @@ def _insert_chunks(
     collection: int,
     document: int,
     title: str,
-    chunks: Sequence[Chunk],
+    chunks: Sequence[DocumentChunk],
     vectors: Vectors,
 ) -> None:
-    first = chunk_ids.first_of(document)
+    first = schema.first_chunk_id(document)
     ids = np.arange(first, first + len(chunks), dtype=np.int64)
-    places = segments.add(connection, collection, ids, np.ascontiguousarray(vectors, np.float32))
-    for chunk_id, place, chunk in zip(ids.tolist(), places, chunks, strict=True):
+    slots = segments.add_vectors(connection, collection, ids, np.ascontiguousarray(vectors, np.float32))
+    for chunk_id, slot, chunk in zip(ids.tolist(), slots, chunks, strict=True):
         connection.execute(
             "INSERT INTO chunks (id, segment, slot, heading, start_char, end_char, num_tokens, text) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 chunk_id,
-                place.segment,
-                place.slot,
+                slot.segment,
+                slot.index,
                 chunk.heading,
                 chunk.start,
                 chunk.end,
@@ -123,17 +208,17 @@ def _insert_chunks(
                 chunk.text,
             ),
         )
-        words.add(connection, collection, chunk_id, chunk.text, chunk.heading, title)
+        word_index.add_chunk(connection, collection, chunk_id, chunk.text, chunk.heading, title)
 
 
-def _row(connection: apsw.Connection, collection: str, name: str, columns: str) -> Row | None:
-    number, _ = collections.id_and_dim(connection, collection)
+def _select_document(connection: apsw.Connection, collection: str, name: str, columns: str) -> Row | None:
+    collection_id, _ = find_collection(connection, collection)
     query = f"SELECT {columns} FROM documents WHERE collection = ? AND name = ?"
-    return one_row(connection, query, (number, name))
+    return query_row(connection, query, (collection_id, name))
 
 
-def _info(row: Row) -> DocumentInfo:
-    """Of the columns `_COLUMNS`."""
+def _parse_document(row: Row) -> DocumentInfo:
+    """Build the info from a row of `_DOCUMENT_COLUMNS`."""
     name, title, format_name, content_hash, num_chars, num_chunks, metadata, updated_s = row
     return DocumentInfo(
         id=name,
@@ -142,6 +227,6 @@ def _info(row: Row) -> DocumentInfo:
         content_hash=content_hash,
         num_chars=num_chars,
         num_chunks=num_chunks,
-        metadata=metadata_of(metadata),
+        metadata=decode_metadata(metadata),
         updated_s=updated_s,
     )

@@ -1,11 +1,30 @@
-"""The tables of a store's file, and how an older file becomes one of today."""
+"""The tables of a store's file, their upgrade from older versions, and the row ids of chunks.
+
+A chunk's row id has its document's row id in the upper bits and its index in the document in the lower ones. So a
+ranking needs no join to know a chunk's document, and ids rise in the order in which chunks were added. Row ids of
+documents are never reused (AUTOINCREMENT), hence neither are those of chunks.
+"""
 
 import apsw
+import numpy as np
+import numpy.typing as npt
 
-from pipelines.rag.stores.sqlite.transactions import writing
+from pipelines.rag.stores.sqlite.queries import write_transaction
 
 APPLICATION_ID = 0x536C7267
-"""Marks a file as ours, in its header ("Slrg")."""
+"""Identifies the file as a store in its header ("Slrg")."""
+_INDEX_BITS = 20
+MAX_CHUNKS = 1 << _INDEX_BITS
+"""Most chunks of one document."""
+DOCUMENT_SQL = f"({{0}} >> {_INDEX_BITS})"
+"""SQL for the row id of the document of the chunk {0}."""
+FIRST_CHUNK_SQL = f"({{0}} << {_INDEX_BITS})"
+"""SQL for the least row id that a chunk of the document {0} can have."""
+LAST_CHUNK_SQL = f"(({{0}} + 1 << {_INDEX_BITS}) - 1)"
+"""SQL for the greatest row id that a chunk of the document {0} can have."""
+
+Ids = npt.NDArray[np.int64]
+"""[n] int64 row ids."""
 
 _STEPS = (
     """
@@ -65,26 +84,26 @@ _STEPS = (
     ) STRICT;
     """,
 )
-"""Step n takes a file of version n to n + 1.
+"""Statements by version: step n upgrades a file from version n to n + 1.
 
-`document` and `collection` are row ids in every table; a document's own id is its `name`. `attributes` is documents'
-metadata as filters look at it, a row a key. chunk_ids.py says what a chunk's id is, segments.py what segments are;
-each collection has tables of words besides (words.py).
+`document` and `collection` are row ids in every table; a document's own id is its `name`. `attributes` holds documents'
+metadata for filters, one row for each key. `segments.py` explains segments; `word_index.py` creates further tables for
+each collection.
 """
 
 VERSION = len(_STEPS)
 
 
 class ForeignFileError(Exception):
-    """The file is no store, or one of a later Sluice. The message goes on after "cannot be used: "."""
+    """Raised for a file that is no store, or one of a later version. The message continues "cannot be used: "."""
 
 
 def upgrade(connection: apsw.Connection) -> None:
-    """Make or upgrade the tables; several processes may do so at once. Raises ForeignFileError."""
+    """Create or upgrade the tables. Several processes may do so at once. Raises ForeignFileError."""
     if _version(connection) == VERSION:
         return
-    with writing(connection):
-        for step in _STEPS[_version(connection) :]:  # read again: another process may have been faster
+    with write_transaction(connection):
+        for step in _STEPS[_version(connection) :]:  # read again: another process may have upgraded the file
             connection.execute(step)
         connection.pragma("application_id", APPLICATION_ID)
         connection.pragma("user_version", VERSION)
@@ -98,3 +117,21 @@ def _version(connection: apsw.Connection) -> int:
     if version > VERSION:
         raise ForeignFileError(f"its version is {version} and this Sluice knows up to {VERSION}: it needs a newer one")
     return version
+
+
+def first_chunk_id(document: int) -> int:
+    return document << _INDEX_BITS
+
+
+def chunk_id_bounds(document: int) -> tuple[int, int]:
+    """Return the least and the greatest row id that a chunk of the document can have."""
+    return first_chunk_id(document), first_chunk_id(document + 1) - 1
+
+
+def document_ids(chunks: Ids) -> Ids:
+    return chunks >> _INDEX_BITS
+
+
+def chunk_index(chunk: int) -> int:
+    """Return the chunk's index in its document."""
+    return chunk & (MAX_CHUNKS - 1)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.sqlite import collections, documents, search
-from pipelines.rag.stores.sqlite.connections import Connections, FileLimits
+from pipelines.rag.stores.sqlite import documents, search
+from pipelines.rag.stores.sqlite.connections import FileConnections, FileLimits
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionInfo,
     CollectionSpec,
+    DocumentChunk,
     DocumentInfo,
     StoredDocument,
     Vectors,
@@ -20,10 +20,10 @@ from pipelines.rag.types import (
 
 
 class SqliteStore(Store):
-    """Exact search over a file that several processes may use at once; folders above it are made.
+    """Searches a file exactly. Several processes may use the file at once; missing folders above it are created.
 
-    One thread writes, a few read, so that a search waits for no other's change. `path` None: a file of this store's
-    own, gone when it closes.
+    One thread writes and a few read, so that searches do not wait for changes. Without `path`, the store has a
+    temporary file that is deleted when it closes.
     """
 
     def __init__(self, path: Path | None, limits: FileLimits | None = None) -> None:
@@ -32,7 +32,7 @@ class SqliteStore(Store):
         if path is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sluice-rag-")
             path = Path(self._folder.name, "rag.sqlite")
-        self._connections = Connections(path.absolute(), self.name, limits or FileLimits())
+        self._connections = FileConnections(path.absolute(), self.name, limits or FileLimits())
 
     async def open(self) -> None:
         self._connections.start()
@@ -44,35 +44,43 @@ class SqliteStore(Store):
             self._folder.cleanup()
 
     async def collections(self) -> list[CollectionInfo]:
-        return await self._connections.read(collections.listed)
+        return await self._connections.read(documents.list_collections)
 
     async def collection(self, name: str) -> CollectionInfo:
-        return await self._connections.read(lambda connection: collections.info_of(connection, name))
+        return await self._connections.read(lambda connection: documents.read_collection(connection, name))
 
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        return await self._connections.write(lambda connection: collections.create(connection, spec))
+        return await self._connections.write(lambda connection: documents.create_collection(connection, spec))
 
     async def delete_collection(self, name: str) -> None:
-        await self._connections.write(lambda connection: collections.delete(connection, name))
+        await self._connections.write(lambda connection: documents.delete_collection(connection, name))
 
     async def put_document(
-        self, collection: str, document: StoredDocument, chunks: Sequence[Chunk], vectors: Vectors
+        self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
         await self._connections.write(
-            lambda connection: documents.put(connection, collection, document, chunks, vectors)
+            lambda connection: documents.put_document(connection, collection, document, chunks, vectors)
         )
 
     async def delete_document(self, collection: str, document_id: str) -> bool:
-        return await self._connections.write(lambda connection: documents.delete(connection, collection, document_id))
+        return await self._connections.write(
+            lambda connection: documents.delete_document(connection, collection, document_id)
+        )
 
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        return await self._connections.read(lambda connection: documents.stored(connection, collection, document_id))
+        return await self._connections.read(
+            lambda connection: documents.read_document(connection, collection, document_id)
+        )
 
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        return await self._connections.read(lambda connection: documents.listed(connection, collection, after, limit))
+        return await self._connections.read(
+            lambda connection: documents.list_documents(connection, collection, after, limit)
+        )
 
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        return await self._connections.read(lambda connection: documents.info_of(connection, collection, document_id))
+        return await self._connections.read(
+            lambda connection: documents.read_document_info(connection, collection, document_id)
+        )
 
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
-        return await self._connections.read(lambda connection: search.candidates(connection, collection, query))
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
+        return await self._connections.read(lambda connection: search.find_candidates(connection, collection, query))

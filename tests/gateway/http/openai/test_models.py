@@ -3,7 +3,7 @@ import pytest
 
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.scheduling import PRIORITY, QUEUE_TIMEOUT, STICKY, TENANT, TIMEOUT
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from tests.gateway.http.live import LiveServer
 
 
@@ -38,4 +38,6 @@ def test_the_docs_show_the_bodies(live: LiveServer) -> None:
         declared.alias or name for name, declared in ChatCompletionRequest.model_fields.items()
     }
     headers = paths["/v1/completions"]["post"]["parameters"]
-    assert {TENANT, PRIORITY, TIMEOUT, QUEUE_TIMEOUT, STICKY, keys.HEADER} == {header["name"] for header in headers}
+    assert {TENANT, PRIORITY, TIMEOUT, QUEUE_TIMEOUT, STICKY, owner_keys.HEADER} == {
+        header["name"] for header in headers
+    }

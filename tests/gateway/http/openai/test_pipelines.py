@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.llm.model import LlmModel
-from pipelines.rag import keys
+from pipelines.rag import owner_keys
 from pipelines.text.citations import Source, cite, encode_source, to_json_objects
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import ChatMessage
@@ -281,7 +281,7 @@ def test_the_field_rag_and_the_owner_s_key_reach_the_step_that_looks_things_up(i
         messages=CHAT[-1:],
         max_tokens=2,
         extra_body={"rag": RAG, "cache_salt": "ada"},
-        extra_headers={keys.HEADER: "secret"},
+        extra_headers={owner_keys.HEADER: "secret"},
     )
     asked = it.asked
     assert json.loads(asked.pop("filter")) == RAG["filter"]
@@ -364,7 +364,7 @@ def test_what_the_language_model_refuses_comes_after_the_sources_in_a_stream(it:
 
 def test_a_language_model_alone_does_not_mind_the_owner_s_key(it: Pipelines) -> None:
     body = {"model": "rill", "messages": CHAT, "max_tokens": 2}
-    assert it.live.post("/v1/chat/completions", body, headers={keys.HEADER: "secret"}).status_code == 200
+    assert it.live.post("/v1/chat/completions", body, headers={owner_keys.HEADER: "secret"}).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

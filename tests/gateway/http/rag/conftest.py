@@ -13,6 +13,6 @@ def shared_rag() -> Iterator[RagServer]:
 
 @pytest.fixture
 def rag(shared_rag: RagServer) -> RagServer:
-    """A server without collections, whose pipeline has said nothing."""
+    """A server without collections, whose pipeline has not answered yet."""
     shared_rag.reset()
     return shared_rag

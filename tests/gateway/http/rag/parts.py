@@ -1,4 +1,4 @@
-"""The real application over a real library, for blocking clients. Only encoder and language model are made up."""
+"""The real application over a real library, for blocking clients. Only encoder and language model are stand-ins."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,7 @@ from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
 from pipelines.text.model import TextModel, text_model_of
@@ -38,7 +38,7 @@ DIM = 32
 
 
 class SwitchableStore(SqliteStore):
-    """A file of its own, which a test can make unreachable."""
+    """A store in a file of its own, which a test can make unreachable."""
 
     is_down = False
 
@@ -56,7 +56,7 @@ class SwitchableStore(SqliteStore):
 
 
 class WordEncoder(TextEncoder):
-    """The sum of a text's words, each of which has a direction of its own. Tokens are words."""
+    """Encodes a text as the sum of its words, each of which has a direction of its own. Tokens are words."""
 
     def __init__(self, name: str = "query_encoder") -> None:
         self.name = name
@@ -84,7 +84,7 @@ def _vector(text: str) -> Vector:
 
 @dataclass
 class ScriptedPipeline:
-    """Says what a test wants, and keeps what it was asked."""
+    """Answers with the events that a test sets, and records requests."""
 
     name: str = "rag_pipeline"
     takes_parameters: bool = True
@@ -96,20 +96,20 @@ class ScriptedPipeline:
     failure: str | None = None
     is_measured: bool = False
     events: list[TextEvent | Exception] = field(default_factory=list)
-    asked: list[TextRequest] = field(default_factory=list)
-    held: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: the events go on after the first two."""
+    requests: list[TextRequest] = field(default_factory=list)
+    may_continue: asyncio.Event = field(default_factory=asyncio.Event)
+    """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
 
     async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
         return prompt
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        self.asked.append(request)
+        self.requests.append(request)
         try:
             for number, event in enumerate(self.events):
                 if number == 2:
-                    await self.held.wait()
+                    await self.may_continue.wait()
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -118,7 +118,7 @@ class ScriptedPipeline:
 
 
 class ChatModel(Model):
-    """A model of the repository whose conversations are the pipeline's."""
+    """A repository model whose text face is the pipeline."""
 
     def __init__(self, pipeline: ScriptedPipeline) -> None:
         config = text_format.Parse(f'name: "{pipeline.name}" backend: "test"', ModelConfig())
@@ -147,24 +147,24 @@ class RagServer:
 
     url: str
     service: InferenceService
-    library: Library
+    library: DocumentLibrary
     store: SwitchableStore
     pipeline: ScriptedPipeline
     loop: asyncio.AbstractEventLoop
     client: httpx.Client
 
     def reset(self) -> None:
-        """No collections, nothing said."""
+        """Delete all collections and reset the pipeline."""
         self.store.is_down = False
         for info in self.run(self.library.collections()):
             self.run(self.store.delete_collection(info.spec.name))
         self.pipeline.events.clear()
-        self.pipeline.asked.clear()
+        self.pipeline.requests.clear()
         self.pipeline.was_closed.clear()
-        self.pipeline.held.set()
+        self.pipeline.may_continue.set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the server's event loop."""
+        """Run `work` on the server's event loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def ask(self, method: str, path: str, **settings: Any) -> httpx.Response:
@@ -174,16 +174,25 @@ class RagServer:
         return self.ask("POST", f"/{collection}/documents", json={"documents": documents}, **settings)
 
     def documents(self, collection: str) -> dict[str, str]:
-        """The hash of each."""
+        """Return the content hash of each document by id."""
         listed = self.ask("GET", f"/{collection}/documents", params={"limit": 1000})
         return {each["id"]: each["content_hash"] for each in listed.json()["data"]} if listed.is_success else {}
+
+
+def statuses(answer: httpx.Response) -> dict[str, str]:
+    return {each["id"]: each["status"] for each in answer.json()["data"]}
+
+
+def text_of(rag: RagServer, document_id: str, collection: str = "docs") -> str:
+    text: str = rag.ask("GET", f"/{collection}/documents/{document_id}").json()["text"]
+    return text
 
 
 @asynccontextmanager
 async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
     metrics, store, pipeline = GatewayMetrics(), SwitchableStore(None), ScriptedPipeline()
     repository = empty_repository(metrics)
-    library = Library(store, WordEncoder, LibrarySettings())
+    library = DocumentLibrary(store, WordEncoder, LibrarySettings())
     heartbeat_s = config.shutdown.heartbeat_timeout_s
     service = InferenceService(repository, metrics, heartbeat_s, library=library)
     repository.add(ChatModel(pipeline))
@@ -206,7 +215,7 @@ async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
 
 @contextmanager
 def rag_server(config: ServeConfig | None = None) -> Iterator[RagServer]:
-    """A server on a thread of its own, so that blocking clients can ask it."""
+    """Run a server on a thread of its own, for blocking clients."""
     ready, over = threading.Event(), threading.Event()
     started: list[RagServer] = []
 

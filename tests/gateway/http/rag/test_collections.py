@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from tests.gateway.http.rag.parts import DIM, RagServer
 
 

@@ -1,40 +1,25 @@
-"""Documents in every form that a body can have, and what becomes of each."""
+"""Documents in every form that a body can have, and the outcome of each."""
 
 import asyncio
 import hashlib
 import json
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.http.rag.json_uploads import Unreadable
-from gateway.http.rag.putting import Batch, put_all
-from gateway.http.rag.schemas import MAX_DOCUMENTS
 from gateway.options.config import HttpOptions, ServeConfig
-from pipelines.rag.keys import HEADER
+from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload, content_hash_of
-from sluice.errors import invalid
-from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
+from pipelines.rag.upload import Upload, hash_content
+from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server, statuses, text_of
 
 TEXT = DocumentFormat.TEXT
 REFUNDS = "# Refunds\n\nMoney comes back in 30 days.\n"
 PDF_HEAD = b"%PDF-1.7\nthis is all that is left of it"
-
-
-def statuses(answer: httpx.Response) -> dict[str, str]:
-    return {each["id"]: each["status"] for each in answer.json()["data"]}
-
-
-def text_of(rag: RagServer, document_id: str, collection: str = "docs") -> str:
-    text: str = rag.ask("GET", f"/{collection}/documents/{document_id}").json()["text"]
-    return text
 
 
 # --- JSON
@@ -77,7 +62,7 @@ def test_clients_can_work_out_the_hash(rag: RagServer) -> None:
     more = Upload("more.txt", b"hello", TEXT, metadata={"a": 1})
     assert rag.documents("docs") == {
         "plain.txt": hashlib.sha256(b"hello").hexdigest(),
-        "more.txt": content_hash_of(more),
+        "more.txt": hash_content(more),
     }
 
 
@@ -219,125 +204,6 @@ def test_post_of_one_document_needs_its_id(rag: RagServer) -> None:
     assert statuses(taken) == {"a.txt": "created"}
 
 
-# --- JSON lines
-
-
-def post_lines(rag: RagServer, *lines: Any) -> httpx.Response:
-    body = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    return rag.ask("POST", "/docs/documents", content=body, headers={"content-type": "application/x-ndjson"})
-
-
-def test_lines(rag: RagServer) -> None:
-    answer = post_lines(rag, {"id": "a", "text": "one"}, "", {"id": "b", "text": "two", "metadata": {"n": 1}})
-    assert statuses(answer) == {"a": "created", "b": "created"}
-    assert answer.json()["data"][1]["metadata"] == {"n": 1}
-
-
-def test_a_bad_line_does_not_hurt_the_others(rag: RagServer) -> None:
-    answer = post_lines(rag, {"id": "a", "text": "one"}, "{nonsense", {"id": "c"})
-    assert answer.status_code == 200
-    taken, broken, lacking = answer.json()["data"]
-    assert taken["status"] == "created"
-    assert (broken["status"], lacking["status"]) == ("failed", "failed")
-    assert "line 2" in broken["error"]["message"]
-    assert "line 3" in lacking["error"]["message"]
-
-
-def test_no_lines(rag: RagServer) -> None:
-    answer = post_lines(rag, "", "")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        400,
-        "there is no document in the request's body",
-    )
-
-
-# --- forms
-
-
-def test_files_of_a_form(rag: RagServer) -> None:
-    files = [("file", ("guides/a.md", REFUNDS.encode())), ("file", ("b.txt", b"hello"))]
-    answer = rag.ask("POST", "/docs/documents", files=files, data={"metadata": '{"n": 1}'})
-    assert statuses(answer) == {"guides/a.md": "created", "b.txt": "created"}
-    assert [each["metadata"] for each in answer.json()["data"]] == [{"n": 1}, {"n": 1}]
-    assert [each["format"] for each in answer.json()["data"]] == ["markdown", "text"]
-
-
-def test_lines_in_a_form(rag: RagServer) -> None:
-    lines = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
-    answer = rag.ask("POST", "/docs/documents", files=[("file", ("faq.jsonl", lines)), ("file", ("c.txt", b"three"))])
-    assert statuses(answer) == {"a": "created", "b": "created", "c.txt": "created"}
-
-
-def test_a_form_with_one_file(rag: RagServer) -> None:
-    large = b"word" + b" " * (2 << 20) + b"word"
-    answer = rag.ask("POST", "/docs/documents", files={"file": ("b.txt", large)}, data={"id": "x", "title": "T"})
-    [taken] = answer.json()["data"]
-    assert (taken["id"], taken["title"], taken["content_hash"]) == (
-        "x",
-        "T",
-        content_hash_of(Upload("x", large, TEXT, "T")),
-    )
-
-
-def test_more_documents_than_a_request_may_bring(rag: RagServer) -> None:
-    lines, headers = b"x\n" * (MAX_DOCUMENTS + 1), {"content-type": "application/x-ndjson"}
-    halves = [("file", (name, lines[: MAX_DOCUMENTS + 2])) for name in ("a.jsonl", "b.jsonl")]
-    for refused in (
-        rag.ask("POST", "/docs/documents", content=lines, headers=headers),
-        rag.ask("POST", "/docs/documents", json={"documents": [{"id": "a", "text": "x"}] * (MAX_DOCUMENTS + 1)}),
-        rag.ask("POST", "/docs/documents", files=halves),
-    ):
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "documents"
-        assert f"at most {MAX_DOCUMENTS}" in refused.json()["error"]["message"]
-        assert "data" not in refused.json()
-    assert rag.documents("docs") == {}
-
-
-async def test_bad_lines_do_not_hold_the_event_loop(rag: RagServer) -> None:
-    """Other requests have their turn between them."""
-    uploads = iter([Unreadable(f"line {number}", invalid("content", "bad")) for number in range(100)])
-    batch = Batch(rag.library, "docs", "", False, "r")
-    putting = asyncio.create_task(put_all(batch, uploads))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not putting.done()
-    assert len(await putting) == 100
-
-
-def test_a_form_needs_no_temporary_files(rag: RagServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    answer = rag.ask("POST", "/docs/documents", files={"file": ("b.txt", b"word" + b"\n" * (2 << 20))})
-    assert statuses(answer) == {"b.txt": "created"}
-
-
-def test_a_bad_file_does_not_hurt_the_others(rag: RagServer) -> None:
-    files = [("file", ("a.pdf", PDF_HEAD)), ("file", ("b.txt", b"hello")), ("file", ("c.bin", b"\xff\x00\xfe"))]
-    answer = rag.ask("POST", "/docs/documents", files=files)
-    assert statuses(answer) == {"a.pdf": "failed", "b.txt": "created", "c.bin": "failed"}
-
-
-@pytest.mark.parametrize(
-    ("files", "data", "param", "message"),
-    [
-        ([("x", (None, b"1"))], {}, "file", "the form has no file; with curl: -F file=@handbook.pdf"),
-        ([("f", ("a", b"x")), ("f", ("b", b"x"))], {"id": "c"}, "id", "id is for a form with one file"),
-        ([("f", ("a", b"x"))], {"metadata": "5"}, "metadata", "metadata must be"),
-    ],
-)
-def test_bad_forms(rag: RagServer, files: Any, data: dict[str, str], param: str, message: str) -> None:
-    refused = rag.ask("POST", "/docs/documents", files=files, data=data)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == param
-    assert refused.json()["error"]["message"].startswith(message)
-
-
-@pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=x"])
-def test_what_is_no_form(rag: RagServer, content_type: str) -> None:
-    refused = rag.ask("POST", "/docs/documents", content=b"--y\r\n\r\n", headers={"content-type": content_type})
-    assert refused.status_code == 400
-
-
 # --- what is there
 
 
@@ -420,8 +286,8 @@ def test_unknown_fields(rag: RagServer, small: RagServer) -> None:
     assert small.ask("POST", "/docs/documents", **form).status_code == 400
 
 
-def test_who_leaves_stops_what_has_not_begun(rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document is there whole or not at all."""
+def test_a_disconnect_stops_what_has_not_begun(rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document is stored completely or not at all."""
     going_on, begun = asyncio.Event(), threading.Event()
     put_document = rag.store.put_document
 

@@ -1,4 +1,4 @@
-"""Parts of the API that ask for a header, and the server's key."""
+"""Restricted APIs that require a header, and the server's API key."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_documents_may_be_restricted_while_questions_are_not() -> None:
         assert server.ask("POST", "/docs/search", json={"question": "x"}).status_code == 200
 
 
-def test_the_server_s_key() -> None:
+def test_the_servers_key() -> None:
     with rag_server(ServeConfig(access=AccessOptions(api_key="secret"))) as server:
         assert server.ask("GET", "/collections").status_code == 401
         assert server.ask("GET", "/collections", headers={"authorization": "Bearer secret"}).status_code == 200

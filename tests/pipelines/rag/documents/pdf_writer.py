@@ -1,4 +1,4 @@
-"""Writes small PDFs: what tests need of the format, and no more."""
+"""Writes small PDFs, with only what tests need of the format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 LINE_POINTS = 14
 FONT, ROOT, TREE, UNICODE = 3, 1, 2, 4
 ASTRAL = "~"
-"""What a line has for U+1F600: the font says that it stands for that."""
+"""The byte that stands for U+1F600, which the font maps to that character."""
 _TO_UNICODE = (
     b"/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <FF> endcodespacerange "
     b"1 beginbfchar <7E> <D83DDE00> endbfchar endcmap end end"
@@ -22,7 +22,7 @@ class Pdf:
     outline: Sequence[tuple[str, int, int]] = ()
     trailer: str = ""
     extra_kids: int = 0
-    """How many times more the first page is in the tree of pages."""
+    """How many more times the first page stands in the tree of pages."""
     padding_bytes: int = 0
     """The length of a stream that no page uses, as of an attachment."""
     _objects: list[bytes] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Pdf:
         )
 
     def _outline(self, kids: Sequence[int]) -> int:
-        """Bookmarks as a flat list of siblings, or each one the child of the one before, as levels say."""
+        """Write bookmarks as siblings, or each as the child of the one before, by their levels."""
         root = self._add(b"")
         numbers = [self._add(b"") for _ in self.outline]
         levels = [0, *(level for _, _, level in self.outline)]

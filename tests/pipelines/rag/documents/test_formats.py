@@ -1,8 +1,9 @@
-"""Which format a document is in, and documents that are read in a thread."""
+"""Detection of formats, and documents that are read in a thread."""
 
 import pytest
 
-from pipelines.rag.documents.parse import ParseLimits, format_of, parse_document
+from pipelines.rag.documents.formats import detect_format
+from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.types import DocumentFormat, Heading
 from sluice.errors import ErrorCode, SluiceError
 
@@ -34,7 +35,7 @@ TEXT, MARKDOWN, HTML, PDF = DocumentFormat
 def test_first_bytes_then_content_type_then_name_then_bytes(
     content_type: str, filename: str, content: bytes, format: DocumentFormat
 ) -> None:
-    assert format_of(content_type, filename, content) is format
+    assert detect_format(content_type, filename, content) is format
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_first_bytes_then_content_type_then_name_then_bytes(
 )
 def test_binary_junk_is_refused_with_what_is_taken(content_type: str, filename: str, words: list[str]) -> None:
     with pytest.raises(SluiceError) as caught:
-        format_of(content_type, filename, b"\x89PNG\r\n\x1a\n\0\0")
+        detect_format(content_type, filename, b"\x89PNG\r\n\x1a\n\0\0")
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "format")
     for word in (*words, "offset 0", "Markdown, HTML, PDF"):
         assert word in caught.value.message

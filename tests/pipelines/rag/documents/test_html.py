@@ -1,4 +1,4 @@
-"""What is read of HTML."""
+"""Text and structure read from HTML."""
 
 import time
 
@@ -10,7 +10,7 @@ from sluice.errors import SluiceError
 
 
 def read(body: str, head: str = "") -> Extract:
-    return html.read(f"<!doctype html><html><head>{head}</head><body>{body}</body></html>".encode())
+    return html.read_html(f"<!doctype html><html><head>{head}</head><body>{body}</body></html>".encode())
 
 
 def at(extract: Extract, places: list[int]) -> list[str]:
@@ -95,7 +95,7 @@ def test_the_title_is_the_only_h1_or_the_pages(body: str, title: str) -> None:
     ],
 )
 def test_the_declared_encoding_is_used(content: bytes, text: str) -> None:
-    assert html.read(content).text == text
+    assert html.read_html(content).text == text
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_declared_encoding_is_used(content: bytes, text: str) -> None:
 )
 def test_what_is_in_no_encoding_is_refused(content: bytes, fault: str) -> None:
     with pytest.raises(SluiceError, match=fault):
-        html.read(content)
+        html.read_html(content)
 
 
 @pytest.mark.parametrize("tag", ["div", "ul><li", "table><tr><td", "blockquote", "b", "pre", "h1"])
@@ -116,4 +116,4 @@ def test_deep_nesting_is_read(tag: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"<frameset><frame>", b"<script>x</script>", b"<body hidden>"])
 def test_a_page_without_text_has_none(content: bytes) -> None:
-    assert html.read(content).text == ""
+    assert html.read_html(content).text == ""

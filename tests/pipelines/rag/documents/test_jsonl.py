@@ -1,4 +1,4 @@
-"""Batches of documents."""
+"""Batches of documents as JSON lines."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is read of Markdown."""
+"""Text and structure read from Markdown."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from pipelines.rag.documents.extract import MAX_HEADING_CHARS, Extract
 
 
 def read(source: str) -> Extract:
-    return markdown.read(source.encode())
+    return markdown.read_markdown(source.encode())
 
 
 def at(extract: Extract, places: list[int]) -> list[str]:
@@ -117,7 +117,7 @@ def test_a_rule_at_the_start_is_no_front_matter() -> None:
 
 
 def test_line_ends_and_byte_order_marks_go() -> None:
-    assert markdown.read(b"\xef\xbb\xbf# A\r\n\r\nb\r\n").text == "# A\n\nb\n"
+    assert markdown.read_markdown(b"\xef\xbb\xbf# A\r\n\r\nb\r\n").text == "# A\n\nb\n"
 
 
 def test_a_long_heading_is_cut() -> None:

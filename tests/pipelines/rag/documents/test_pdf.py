@@ -1,4 +1,4 @@
-"""What is read of a PDF. In this process: the PDFs are our own."""
+"""Text and structure read from PDFs. They are read in this process, since they are our own."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ENCRYPTED = f"/Encrypt<</Filter/Standard/V 1/R 2/O<{'41' * 32}>/U<{'42' * 32}>/P
 
 
 def read(*pages: list[str], **fields: object) -> Extract:
-    return pdf.read(Pdf(pages, **fields).to_bytes(), ENOUGH)  # type: ignore[arg-type]
+    return pdf.read_pdf(Pdf(pages, **fields).to_bytes(), ENOUGH)  # type: ignore[arg-type]
 
 
 def at(extract: Extract, places: list[int]) -> list[str]:
@@ -22,7 +22,7 @@ def at(extract: Extract, places: list[int]) -> list[str]:
 
 def fault_of(content: bytes, max_chars: int = ENOUGH) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
-        pdf.read(content, max_chars)
+        pdf.read_pdf(content, max_chars)
     assert caught.value.param == "content"
     return caught.value
 

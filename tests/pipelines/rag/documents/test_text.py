@@ -1,26 +1,26 @@
-"""What is read of plain text, and how bytes become characters."""
+"""Plain text, and the decoding of bytes."""
 
 import pytest
 
-from pipelines.rag.documents import text
-from pipelines.rag.documents.encoding import decoded
+from pipelines.rag.documents import readers
+from pipelines.rag.documents.extract import decode_text
 from sluice.errors import ErrorCode, SluiceError
 
 
 def test_paragraphs_are_what_blank_lines_part() -> None:
-    extract = text.read(b"\none\ntwo\n \t\n\n  three\n\nfour\n\n")
+    extract = readers.read_text(b"\none\ntwo\n \t\n\n  three\n\nfour\n\n")
     assert extract.text == "\none\ntwo\n \t\n\n  three\n\nfour\n\n"
     assert [extract.text[place:][:5] for place in extract.breaks] == ["three", "four\n"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings_and_line_ends(encoding: str) -> None:
-    assert decoded("é\r\nb\rc\n漢".encode(encoding)) == "é\nb\nc\n漢"
+    assert decode_text("é\r\nb\rc\n漢".encode(encoding)) == "é\nb\nc\n漢"
 
 
 def test_utf_16_of_both_byte_orders() -> None:
     for bom, order in ((b"\xff\xfe", "le"), (b"\xfe\xff", "be")):
-        assert decoded(bom + "aé".encode(f"utf-16-{order}")) == "aé"
+        assert decode_text(bom + "aé".encode(f"utf-16-{order}")) == "aé"
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_utf_16_of_both_byte_orders() -> None:
 )
 def test_other_bytes_are_refused_by_their_offset(content: bytes, fault: str) -> None:
     with pytest.raises(SluiceError, match=fault) as caught:
-        decoded(content)
+        decode_text(content)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "content")

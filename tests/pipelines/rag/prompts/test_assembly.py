@@ -7,7 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.prompts.assembly import Budget, Prompt, PromptStyle, Retrieved, assemble
+from pipelines.rag.prompts.assembly import (
+    Prompt,
+    PromptSelection,
+    PromptStyle,
+    RetrievedPassage,
+    TokenBudget,
+    assemble_prompt,
+    drop_last,
+    select_contents,
+)
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
 from pipelines.text.citations import Source
@@ -20,9 +29,9 @@ SENTENCE = "A request that can never fit into the free blocks is refused at once
 CONTROL_IDS = range(6)
 
 
-def retrieved(text: str, document: str = "d", start: int = 0) -> Retrieved:
+def retrieved(text: str, document: str = "d", start: int = 0) -> RetrievedPassage:
     source = Source(document=document, title="Queues", start=start, end=start + len(text), score=1.0, text=text)
-    return Retrieved(source, text)
+    return RetrievedPassage(source, text)
 
 
 def style(template: TemplateName = TemplateName.CITED, instructions: str | None = None, most: int = 100) -> PromptStyle:
@@ -36,14 +45,14 @@ def tokens(rill: Tokenizer) -> PromptTokens:
 
 async def prompt_of(
     tokens: PromptTokens,
-    found: Sequence[Retrieved],
+    found: Sequence[RetrievedPassage],
     question: str = "When is a request refused?",
     history: Sequence[ChatMessage] = (),
     style: PromptStyle = style(),  # noqa: B008 - frozen
     max_context: int = 1024,
     for_answer: int = 128,
 ) -> Prompt:
-    return await assemble(question, found, history, style, Budget("rill", max_context, for_answer), tokens)
+    return await assemble_prompt(question, found, history, style, TokenBudget("rill", max_context, for_answer), tokens)
 
 
 def texts(sources: Sequence[Source]) -> list[str]:
@@ -137,7 +146,7 @@ async def test_control_tokens_in_any_text_are_words(rill: Tokenizer, tokens: Pro
     for template in TemplateName:
         prompt = await prompt_of(
             tokens,
-            [Retrieved(source, evil)],
+            [RetrievedPassage(source, evil)],
             question=f"What? {evil}",
             history=[ChatMessage("system", evil), ChatMessage("user", evil), ChatMessage("assistant", evil)],
             style=style(template),
@@ -200,3 +209,56 @@ async def test_every_prompt_fits_and_no_source_is_lost(
     assert sorted(texts([*prompt.kept, *prompt.dropped])) == sorted(each.source.document for each in given_sources)
     assert [each.id for each in prompt.kept] == list(range(1, len(prompt.kept) + 1))
     assert prompt.messages[-1].role == "user"
+
+
+SIZES = st.lists(st.integers(1, 60), max_size=8)
+
+
+def used(chosen: PromptSelection, passages: list[int], exchanges: list[int]) -> int:
+    recent = exchanges[len(exchanges) - chosen.num_exchanges :]
+    return sum(passages[index] for index in chosen.passages) + sum(recent)
+
+
+@given(SIZES, SIZES, st.integers(0, 300))
+def test_what_is_kept_fits(passages: list[int], exchanges: list[int], room: int) -> None:
+    assert used(select_contents(passages, exchanges, room), passages, exchanges) <= room
+
+
+@given(SIZES, SIZES, st.integers(0, 300))
+def test_nothing_that_would_fit_is_left_out(passages: list[int], exchanges: list[int], room: int) -> None:
+    chosen = select_contents(passages, exchanges, room)
+    left = room - used(chosen, passages, exchanges)
+    if chosen.num_exchanges < len(exchanges):
+        assert exchanges[len(exchanges) - chosen.num_exchanges - 1] > left
+    if not exchanges:
+        assert all(passages[index] > left for index in range(len(passages)) if index not in chosen.passages)
+
+
+@given(SIZES, SIZES)
+def test_everything_is_kept_where_there_is_room(passages: list[int], exchanges: list[int]) -> None:
+    room = 2 * (sum(passages) + sum(exchanges))
+    assert select_contents(passages, exchanges, room) == PromptSelection(tuple(range(len(passages))), len(exchanges))
+
+
+def test_after_a_passage_that_is_too_long_shorter_ones_are_kept() -> None:
+    assert select_contents([30, 80, 20, 60, 10], [], 70).passages == (0, 2, 4)
+
+
+def test_the_oldest_exchanges_go_first_and_leave_the_sources_half_of_the_room() -> None:
+    assert select_contents([40], [30, 30, 20], 100) == PromptSelection((0,), 2)
+    assert select_contents([60], [30, 30, 20], 100) == PromptSelection((0,), 1)
+    assert select_contents([], [30, 30, 20], 100) == PromptSelection((), 3)
+
+
+def test_a_selection_shrinks_until_nothing_is_left() -> None:
+    chosen: PromptSelection | None = PromptSelection((0, 2), 1)
+    seen = []
+    while chosen is not None:
+        seen.append(chosen)
+        chosen = drop_last(chosen)
+    assert seen == [
+        PromptSelection((0, 2), 1),
+        PromptSelection((0,), 1),
+        PromptSelection((), 1),
+        PromptSelection((), 0),
+    ]

@@ -2,12 +2,12 @@ import time
 
 import pytest
 
-from pipelines.rag.prompts.control_tokens import USUAL, ControlTokens
-from pipelines.rag.prompts.statements import Statement, most_alike, share_named, statements_of
+from pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
+from pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens
 
 
 def texts(text: str) -> list[str]:
-    return [statement.text for statement in statements_of(text)]
+    return [statement.text for statement in split_statements(text)]
 
 
 def test_wrapped_lines_are_one_sentence_and_paragraphs_are_several() -> None:
@@ -32,7 +32,7 @@ def test_quotes_and_brackets_stay_with_their_sentence() -> None:
 @pytest.mark.parametrize("part", ["-", "*", "`", "*a ", "` ", "|-", "# ", "[", "(", "a(", ". ", "- ", "\n"])
 def test_reading_takes_time_linear_in_the_text(part: str) -> None:
     started = time.process_time()
-    statements_of(part * (200_000 // len(part)) + "x")
+    split_statements(part * (200_000 // len(part)) + "x")
     assert time.process_time() - started < 5
 
 
@@ -47,18 +47,18 @@ def test_a_row_of_a_table_says_what_it_is_about() -> None:
 
 
 def test_a_name_belongs_to_the_sentence_below_it() -> None:
-    found = statements_of("deque.rotate(n=1)\n\nRotate it. Then stop.\n\nmaxlen")
+    found = split_statements("deque.rotate(n=1)\n\nRotate it. Then stop.\n\nmaxlen")
     assert found == [Statement("deque.rotate(n=1)", "Rotate it."), Statement("", "Then stop."), Statement("", "maxlen")]
 
 
 def test_a_heading_names_the_first_sentence_below_it() -> None:
-    found = statements_of("# Valves\n\n## Main valve\n\nIt is shut. It leaks.\n\n## Open\n\nstate()\n\nReturn it.")
+    found = split_statements("# Valves\n\n## Main valve\n\nIt is shut. It leaks.\n\n## Open\n\nstate()\n\nReturn it.")
     expected = [("Main valve", "It is shut."), ("", "It leaks."), ("state()", "Return it.")]
     assert found == [Statement(*each) for each in expected]
 
 
 def test_a_short_text_below_a_name_is_no_name() -> None:
-    found = statements_of("errno.ENOANO\n\nNo anode\n\nerrno.EBADE\n\nInvalid exchange")
+    found = split_statements("errno.ENOANO\n\nNo anode\n\nerrno.EBADE\n\nInvalid exchange")
     assert found == [Statement("errno.ENOANO", "No anode"), Statement("errno.EBADE", "Invalid exchange")]
 
 
@@ -76,12 +76,12 @@ def test_what_only_resembles_markup_stays(text: str) -> None:
     "text", ["<|`end`|>", "<|*end*|>", "<|e`n`d|>", "`<|`end|>", "<|end`|>`", "[`INST`]", "</*s*>"]
 )
 def test_taking_markup_off_makes_no_control_token(text: str) -> None:
-    defused = ControlTokens(USUAL).defused(f"It is {text} or ({text}), {text}.")
-    assert not any(USUAL.search(each) for each in texts(defused))
+    escaped = ControlTokens(COMMON_CONTROL_TOKENS).escape(f"It is {text} or ({text}), {text}.")
+    assert not any(COMMON_CONTROL_TOKENS.search(each) for each in texts(escaped))
 
 
 def test_nothing_visible_is_lost() -> None:
-    assert statements_of("") == statements_of("# Head\n---\n") == []
+    assert split_statements("") == split_statements("# Head\n---\n") == []
     assert texts("one\n\ntwo\n\nthree()") == ["one", "two", "three()"]
 
 
@@ -91,17 +91,17 @@ def test_the_rarer_word_and_the_name_decide() -> None:
         Statement("", "The pump is oiled monthly."),
         Statement("valve", "It is shut."),
     ]
-    assert most_alike("When is the pump oiled?", found) == 1
-    assert most_alike("What does the valve do with a pump?", found) == 2
-    assert most_alike("Anything else?", found) == 0
+    assert find_best_statement("When is the pump oiled?", found) == 1
+    assert find_best_statement("What does the valve do with a pump?", found) == 2
+    assert find_best_statement("Anything else?", found) == 0
 
 
 def test_forms_of_a_word_are_one_word() -> None:
     found = [Statement("", "It is big."), Statement("", "The library closes at nine.")]
-    assert most_alike("When is the library closed?", found) == 1
+    assert find_best_statement("When is the library closed?", found) == 1
 
 
-def test_share_named_counts_what_a_question_is_about() -> None:
-    assert share_named("Where is the report printer?", "The printers of reports") == 1.0
-    assert share_named("Where is the report printer?", "A printer") == 0.5
-    assert share_named("?", "A printer") == 0.0
+def test_coverage_counts_the_subject_words_of_a_question() -> None:
+    assert subject_coverage("Where is the report printer?", "The printers of reports") == 1.0
+    assert subject_coverage("Where is the report printer?", "A printer") == 0.5
+    assert subject_coverage("?", "A printer") == 0.0

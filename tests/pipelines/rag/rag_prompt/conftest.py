@@ -12,7 +12,7 @@ from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
 from tests.pipelines.llm.calls import Record
-from tests.pipelines.rag.rag_prompt.parts import Lookup
+from tests.pipelines.rag.parts import Lookup
 
 
 @pytest.fixture

@@ -4,71 +4,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.rag_prompt.backend import RagPromptBackend
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptBackend, RagPromptModel
 from pipelines.text.citations import Source, encode_source
 from serving.backend import BackendContext
 from serving.call import infer_one
-from serving.model import Model
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.parts import Lookup, texts_tensor
 
 CONFIG = 'name: "rag_prompt" backend: "rag_prompt" max_batch_size: 32 '
 
 
-class Lookup:
-    """Loaded models by name."""
-
-    def __init__(self, **models: Model) -> None:
-        self.models = models
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if name not in self.models:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.models[name]
-
-
-def parameter(key: str, value: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
-
-
-def context(lookup: Lookup) -> BackendContext:
-    def refuse(*_: str) -> Any:
-        raise AssertionError("a prompt runs no engine")
-
-    return BackendContext(lookup)
-
-
 async def load(folder: Path, lookup: Lookup, text: str = "", config: str = CONFIG) -> RagPromptModel:
     given: ModelConfig = text_format.Parse(config + text, ModelConfig())
-    backend, lent = RagPromptBackend(), context(lookup)
-    complete = await backend.complete(ModelSource(folder, 1, given), lent)
-    return await backend.load(ModelSource(folder, 1, complete), lent)
+    backend, context = RagPromptBackend(), BackendContext(lookup)
+    complete = await backend.complete(ModelSource(folder, 1, given), context)
+    return await backend.load(ModelSource(folder, 1, complete), context)
 
 
 def source(document: str, text: str, *, title: str = "", start: int = 0) -> Source:
     return Source(document=document, title=title, start=start, end=start + len(text), score=1.0, text=text)
 
 
-def texts_tensor(name: str, rows: Sequence[Sequence[str | bytes]]) -> Tensor:
-    encoded_rows = [[each.encode() if isinstance(each, str) else each for each in row] for row in rows]
-    array = np.empty((len(rows), len(rows[0])), np.object_)
-    for filled, row in zip(array, encoded_rows, strict=True):
-        filled[:] = row
-    return Tensor(name, "BYTES", array.shape, array=array)
-
-
 def request(
     question: str | Sequence[str], rows: Sequence[Sequence[Source]], *, tenant: str = "", **parameters: Parameter
 ) -> InferRequest:
-    """A row for each question; shorter rows of sources are filled up as the retriever does."""
+    """Build a request with a row for each question. Shorter rows of sources are padded as the retriever does."""
     questions = [question] if isinstance(question, str) else question
     width = max(map(len, rows))
     inputs = {
@@ -81,9 +46,9 @@ def request(
     return InferRequest(inputs, parameters=dict(parameters), tenant=tenant)
 
 
-async def ask(model: RagPromptModel, asked: InferRequest) -> dict[str, list[list[Any]]]:
-    """The rows of each output, without what fills them up; JSON read."""
-    response = await infer_one(model, asked)
+async def ask(model: RagPromptModel, infer_request: InferRequest) -> dict[str, list[list[Any]]]:
+    """Return the rows of each output, without padding, with JSON parsed."""
+    response = await infer_one(model, infer_request)
     return {
         each.name: [[_read(each.name, element) for element in row if element] for row in each.array.tolist()]
         for each in response.outputs

@@ -6,8 +6,8 @@ import orjson
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.prompts.salt import derived_salt
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptModel
+from pipelines.rag.rag_prompt.request import derive_salt
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import Tokenizer
 from serving.call import infer_one
@@ -17,7 +17,8 @@ from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.pipelines.rag.rag_prompt.parts import Lookup, ask, load, parameter, request, source, texts_tensor
+from tests.pipelines.rag.parts import Lookup, parameter, texts_tensor
+from tests.pipelines.rag.rag_prompt.parts import ask, load, request, source
 
 SENTENCE = "A request that can never fit into the free blocks is refused at once. "
 QUEUE = source("queue.md", SENTENCE, title="Queue")
@@ -93,8 +94,8 @@ async def test_salts(model: RagPromptModel) -> None:
     async def salt(**given: Any) -> list[list[str]]:
         return (await ask(model, request("When?", [[QUEUE]], **given)))["cache_salt"]
 
-    assert await salt(tenant="a") == [[derived_salt("a", "")]]
-    assert await salt(tenant="a", collection_key="k") == [[derived_salt("a", "k")]]
+    assert await salt(tenant="a") == [[derive_salt("a", "")]]
+    assert await salt(tenant="a", collection_key="k") == [[derive_salt("a", "k")]]
     assert await salt(tenant="a", cache_salt="mine") == [["mine"]]
 
 
@@ -201,7 +202,7 @@ async def test_a_language_model_that_does_not_serve_is_named(tmp_path: Path) -> 
 
 
 class Hosted(Model):
-    """One that runs elsewhere: nothing is known of its tokens."""
+    """A hosted model, whose tokens are unknown."""
 
     def __init__(self, context_tokens: str = "") -> None:
         config = ModelConfig(name="hosted")
@@ -216,14 +217,14 @@ class Hosted(Model):
         pass
 
 
-async def test_a_hosted_model_needs_its_context_told(tmp_path: Path) -> None:
+async def test_a_hosted_model_must_declare_its_context(tmp_path: Path) -> None:
     hosted, llm = Lookup(hosted=Hosted()), parameter("llm", "hosted")
     error = await refusal(await load(tmp_path, hosted, llm), request("When?", [[QUEUE]]))
     assert error.code is ErrorCode.UNAVAILABLE
     assert "set its parameter context_tokens" in error.message
 
 
-async def test_a_hosted_model_tells_its_context_and_is_not_held_to_a_sentence(tmp_path: Path) -> None:
+async def test_a_hosted_model_declares_its_context_and_is_not_guided(tmp_path: Path) -> None:
     model = await load(tmp_path, Lookup(hosted=Hosted("600")), parameter("llm", "hosted"))
     found = await ask(model, request("When?", [[]]))
     assert found["sampling_config"] == [[]]

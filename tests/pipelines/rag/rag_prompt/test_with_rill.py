@@ -13,13 +13,14 @@ from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.rag.rag_prompt.model import RagPromptModel
+from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.text.citations import Source
 from serving.call import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
 from tests.pipelines.llm.calls import Record
-from tests.pipelines.rag.rag_prompt.parts import Lookup, load, request, source
+from tests.pipelines.rag.parts import Lookup
+from tests.pipelines.rag.rag_prompt.parts import load, request, source
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """One engine serves all tests."""
@@ -44,7 +45,7 @@ async def llm() -> AsyncIterator[LlmModel]:
 
 
 async def answer(prompts: RagPromptModel, llm: LlmModel, question: str, found: list[Source], **given: Any) -> str:
-    """As the ensemble does it."""
+    """Run the steps of the ensemble and return the answer."""
     response = await infer_one(prompts, request(question, [found], **given))
     outputs = {each.name: each for each in response.outputs}
     inputs = {name: outputs[name].reshaped((1,)) for name in ("messages", "sampling_config", "cache_salt")}
@@ -60,12 +61,12 @@ async def prompts(tmp_path: Path, llm: LlmModel) -> RagPromptModel:
 
 
 async def test_rill_quotes_the_sentence_that_answers(prompts: RagPromptModel, llm: LlmModel) -> None:
-    said = await answer(prompts, llm, "What does sluice.drain do?", SOURCES)
-    assert said == "Take nothing new and wait until every request has ended."
+    text = await answer(prompts, llm, "What does sluice.drain do?", SOURCES)
+    assert text == "Take nothing new and wait until every request has ended."
 
 
 @pytest.mark.parametrize("question", ["What does sluice.drain do?", "Who are you?", "What does len do?"])
-async def test_with_nothing_retrieved_rill_says_just_that(
+async def test_with_nothing_retrieved_rill_gives_the_no_answer_sentence(
     prompts: RagPromptModel, llm: LlmModel, question: str
 ) -> None:
     assert await answer(prompts, llm, question, []) == NO_ANSWER

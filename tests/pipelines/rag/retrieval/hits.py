@@ -1,4 +1,4 @@
-"""Chunks as a store finds them, in few words."""
+"""Short builders for the hits of a store."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pipelines.rag.types import Hit, Vector
 def hit(
     document: str, score: float = 1.0, *, index: int = 0, text: str = "", vector: Sequence[float] | None = None
 ) -> Hit:
-    """The chunk `index` of `document`, of characters that no other chunk has."""
+    """Build a hit of the chunk `index` of `document`, whose characters no other chunk has."""
     return Hit(
         document_id=document,
         chunk_index=index,
@@ -26,7 +26,7 @@ def hit(
 
 
 def near(document: str, similarity: float, *, index: int = 0, vector: Sequence[float] | None = None) -> Hit:
-    """As a search by vector finds it."""
+    """Build a hit of a search by vector."""
     return replace(hit(document, similarity, index=index, vector=vector), similarity=similarity)
 
 

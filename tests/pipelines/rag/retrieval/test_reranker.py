@@ -7,8 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pipelines.rag.retrieval.pairs import PairTokenizer
-from pipelines.rag.retrieval.reranker import ModelReranker
+from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime import parts as onnx_parts
@@ -43,7 +42,7 @@ class TritonPythonModel:
 
 @pytest.fixture(params=[0, 8], ids=["alone", "batching"])
 async def lookup(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Lookup]:
-    """With the model `ranker`, which likes long passages."""
+    """A lookup with the model `ranker`, which prefers long passages."""
     lookup = Lookup()
     async with loaded(write_model(tmp_path / "ranker", CODE, f"max_batch_size: {request.param}{TEXTS}"), lookup):
         yield lookup
@@ -85,7 +84,7 @@ def write_tokenizer(path: Path) -> Path:
 
 
 async def cross_encoder(folder: Path, text: str = "", *, has_types: bool = True) -> Model:
-    """Its score is the number of the passage's tokens: the sum of types where they are given, else of the mask."""
+    """Load a model that scores by the passage's tokens: the sum of types if it takes them, else of the mask."""
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
     counted = "token_type_ids" if has_types else "attention_mask"
     nodes = [

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.rag import keys
-from pipelines.rag.library import Library
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag import owner_keys
+from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retriever import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
 from tests.pipelines.rag.retriever.parts import DIM, library_of, loaded
@@ -17,7 +17,7 @@ TEXTS = {
     "cancel": "Cancelling a request frees its blocks at once.",
     "ship": "Shipping takes five business days.",
 }
-"""Their vectors are the directions 0, 1 and 2."""
+"""Texts whose vectors are the directions 0, 1 and 2."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.open()
     await store.create_collection(CollectionSpec("docs", "query_encoder", DIM))
     await store.create_collection(CollectionSpec("new", "query_encoder", DIM))
-    await store.create_collection(CollectionSpec("mine", "query_encoder", DIM, (keys.hash_of("open sesame"),)))
+    await store.create_collection(CollectionSpec("mine", "query_encoder", DIM, (owner_keys.hash_key("open sesame"),)))
     directions = np.eye(DIM, dtype=np.float32)
     for direction, (name, text) in zip(directions, TEXTS.items(), strict=False):
         row = np.asarray(direction[np.newaxis], np.float32)
@@ -38,11 +38,11 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 @pytest.fixture
-def library(store: SqliteStore) -> Library:
+def library(store: SqliteStore) -> DocumentLibrary:
     return library_of(store)
 
 
 @pytest.fixture
-async def model(tmp_path: Path, library: Library) -> AsyncIterator[RetrieverModel]:
+async def model(tmp_path: Path, library: DocumentLibrary) -> AsyncIterator[RetrieverModel]:
     async with loaded(tmp_path, library) as model:
         yield model

@@ -11,9 +11,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import Library, LibrarySettings
-from pipelines.rag.retriever.backend import RetrieverBackend
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
+from pipelines.rag.retriever import RetrieverBackend, RetrieverModel
 from pipelines.rag.stores.base import Store
 from serving.backend import BackendContext
 from serving.call import infer_one
@@ -21,22 +20,10 @@ from serving.model import Model
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.parts import Lookup, texts_tensor
 
 DIM = 4
 CONFIG = 'name: "retriever" backend: "retriever" max_batch_size: 32 '
-
-
-class Lookup:
-    """Loaded models by name."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if name not in self.models:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.models[name]
 
 
 class Directions:
@@ -46,8 +33,8 @@ class Directions:
         return np.asarray(np.eye(DIM, dtype=np.float32)[ord(text[0].lower()) % DIM], np.float32)
 
 
-def library_of(store: Store) -> Library:
-    return Library(store, lambda name: cast(TextEncoder, Directions()), LibrarySettings())
+def library_of(store: Store) -> DocumentLibrary:
+    return DocumentLibrary(store, lambda name: cast(TextEncoder, Directions()), LibrarySettings())
 
 
 def source_of(folder: Path, text: str = "", config: str = CONFIG) -> ModelSource:
@@ -55,25 +42,21 @@ def source_of(folder: Path, text: str = "", config: str = CONFIG) -> ModelSource
     return ModelSource(folder, 1, given)
 
 
-def parameter(key: str, value: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
-
-
 def context(lookup: Lookup | None = None) -> BackendContext:
     return BackendContext(lookup or Lookup())
 
 
 async def load(
-    folder: Path, library: Library | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
+    folder: Path, library: DocumentLibrary | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
 ) -> RetrieverModel:
-    backend, found = RetrieverBackend(library), context(lookup)
-    complete = await backend.complete(source_of(folder, text, config), found)
-    return await backend.load(ModelSource(folder, 1, complete), found)
+    backend, backend_context = RetrieverBackend(library), context(lookup)
+    complete = await backend.complete(source_of(folder, text, config), backend_context)
+    return await backend.load(ModelSource(folder, 1, complete), backend_context)
 
 
 @asynccontextmanager
 async def loaded(
-    folder: Path, library: Library | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
+    folder: Path, library: DocumentLibrary | None, text: str = "", *, lookup: Lookup | None = None, config: str = CONFIG
 ) -> AsyncIterator[RetrieverModel]:
     model = await load(folder, library, text, lookup=lookup, config=config)
     try:
@@ -82,14 +65,10 @@ async def loaded(
         await model.close()
 
 
-def texts_tensor(name: str, rows: Sequence[Sequence[str]]) -> Tensor:
-    return Tensor.of(name, np.array([[text.encode() for text in row] for row in rows], np.object_))
-
-
 def request(
     questions: Sequence[str], vectors: Sequence[Sequence[float]] | None = None, **parameters: Parameter
 ) -> InferRequest:
-    """A row for each question."""
+    """Build a request with a row for each question."""
     inputs = {"query": texts_tensor("query", [[question] for question in questions])}
     if vectors is not None:
         inputs["query_embeddings"] = Tensor.of("query_embeddings", np.array(vectors, np.float32))
@@ -99,11 +78,11 @@ def request(
 async def ask(
     model: Model, questions: Sequence[str], vectors: Sequence[Sequence[float]] | None = None, **parameters: Parameter
 ) -> dict[str, list[list[str]]]:
-    """The rows of each output."""
+    """Return the rows of each output."""
     response = await infer_one(model, request(questions, vectors, **parameters))
     return {each.name: [[text.decode() for text in row] for row in each.array.tolist()] for each in response.outputs}
 
 
 def documents(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Of sources, without what fills rows up."""
+    """Return the documents of sources, without padding."""
     return [[orjson.loads(each)["document"] for each in row if each] for row in rows]

@@ -4,13 +4,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from pipelines.rag.library import Library
-from pipelines.rag.retriever.backend import RetrieverBackend
+from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retriever import RetrieverBackend
 from serving.backends.registry import BackendRegistry
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.pipelines.rag.retriever.parts import CONFIG, context, load, loaded, parameter, source_of
+from tests.pipelines.rag.parts import parameter
+from tests.pipelines.rag.retriever.parts import CONFIG, context, load, loaded, source_of
 
 BUNDLED = paths.MODELS / "retriever"
 
@@ -26,11 +27,11 @@ async def test_tensors_that_are_not_declared_are_completed(tmp_path: Path) -> No
     assert [(each.name, list(each.dims)) for each in config.output] == [("context", [-1]), ("sources", [-1])]
 
 
-async def test_the_bundled_configuration_loads(library: Library) -> None:
+async def test_the_bundled_configuration_loads(library: DocumentLibrary) -> None:
     config = text_format.Parse((BUNDLED / "config.pbtxt").read_text(), ModelConfig())
-    backend, lent = RetrieverBackend(library), context()
-    complete = await backend.complete(ModelSource(BUNDLED, 1, config), lent)
-    model = await backend.load(ModelSource(BUNDLED, 1, complete), lent)
+    backend, backend_context = RetrieverBackend(library), context()
+    complete = await backend.complete(ModelSource(BUNDLED, 1, config), backend_context)
+    model = await backend.load(ModelSource(BUNDLED, 1, complete), backend_context)
     assert model.spec.max_batch_size == 32
     await model.close()
 
@@ -60,13 +61,15 @@ async def test_tensors_that_no_retriever_has_are_refused(tmp_path: Path, text: s
         ("topk", "3", "has no parameter 'topk'; there are collection, "),
     ],
 )
-async def test_bad_parameters_fail_the_load(tmp_path: Path, library: Library, key: str, value: str, fault: str) -> None:
+async def test_bad_parameters_fail_the_load(
+    tmp_path: Path, library: DocumentLibrary, key: str, value: str, fault: str
+) -> None:
     with pytest.raises(SluiceError, match=fault) as caught:
         await load(tmp_path, library, parameter(key, value))
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, key)
 
 
-async def test_empty_parameters_are_as_none(tmp_path: Path, library: Library) -> None:
+async def test_empty_parameters_are_as_none(tmp_path: Path, library: DocumentLibrary) -> None:
     text = "".join(parameter(key, "") for key in ("top_k", "mode", "mmr_lambda", "reranker"))
     async with loaded(tmp_path, library, text):
         pass
@@ -78,7 +81,7 @@ async def test_a_server_without_a_library_says_what_to_set(tmp_path: Path) -> No
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-async def test_a_rerankers_tokenizer_that_is_not_there_fails_the_load(tmp_path: Path, library: Library) -> None:
+async def test_a_rerankers_tokenizer_that_is_not_there_fails_the_load(tmp_path: Path, library: DocumentLibrary) -> None:
     text = parameter("reranker", "ranker") + parameter("reranker_tokenizer", "../ranker/1")
     with pytest.raises(SluiceError, match="cannot load the reranker's tokenizer") as caught:
         await load(tmp_path, library, text)

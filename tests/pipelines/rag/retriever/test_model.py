@@ -5,15 +5,16 @@ import numpy as np
 import orjson
 import pytest
 
-from pipelines.rag.library import Library
-from pipelines.rag.retriever.model import RetrieverModel
+from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retriever import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CandidateQuery, Candidates, CollectionSpec
+from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
 from serving.call import infer_one
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.parts import parameter
 from tests.pipelines.rag.retriever.conftest import TEXTS
-from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, parameter, request
+from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, request
 
 QUEUE, CANCEL, SHIP = np.eye(DIM)[:3].tolist()
 
@@ -73,7 +74,7 @@ async def test_the_length_of_a_vector_does_not_matter(model: RetrieverModel) -> 
     assert orjson.loads(found["sources"][0][0])["similarity"] == 1.0
 
 
-async def test_a_model_without_a_batch_dimension(tmp_path: Path, library: Library) -> None:
+async def test_a_model_without_a_batch_dimension(tmp_path: Path, library: DocumentLibrary) -> None:
     async with loaded(tmp_path, library, config='name: "retriever" backend: "retriever" ') as model:
         asked = request(["shipping"], [SHIP], top_k=1)
         asked.inputs = {name: each.reshaped(each.shape[1:]) for name, each in asked.inputs.items()}
@@ -88,7 +89,7 @@ async def test_only_what_is_wanted_comes(model: RetrieverModel) -> None:
     assert [each.name for each in (await infer_one(model, asked)).outputs] == ["sources"]
 
 
-async def test_configuration_holds_where_a_request_says_nothing(tmp_path: Path, library: Library) -> None:
+async def test_configuration_holds_where_a_request_says_nothing(tmp_path: Path, library: DocumentLibrary) -> None:
     text = parameter("collection", "mine") + parameter("top_k", "1") + parameter("mode", "bm25")
     async with loaded(tmp_path, library, text) as model:
         found = await ask(model, ["blocks"], collection_key="open sesame")
@@ -97,7 +98,7 @@ async def test_configuration_holds_where_a_request_says_nothing(tmp_path: Path, 
 
 
 async def test_another_collection_is_searched_until_the_usual_one_is_there(
-    tmp_path: Path, library: Library, store: SqliteStore
+    tmp_path: Path, library: DocumentLibrary, store: SqliteStore
 ) -> None:
     text = parameter("collection", "yours") + parameter("fallback_collection", "docs") + parameter("mode", "bm25")
     async with loaded(tmp_path, library, text) as model:
@@ -178,14 +179,14 @@ async def test_an_empty_question_is_refused(model: RetrieverModel) -> None:
 
 
 class Switched(SqliteStore):
-    """A store that can be down, and that holds searches until it is told."""
+    """A store that can be down, and that can block searches."""
 
     is_down = False
     held: asyncio.Event | None = None
     num_cancelled = 0
     num_searches = 0
 
-    async def candidates(self, collection: str, query: CandidateQuery) -> Candidates:
+    async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         self.num_searches += 1
         if self.is_down:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{self.name} cannot be reached", retry_after_s=1.0)
@@ -206,7 +207,7 @@ async def switched(tmp_path: Path) -> Switched:
     return store
 
 
-async def test_a_store_that_is_down_is_told_with_the_models_name_until_it_is_back(
+async def test_a_store_that_is_down_is_named_with_the_model_until_it_is_back(
     tmp_path: Path, switched: Switched
 ) -> None:
     switched.is_down = True
@@ -220,7 +221,7 @@ async def test_a_store_that_is_down_is_told_with_the_models_name_until_it_is_bac
     await switched.close()
 
 
-async def test_a_reranker_that_does_not_serve_is_told_with_its_name(tmp_path: Path, library: Library) -> None:
+async def test_a_reranker_that_does_not_serve_is_named(tmp_path: Path, library: DocumentLibrary) -> None:
     async with loaded(tmp_path, library, parameter("reranker", "ranker")) as model:
         error = await refusal(model, "queue", vectors=[QUEUE])
     assert error.code is ErrorCode.UNAVAILABLE
@@ -265,7 +266,7 @@ async def test_a_request_counts_as_one_execution_with_its_rows(model: RetrieverM
     assert statistics.infer.compute_infer.ns > 0
 
 
-async def test_a_batch_may_not_be_larger_than_the_model_takes(tmp_path: Path, library: Library) -> None:
+async def test_a_batch_may_not_be_larger_than_the_model_takes(tmp_path: Path, library: DocumentLibrary) -> None:
     async with loaded(tmp_path, library, config=CONFIG.replace("32", "2")) as model:
         error = await refusal(model, "a", "b", "c", vectors=[SHIP] * 3)
     assert error.code is ErrorCode.INVALID

@@ -1,4 +1,4 @@
-"""Every store, one after the other, for the tests that hold for all of them."""
+"""Fixtures that run the tests of the contract with every store."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,7 +22,7 @@ async def sqlite_store(folder: Path) -> AsyncIterator[Store]:
 
 
 def postgres_store() -> AbstractAsyncContextManager[Store]:
-    """An empty schema of a real server. Skips where this machine cannot run one."""
+    """Return an empty schema of a real server. Skips the test if this machine cannot run one."""
     pytest.importorskip("psycopg")
     pytest.importorskip("pgserver")
     fixture = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture")

@@ -1,4 +1,4 @@
-"""Small documents for the stores' tests, and what a search over them must find."""
+"""Small documents for the stores' tests, and the hits that a search over them must find."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ import numpy as np
 from pipelines.rag.filters import Condition, Filter, Operator, Scalar
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import (
+    CandidateHits,
     CandidateQuery,
-    Candidates,
-    Chunk,
     CollectionSpec,
+    DocumentChunk,
     DocumentFormat,
     DocumentInfo,
     Hit,
@@ -25,7 +25,7 @@ SPEC = CollectionSpec("docs", "query_encoder", DIM)
 
 
 def unit_vectors(num: int, seed: int, dim: int = DIM) -> Vectors:
-    """[num, dim], each of length 1, the same for the same seed."""
+    """Draw vectors [num, dim] of length 1, the same for the same seed."""
     drawn = np.random.default_rng(seed).normal(size=(num, dim)).astype(np.float32)
     return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True), np.float32)
 
@@ -42,13 +42,13 @@ def document_of(
     heading: str = "",
     metadata: Metadata | None = None,
     content_hash: str = "0" * 64,
-) -> tuple[StoredDocument, list[Chunk]]:
-    """A document whose chunks are `passages`, one to a line."""
+) -> tuple[StoredDocument, list[DocumentChunk]]:
+    """Build a document whose chunks are `passages`, one to a line."""
     text = "\n".join(passages)
-    chunks: list[Chunk] = []
+    chunks: list[DocumentChunk] = []
     start = 0
     for index, passage in enumerate(passages):
-        chunks.append(Chunk(index, passage, heading, start, start + len(passage), len(passage.split())))
+        chunks.append(DocumentChunk(index, passage, heading, start, start + len(passage), len(passage.split())))
         start += len(passage) + 1
     info = DocumentInfo(
         id=document_id,
@@ -74,7 +74,7 @@ async def put(
     heading: str = "",
     metadata: Metadata | None = None,
 ) -> StoredDocument:
-    """Keep a document; without `vectors` each chunk's is drawn from its place in the document."""
+    """Put a document into the store. Without `vectors`, each chunk's is drawn from its place in the document."""
     document, chunks = document_of(document_id, passages, title=title, heading=heading, metadata=metadata)
     rows = unit_vectors(len(passages), len(document_id)) if vectors is None else vectors
     await store.put_document(collection, document, chunks, rows)
@@ -98,7 +98,7 @@ async def nearest(
 async def matching(
     store: Store, text: str, *, limit: int = 10, filter: Filter | None = None, collection: str = "docs"
 ) -> Sequence[Hit]:
-    found: Candidates = await store.candidates(collection, CandidateQuery(None, text, limit, filter))
+    found: CandidateHits = await store.candidates(collection, CandidateQuery(None, text, limit, filter))
     assert not found.by_vector
     return found.by_text
 

@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import overload
 
 from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import Chunk
+from pipelines.rag.types import DocumentChunk
 from tests.pipelines.rag.stores.corpus import document_of, unit_vectors
 
 NUM_CHUNKS = 600
-"""Of three segments: the transaction has written into the file's log by its middle."""
+"""Chunks for three segments, so that the transaction has written to the file's log by its middle."""
 
 
-class HalfSequence(Sequence[Chunk]):
-    """Hangs after its first half."""
+class HalfSequence(Sequence[DocumentChunk]):
+    """Blocks after the first half."""
 
-    def __init__(self, chunks: list[Chunk]) -> None:
+    def __init__(self, chunks: list[DocumentChunk]) -> None:
         self._chunks = chunks
 
     @overload
-    def __getitem__(self, index: int) -> Chunk: ...
+    def __getitem__(self, index: int) -> DocumentChunk: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Chunk]: ...
-    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
+    def __getitem__(self, index: slice) -> list[DocumentChunk]: ...
+    def __getitem__(self, index: int | slice) -> DocumentChunk | list[DocumentChunk]:
         return self._chunks[index]
 
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[DocumentChunk]:
         yield from self._chunks[: len(self) // 2]
         sys.stdout.write("half\n")
         sys.stdout.flush()

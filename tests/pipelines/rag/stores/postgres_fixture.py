@@ -26,13 +26,13 @@ with warnings.catch_warnings():
 BINARIES = Path(POSTGRES_BIN_PATH)
 PASSWORD = "s3cret/pass word"
 _UNPRIVILEGED = "nobody"
-"""Whom the server runs as where the tests run as root, which Postgres refuses to."""
+"""The user that runs the server if the tests run as root, which Postgres refuses."""
 _SETTINGS = {"fsync": "off", "full_page_writes": "off", "unix_socket_directories": ""}
 _numbers = count()
 
 
 class PostgresServer:
-    """One that can be stopped, frozen and started again on its port. Its owner is `postgres`, with PASSWORD."""
+    """A server that can be stopped, frozen and started again on its port. Its owner is `postgres`, with PASSWORD."""
 
     def __init__(self, binaries: Path = BINARIES, **settings: str) -> None:
         self.port = _free_port()
@@ -52,17 +52,17 @@ class PostgresServer:
         return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Until it takes connections."""
+        """Wait until the server takes connections."""
         options = f"-h 127.0.0.1 -p {self.port}" + "".join(f" -c {k}='{v}'" for k, v in self._settings.items())
         self._run("pg_ctl", "start", "--wait", "--timeout=30", f"--log={self._folder / 'log'}", f"--options={options}")
 
     def crash(self) -> None:
-        """All of it at once, in the middle of whatever it does. `start` recovers it."""
+        """Kill all its processes at once. `start` recovers it."""
         self._run("pg_ctl", "stop", "--wait", "--mode=immediate")
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Connections stay up, and nothing answers on them."""
+        """Freeze the server: connections stay up, and nothing responds on them."""
         postmaster = psutil.Process(int((self._folder / "data" / "postmaster.pid").read_text().split()[0]))
         processes = [postmaster, *postmaster.children(recursive=True)]
         for process in processes:
@@ -74,13 +74,13 @@ class PostgresServer:
                 process.resume()
 
     def remove(self) -> None:
-        """Stop it, and delete what it kept."""
+        """Stop the server and delete its data."""
         if (self._folder / "data" / "postmaster.pid").exists():
             self.crash()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def create_database(self, template: str = "template1") -> str:
-        """The name of a new one: empty, or a copy of one that nobody is connected to."""
+        """Create a database, empty or a copy of one without connections, and return its name."""
         name = f"test_{os.getpid()}_{next(_numbers)}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
@@ -100,7 +100,7 @@ class PostgresServer:
 
 @cache
 def shared_server() -> PostgresServer:
-    """Started once, and stopped when the tests end."""
+    """The server of the session, started once and stopped at its end."""
     server = PostgresServer()
     atexit.register(server.remove)
     server.start()
@@ -109,7 +109,7 @@ def shared_server() -> PostgresServer:
 
 @cache
 def shared_database() -> str:
-    """Of stores with a schema each, which is made much sooner than a database."""
+    """The database of stores with a schema each, which is much faster to create than a database."""
     return shared_server().create_database()
 
 

@@ -1,7 +1,9 @@
-"""Which store a name means."""
+"""Stores that URLs and paths open."""
 
 import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,8 @@ def test_a_postgres_url_is_a_postgres_store(scheme: str) -> None:
     store = open_store(f"{scheme}://user:secret@localhost/rag")
     assert type(store).__name__ == "PostgresStore"
     assert "secret" not in store.name
+
+
+def test_psycopg_is_imported_for_postgres_only() -> None:
+    code = "import sys, pipelines.rag.library, pipelines.rag.stores.sqlite.store; assert 'psycopg' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

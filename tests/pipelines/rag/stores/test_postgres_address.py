@@ -3,7 +3,7 @@
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pipelines.rag.stores.postgres.address import parse_address
+from pipelines.rag.stores.postgres.connections import parse_address
 from sluice.errors import ErrorCode, SluiceError
 
 

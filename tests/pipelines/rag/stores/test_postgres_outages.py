@@ -1,4 +1,4 @@
-"""A Postgres that is not there, stops, is frozen or refuses: against a real server of its own."""
+"""A Postgres server that is missing, stops, freezes or refuses connections."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 class Stores:
-    """What a test opens, to be closed after it."""
+    """Opens stores and closes them after the test."""
 
     def __init__(self, server: PostgresServer, stack: AsyncExitStack) -> None:
         self.server = server
@@ -56,7 +56,7 @@ async def stores(server: PostgresServer) -> AsyncIterator[Stores]:
 
 
 async def fault(call: Awaitable[object], within_s: float = 4.0) -> str:
-    """What the call says that is UNAVAILABLE, in time and without the password."""
+    """Return the message of a call that fails with UNAVAILABLE, in time and without the password."""
     begun = time.monotonic()
     with pytest.raises(SluiceError) as caught:
         await call
@@ -80,7 +80,7 @@ async def test_a_server_that_is_down_is_named_and_found_when_it_is_back(stores: 
     assert (await store.collection("docs")).spec == SPEC
 
 
-async def test_a_server_that_was_restarted_goes_unnoticed(stores: Stores) -> None:
+async def test_a_restart_of_the_server_fails_no_call(stores: Stores) -> None:
     store = await stores.filled()
     await asyncio.gather(*(matching(store, "fox") for _ in range(3)))  # so that several connections are kept
     stores.server.crash()
@@ -89,7 +89,7 @@ async def test_a_server_that_was_restarted_goes_unnoticed(stores: Stores) -> Non
         assert ids(await matching(store, "fox")) == ["a"]
 
 
-async def test_a_server_that_goes_away_is_missed_by_all_at_once_and_found_again(stores: Stores) -> None:
+async def test_a_server_that_stops_fails_all_calls_at_once_and_recovers(stores: Stores) -> None:
     store = await stores.filled()
     stores.server.crash()
     try:
@@ -114,7 +114,7 @@ async def test_a_crash_in_the_middle_of_a_put_leaves_what_was_there(stores: Stor
     assert (await store.collection("docs")).num_chunks == 1
 
 
-async def test_a_frozen_server_is_given_up(stores: Stores) -> None:
+async def test_calls_to_a_frozen_server_time_out(stores: Stores) -> None:
     store = await stores.filled()
     with stores.server.frozen():
         assert "no answer within" in await fault(matching(store, "fox"))
@@ -130,7 +130,7 @@ async def test_a_statement_that_takes_too_long_is_ended(stores: Stores) -> None:
     assert len(await store.collections()) == 1
 
 
-async def test_who_waits_too_long_for_a_connection_hears_of_it(stores: Stores) -> None:
+async def test_a_call_that_waits_too_long_for_a_connection_fails(stores: Stores) -> None:
     limits = ConnectionLimits(statement_timeout_s=20, acquire_timeout_s=0.2, max_connections=2)
     store = await stores.filled(limits)
     async with await psycopg.AsyncConnection.connect(stores.server.url(stores.database)) as holder:
@@ -154,7 +154,7 @@ def _num_waiting(url: str) -> int:
     return row[0] if row else 0
 
 
-async def test_a_wrong_password_a_missing_database_and_a_missing_role_are_told(stores: Stores) -> None:
+async def test_a_wrong_password_a_missing_database_and_a_missing_role_are_reported(stores: Stores) -> None:
     server = stores.server
     wrong = stores.store(server.url(stores.database, password="wrong%"))
     assert 'password authentication failed for user "postgres"' in await fault(wrong.open())
@@ -164,7 +164,7 @@ async def test_a_wrong_password_a_missing_database_and_a_missing_role_are_told(s
     assert await missing.collections() == []
 
 
-async def test_a_host_that_does_not_exist_is_told(stores: Stores) -> None:
+async def test_a_host_that_does_not_exist_is_reported(stores: Stores) -> None:
     store = stores.store("postgresql://postgres:s3cret@host.invalid/rag")
     assert "Postgres store host.invalid:5432/rag" in await fault(store.open())
 
@@ -180,7 +180,7 @@ async def test_a_database_made_anew_is_empty_and_serves(stores: Stores) -> None:
     assert ids(await nearest(store, unit_vector(0))) == ["b"]
 
 
-async def test_a_role_that_may_not_create_pgvector_is_told_what_to_run(stores: Stores) -> None:
+async def test_a_role_that_may_not_create_pgvector_gets_the_statement_to_run(stores: Stores) -> None:
     server = stores.server
     server.execute(f"CREATE ROLE plain LOGIN PASSWORD 's3cret'; ALTER DATABASE {stores.database} OWNER TO plain")
     store = stores.store(server.url(stores.database, user="plain", password="s3cret"))
@@ -191,7 +191,7 @@ async def test_a_role_that_may_not_create_pgvector_is_told_what_to_run(stores: S
     assert ids(await matching(store, "fox")) == ["a"]
 
 
-async def test_a_role_that_may_only_look_is_told(stores: Stores) -> None:
+async def test_a_read_only_role_is_reported(stores: Stores) -> None:
     await stores.filled()
     stores.server.execute("CREATE ROLE reader LOGIN PASSWORD 's3cret'")
     stores.server.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader", stores.database)
@@ -201,7 +201,7 @@ async def test_a_role_that_may_only_look_is_told(stores: Stores) -> None:
     assert "permission denied" in await fault(put(store, "b", ["dog"]))
 
 
-async def test_a_server_without_pgvector_is_told_what_to_install() -> None:
+async def test_a_server_without_pgvector_gets_the_package_to_install() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = PostgresServer(_installed_without_pgvector(Path(folder)))
         try:
@@ -214,7 +214,7 @@ async def test_a_server_without_pgvector_is_told_what_to_install() -> None:
 
 
 def _installed_without_pgvector(folder: Path) -> Path:
-    """The binaries of a copy of the wheel."""
+    """Return the binaries of a copy of the wheel."""
     folder.chmod(0o755)  # for who runs the server where the tests run as root
     wheel = BINARIES.parents[1]
     for part in (wheel / "pginstall", wheel.with_name("pgserver.libs")):

@@ -1,10 +1,10 @@
-"""What text is found by."""
+"""Search terms of texts and questions."""
 
 import time
 
 import pytest
 
-from pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, query_terms, terms_of
+from pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, extract_query_terms, extract_terms
 
 
 @pytest.mark.parametrize(
@@ -25,16 +25,16 @@ from pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, query_terms, te
     ],
 )
 def test_words_and_names(text: str, words: list[str], names: list[str]) -> None:
-    terms = terms_of(text)
+    terms = extract_terms(text)
     assert (list(terms.words), list(terms.names)) == (words, names)
 
 
 def test_names_count_as_often_as_they_are_there() -> None:
-    assert terms_of("a.b c a.b").tsvector == "'a.b':1 'a.b':2"
+    assert extract_terms("a.b c a.b").tsvector == "'a.b':1 'a.b':2"
 
 
 def test_a_question_asks_for_each_term_once_and_for_few() -> None:
-    terms = query_terms("fox a_b fox a_b " + " ".join(f"word{number}" for number in range(1000)))
+    terms = extract_query_terms("fox a_b fox a_b " + " ".join(f"word{number}" for number in range(1000)))
     assert terms.words[:3] == ["fox", "a", "b"]
     assert list(terms.names) == ["'a_b'"]
     assert len(terms.words) == MAX_QUERY_TERMS
@@ -42,7 +42,7 @@ def test_a_question_asks_for_each_term_once_and_for_few() -> None:
 
 @pytest.mark.parametrize("piece", ["a", "_", "a-", "a_", "+"])
 def test_words_of_any_length_take_linear_time(piece: str) -> None:
-    """Questions come from anyone, and are taken apart on the event loop."""
+    """Anyone may send a question, and its terms are extracted on the event loop."""
     started_s = time.process_time()
-    terms_of(piece * 10_000)
+    extract_terms(piece * 10_000)
     assert time.process_time() - started_s < 1

@@ -1,4 +1,4 @@
-"""The SQLite store's file: other processes, kill -9, what makes it unusable and how it comes back."""
+"""The SQLite store's file: other processes, kill -9, failures and recovery."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipelines.rag.filters import Operator
-from pipelines.rag.stores.sqlite import schema, segments, words
+from pipelines.rag.stores.sqlite import schema, segments, word_index
 from pipelines.rag.stores.sqlite.connections import FileLimits
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec
@@ -44,7 +44,7 @@ async def filled(path: Path) -> None:
 
 
 async def unusable(store: SqliteStore, says: str) -> None:
-    """Reading is refused, with the store's name and `says`."""
+    """Check that reading fails with the store's name and `says`."""
     with pytest.raises(SluiceError, match=says) as caught:
         await store.collections()
     assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -129,8 +129,8 @@ def _count(path: Path, table: str) -> int:
 async def test_in_a_large_collection_words_of_every_chunk_take_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless a question has no others."""
-    monkeypatch.setattr(words, "_MANY_CHUNKS", 8)
+    """Frequent words are used if a question has no others."""
+    monkeypatch.setattr(word_index, "_MANY_CHUNKS", 8)
     async with opened(tmp_path / "rag.sqlite") as store:
         await store.create_collection(SPEC)
         for index in range(9):
@@ -201,7 +201,7 @@ async def test_many_may_make_the_file_at_once(tmp_path: Path) -> None:
             await store.close()
 
 
-async def test_a_lock_that_is_never_given_back_is_an_error_and_no_harm(tmp_path: Path) -> None:
+async def test_a_lock_that_is_never_released_is_an_error_and_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "rag.sqlite"
     await filled(path)
     async with opened(path, IMPATIENT) as store:
@@ -297,7 +297,7 @@ async def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_an_error_and_the_old_document_stays(tmp_path: Path) -> None:
-    """A page limit, which SQLite answers as it does a full disk."""
+    """A page limit, which SQLite reports like a full disk."""
     path = tmp_path / "rag.sqlite"
     await filled(path)
     async with opened(path) as store:
@@ -353,7 +353,7 @@ async def test_a_long_read_does_not_keep_writes_or_other_reads_waiting(tmp_path:
 
 
 async def test_a_cancelled_read_stops_in_sqlite(tmp_path: Path) -> None:
-    """A query that would take minutes gives its only thread back."""
+    """A cancelled query that would take minutes releases the only thread."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1e10) SELECT count(*) FROM n"
     running = threading.Event()
 

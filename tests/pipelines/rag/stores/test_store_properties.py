@@ -1,4 +1,4 @@
-"""Whatever is put, deleted and asked for, a store answers as a list of documents and numpy do."""
+"""A store behaves like a list of documents and numpy, whatever is put, deleted and searched."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipelines.rag.filters import Condition, Filter, Operator
 from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, Candidates, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
+from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
 from tests.pipelines.rag.stores.corpus import DIM, document_of, unit_vector, unit_vectors
-from tests.pipelines.rag.stores.model import fulfils
+from tests.pipelines.rag.stores.filter_model import fulfils
 
 WORDS = ("amber", "birch", "cedar", "dune")
 NUMBERS = count()
@@ -89,14 +89,14 @@ async def _delete(store: Store, collection: str, shelf: Shelf, step: Delete) -> 
 async def _search(store: Store, collection: str, shelf: Shelf, step: Search) -> None:
     query = unit_vector(step.seed)
     asked = CandidateQuery(query, " ".join(step.words), step.limit, step.filter)
-    found: Candidates = await store.candidates(collection, asked)
+    found: CandidateHits = await store.candidates(collection, asked)
     among = shelf.among(step.filter)
     _check_by_vector(found.by_vector, among, query, step.limit)
     _check_by_text(found.by_text, among, set(step.words), step.limit)
 
 
 def _check_by_vector(hits: Sequence[Hit], among: list[tuple[str, int, str, Vector]], query: Vector, limit: int) -> None:
-    """Equal vectors may stand in any order, so their cosines are what is compared."""
+    """Compare cosines, since equal vectors may come in any order."""
     cosines = {(name, index): float(vector @ query) for name, index, _, vector in among}
     best = sorted(cosines.values(), reverse=True)[:limit]
     assert np.allclose([hit.score for hit in hits], best, atol=1e-5)

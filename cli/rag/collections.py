@@ -1,0 +1,82 @@
+"""`sluice rag list` and `sluice rag delete`: collections and the documents in them."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cli.rag.arguments import Arguments
+from cli.rag.client import RagClient, RejectedRequestError
+from cli.rag.terminal import strip_control
+from gateway.options.arguments import FAILED, USAGE_ERROR
+
+_NOT_FOUND = 404
+
+
+async def list_contents(client: RagClient, arguments: Arguments) -> int:
+    """Print the collections, or the documents of one."""
+    collection, as_json = arguments.of_command["collection"], arguments.of_command["json"]
+    if collection is None:
+        for info in await client.collections():
+            _print(info, as_json, _collection_line)
+        return 0
+    async for info in client.documents(collection):
+        _print(info, as_json, _document_line)
+    return 0
+
+
+def _print(info: Any, as_json: bool, format_line: Callable[[Any], str]) -> None:
+    sys.stdout.write((json.dumps(info, ensure_ascii=False) if as_json else strip_control(format_line(info))) + "\n")
+
+
+def _collection_line(info: Any) -> str:
+    lock = ", has an owner" if info["is_protected"] else ""
+    counts = f"{info['num_documents']} documents, {info['num_chunks']} chunks"
+    return f"{info['name']}: {counts} (encoder {info['encoder']}, {info['dim']} dimensions{lock})"
+
+
+def _document_line(info: Any) -> str:
+    title = f"  {info['title']}" if info["title"] != info["id"] else ""
+    return f"{info['id']}  {info['format']}, {info['num_chunks']} chunks{title}"
+
+
+async def delete_contents(client: RagClient, arguments: Arguments) -> int:
+    """Delete documents or a whole collection, and return the exit code."""
+    own = arguments.of_command
+    if own["all"] == bool(own["ids"]):
+        return _fail("name documents, or give --all for the whole collection", USAGE_ERROR)
+    if not own["all"]:
+        return await _delete_documents(client, own["collection"], own["ids"])
+    if not own["yes"]:
+        if not sys.stdin.isatty():
+            return _fail("there is no terminal to ask; --yes deletes without", USAGE_ERROR)
+        if not _is_confirmed(own["collection"]):
+            return _fail("nothing was deleted", FAILED)
+    await client.delete_collection(own["collection"])
+    sys.stdout.write(f"collection {own['collection']} deleted\n")
+    return 0
+
+
+async def _delete_documents(client: RagClient, collection: str, ids: list[str]) -> int:
+    code = 0
+    for document_id in ids:
+        try:
+            await client.delete_document(collection, document_id)
+        except RejectedRequestError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            code = _fail(str(error), FAILED)
+        else:
+            sys.stdout.write(f"{strip_control(document_id)} deleted\n")
+    return code
+
+
+def _is_confirmed(collection: str) -> bool:
+    sys.stdout.write(f"delete the collection {collection} with all that it holds? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"sluice rag delete: error: {message}\n")
+    return code

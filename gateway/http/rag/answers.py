@@ -1,0 +1,99 @@
+"""Answers as JSON or as server-sent events: sources, token, citations, usage, error."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.http.errors import openai_error_body
+from gateway.http.frames import DONE, encode_text
+from gateway.http.rag.bodies import JsonObject
+from pipelines.text.citations import to_json_objects
+from pipelines.text.types import Retrieval, TextEvent
+from sluice.errors import SluiceError
+
+Events = AsyncGenerator[TextEvent, None]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The fields that identify an answer."""
+
+    id: str
+    model: str
+    collection: str
+
+    def as_object(self) -> JsonObject:
+        return {"id": self.id, "object": "rag.answer", "model": self.model, "collection": self.collection}
+
+
+async def stream_answer(events: Events, head: AnswerHead) -> AsyncGenerator[bytes, None]:
+    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE]."""
+    is_first = True
+    async with aclosing(events):
+        async for event in events:
+            found = _retrieval(event)
+            if is_first:
+                is_first = False
+                yield encode_event(b"sources", {**head.as_object(), **_sources(found)})
+            if event.text:
+                yield encode_token(event.text)
+            if event.finish_reason is not None:
+                yield _encode_end(event, found)
+
+
+async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
+    """Return the whole answer as one object."""
+    texts: list[str] = []
+    async with aclosing(events):
+        async for event in events:
+            texts.append(event.text)
+            last = event
+    found = _retrieval(last)
+    return {**head.as_object(), "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
+
+
+def _encode_end(last: TextEvent, found: Retrieval) -> bytes:
+    return encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(last)) + DONE
+
+
+def _retrieval(event: TextEvent) -> Retrieval:
+    found = event.detail.retrieval if event.detail is not None else None
+    return Retrieval() if found is None else found
+
+
+def _sources(found: Retrieval) -> JsonObject:
+    return {"sources": to_json_objects(found.sources), "dropped": to_json_objects(found.dropped)}
+
+
+def _citations(found: Retrieval) -> JsonObject:
+    return {"citations": to_json_objects(found.citations)}
+
+
+def _ending(last: TextEvent) -> JsonObject:
+    """Format finish reason and usage, with OpenAI's names. Counts are 0 if the pipeline's model does not count."""
+    return {
+        "finish_reason": last.finish_reason,
+        "usage": {
+            "prompt_tokens": last.prompt_tokens,
+            "completion_tokens": last.completion_tokens,
+            "total_tokens": last.prompt_tokens + last.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": last.cached_tokens},
+        },
+    }
+
+
+def encode_event(name: bytes, payload: Any) -> bytes:
+    """Encode an event whose data is `payload` as JSON."""
+    return b"event: " + name + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+
+
+def encode_token(text: str) -> bytes:
+    return b'event: token\ndata: {"text":' + encode_text(text) + b"}\n\n"
+
+
+def encode_error(error: SluiceError) -> bytes:
+    """Encode the last event of a stream that failed. No `[DONE]` follows it."""
+    return b"event: error\ndata: " + openai_error_body(error) + b"\n\n"

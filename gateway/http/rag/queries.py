@@ -1,0 +1,130 @@
+"""The handlers of `POST /v1/rag/{collection}/query` and `/search`."""
+
+from contextlib import aclosing
+
+from fastapi import Request, Response
+
+from gateway.http.disconnect import run_while_connected
+from gateway.http.rag.answers import AnswerHead, Events, collect_answer, encode_error, stream_answer
+from gateway.http.rag.bodies import collection_key, format_list, json_response, parse_body
+from gateway.http.rag.schemas import QueryRequest, SearchRequest
+from gateway.http.request_id import request_id_of
+from gateway.http.retrieval import step_parameters
+from gateway.http.scheduling import Scheduling, scheduling_of
+from gateway.http.sse import EventStreamResponse
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.rag.filters import parse_filter
+from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
+from pipelines.rag.types import RetrievalMode, build_source
+from pipelines.text.citations import to_json_objects
+from pipelines.text.model import TextModel
+from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
+from sluice.errors import ErrorCode, SluiceError
+
+DEFAULT_PIPELINE = "rag_pipeline"
+_PROTOCOL = "rag"
+"""The label of answers in metrics."""
+_SAMPLING = {
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+}
+
+
+class QueryRoutes:
+    """The handlers of queries and searches over one service and its library."""
+
+    def __init__(self, service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> None:
+        self._service = service
+        self._library = library
+        self._options = config.http
+        self._defaults = config.requests
+
+    async def search(self, request: Request, collection: str) -> Response:
+        """Find the chunks that may answer a question, best first."""
+        fields, headers = await parse_body(request, SearchRequest, self._options)
+        query = SearchQuery(fields.question, None, parse_filter(fields.filter))
+        search = self._library.search(collection, query, build_search_options(fields), key=collection_key(request))
+        hits = await run_while_connected(request.receive, search)
+        return json_response(format_list(to_json_objects([build_source(hit) for hit in hits])), headers=headers)
+
+    async def query(self, request: Request, collection: str) -> Response:
+        """Answer a question from a collection's documents.
+
+        Streamed as server-sent events: `sources`, a `token` for each piece of text, `citations`, `usage`, then [DONE].
+        """
+        fields, headers = await parse_body(request, QueryRequest, self._options)
+        scheduling = scheduling_of(request.headers, self._defaults)
+        model = find_pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
+        request_id = request_id_of(request)
+        parameters = build_retrieval_parameters(fields, collection, collection_key(request))
+        text_request = build_text_request(fields, request_id, scheduling, parameters)
+        events = _rename_param(self._service.generate(model, text_request, _PROTOCOL))
+        head = AnswerHead(f"rag-{request_id}", model.name, collection)
+        if fields.stream:
+            return EventStreamResponse(stream_answer(events, head), encode_error, headers)
+        return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
+
+
+async def _rename_param(events: Events) -> Events:
+    """Yield the events. An error about the pipeline's input `query` names the client's field `question` instead."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except SluiceError as error:
+        if error.param == "query":
+            error.param = "question"
+        raise
+
+
+def find_pipeline(service: InferenceService, name: str, key: str) -> TextModel:
+    """Return the pipeline that answers questions from collections. Raises NOT_FOUND, which lists such pipelines."""
+    fault = "is no pipeline that answers questions; those that do"
+    try:
+        found = service.llm(name, key)
+        if found.takes_parameters:
+            return found
+    except SluiceError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        fault = "does not serve; pipelines that answer questions"
+    names = ", ".join(model.name for model in service.text_models() if model.takes_parameters)
+    message = f"model {name!r} {fault}: {names or 'none'}"
+    raise SluiceError(ErrorCode.NOT_FOUND, message, param="model")
+
+
+def build_search_options(fields: SearchRequest) -> SearchOptions:
+    """Build the options of a search from the client's fields and the defaults."""
+    sent = fields.model_dump(include={"top_k", "num_candidates", "min_similarity", "mmr_lambda"}, exclude_none=True)
+    return SearchOptions(mode=RetrievalMode(fields.mode or RetrievalMode.HYBRID), **sent)
+
+
+def build_retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
+    """Build the request parameters of the retrieval step. Raises INVALID for a bad filter."""
+    parse_filter(fields.filter)
+    return step_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
+
+
+def build_text_request(
+    fields: QueryRequest, request_id: str, scheduling: Scheduling, parameters: dict[str, str | int | float | bool]
+) -> TextRequest:
+    """Build the pipeline's request: the earlier turns, then the question."""
+    turns = [ChatMessage(role=message.role, content=message.text()) for message in fields.history or ()]
+    stop = fields.stop if fields.stop is not None else ()
+    return TextRequest(
+        request_id=request_id,
+        prompt=(*turns, ChatMessage(role="user", content=fields.question)),
+        sampling=SamplingOverrides(**fields.model_dump(include=_SAMPLING, exclude_none=True)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        cache_salt=fields.cache_salt or "",
+        parameters=parameters,
+        **scheduling.fields(fields.priority),
+    )

@@ -1,0 +1,73 @@
+"""The sandbox process: `python -m pipelines.rag.documents.sandbox_worker FORMAT LIMITS` reads one document.
+
+The document comes on standard input and the result goes to standard output, both files. The process limits itself
+before it reads a byte of the document, so that a malicious document takes down this process alone.
+"""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pipelines.rag.documents.extract import Extract
+from pipelines.rag.documents.readers import read_document
+from sluice.errors import ErrorCode, SluiceError
+
+
+class SandboxLimits(msgspec.Struct, frozen=True):
+    """Limits of a sandbox: processor time, memory beyond the interpreter's own, characters of the extracted text."""
+
+    cpu_s: int
+    memory_bytes: int
+    max_chars: int
+
+
+class ReadSuccess(msgspec.Struct, frozen=True, tag=True):
+    extract: Extract
+
+
+class ReadFailure(msgspec.Struct, frozen=True, tag=True):
+    code: ErrorCode
+    message: str
+    param: str | None
+
+
+ReadResult = ReadSuccess | ReadFailure
+
+
+def main() -> None:
+    format, limits_json = sys.argv[1:]
+    limits = msgspec.json.decode(limits_json, type=SandboxLimits)
+    _confine(limits)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(_read(format, limits)))
+
+
+def _read(format: str, limits: SandboxLimits) -> ReadResult:
+    try:
+        return ReadSuccess(read_document(format, sys.stdin.buffer.read(), limits.max_chars))
+    except SluiceError as error:
+        return ReadFailure(error.code, error.message, error.param)
+    except MemoryError:
+        size = f"{limits.memory_bytes >> 20} MiB"
+        message = f"the {format} document takes more than {size} of memory to read"
+        return ReadFailure(ErrorCode.TOO_LARGE, message, "content")
+
+
+def _confine(limits: SandboxLimits) -> None:
+    # uvloop passes the server's inheritable file descriptors on.
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    memory_bytes = _virtual_bytes() + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+def _virtual_bytes() -> int:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return num_pages * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

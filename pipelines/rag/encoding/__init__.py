@@ -1,1 +1,0 @@
-"""How models that make vectors of texts are asked, whatever tensors they take and give."""

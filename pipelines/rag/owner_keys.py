@@ -1,0 +1,42 @@
+"""Owner keys of collections: a collection that has any can be read and changed only with one of them."""
+
+import hashlib
+import hmac
+
+from pipelines.rag.types import CollectionSpec
+from sluice.errors import ErrorCode, SluiceError
+
+HEADER = "x-sluice-collection-key"
+"""The HTTP header that carries a key."""
+PARAMETER = "collection_key"
+"""The request parameter that carries a key in the v2 protocol."""
+MAX_CHARS = 256
+
+
+def check_new_key(key: str) -> None:
+    """Check a new owner key. Raises SluiceError INVALID for one that some protocol could not carry."""
+    if len(key) > MAX_CHARS or not key.isascii() or not key.isprintable():
+        message = f"an owner key must be at most {MAX_CHARS} printable ASCII characters ({HEADER})"
+        raise SluiceError(ErrorCode.INVALID, message, param=PARAMETER)
+
+
+def hash_key(key: str) -> str:
+    """Return the hash that stores keep instead of the key. Keys are long and random: one round of SHA-256 is enough."""
+    return hashlib.sha256(b"sluice collection key\0" + key.encode()).hexdigest()
+
+
+def grants_access(spec: CollectionSpec, key: str) -> bool:
+    """Whether `key`, "" for none, grants access to the collection. Takes constant time."""
+    if not spec.key_hashes:
+        return True
+    given = hash_key(key)
+    return bool(sum(hmac.compare_digest(given, each) for each in spec.key_hashes))
+
+
+def check_access(spec: CollectionSpec, key: str) -> None:
+    """Check that `key` grants access to the collection. Raises SluiceError FORBIDDEN, which never repeats the key."""
+    if grants_access(spec, key):
+        return
+    fault = f"the {HEADER} given is not one of its keys" if key else f"send its key in the header {HEADER}"
+    message = f"collection '{spec.name}' has an owner: {fault} (request parameter {PARAMETER} in the v2 protocol)"
+    raise SluiceError(ErrorCode.FORBIDDEN, message, param="collection")

@@ -1,0 +1,164 @@
+"""Documents that are read in a sandbox process, and its failures."""
+
+import asyncio
+import socket
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from pipelines.rag.documents.parse import ParseLimits, parse_document
+from pipelines.rag.types import DocumentFormat, ParsedDocument
+from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.documents.pdf_writer import Pdf
+
+LIMITS = ParseLimits()
+DEADLINE_S = 30.0
+SLOW_PDF = Pdf([["A page of text that is read again and again."] * 40], extra_kids=200_000).to_bytes()
+"""A small file that takes minutes: its one page stands in its tree of pages two hundred thousand times."""
+
+
+async def parse(content: bytes, format: DocumentFormat, limits: ParseLimits = LIMITS) -> ParsedDocument:
+    return await parse_document(content, format, limits)
+
+
+async def fault_of(content: bytes, format: DocumentFormat, limits: ParseLimits = LIMITS) -> SluiceError:
+    with pytest.raises(SluiceError) as caught:
+        await parse(content, format, limits)
+    assert caught.value.param == "content"
+    return caught.value
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "documents.sandbox_worker" in " ".join(child.cmdline())]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def parsing_slowly() -> AsyncGenerator[tuple[asyncio.Task[ParsedDocument], psutil.Process], None]:
+    task = asyncio.create_task(parse(SLOW_PDF, DocumentFormat.PDF))
+    try:
+        await until(workers)
+        yield task, workers()[0]
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_pdf_is_read() -> None:
+    document = await parse(Pdf([["Hello."], ["World."]], title="A book").to_bytes(), DocumentFormat.PDF)
+    assert document.text == "Hello.\n\nWorld."
+    assert document.title == "A book"
+    assert [heading.text for heading in document.headings] == ["Page 1", "Page 2"]
+    assert list(document.breaks) == [0, 8]
+
+
+async def test_what_the_reader_refuses_is_refused_with_its_words() -> None:
+    error = await fault_of(Pdf([[]]).to_bytes(), DocumentFormat.PDF)
+    assert (error.code, "no text layer" in error.message) == (ErrorCode.INVALID, True)
+
+
+async def test_no_room_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(SluiceError, match=r"the server cannot read pdf documents now: .* No such file") as caught:
+        await parse(Pdf([["Hello."]]).to_bytes(), DocumentFormat.PDF, LIMITS)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+async def test_cancelling_ends_the_process() -> None:
+    async with parsing_slowly() as (task, worker):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not worker.is_running()
+
+
+async def test_a_parser_that_dies_takes_down_its_process_alone() -> None:
+    async with parsing_slowly() as (task, worker):
+        worker.send_signal(11)
+        with pytest.raises(SluiceError) as caught:
+            await task
+        assert caught.value.code is ErrorCode.INVALID
+        assert "cannot be read" in caught.value.message
+    assert (await parse(Pdf([["Next."]]).to_bytes(), DocumentFormat.PDF)).text == "Next."
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_the_process_inherits_no_socket_and_no_file(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.set_inheritable(True)
+            async with parsing_slowly() as (_, worker):
+                await until(lambda: worker.cpu_times().user > 0.4)  # it has begun to read
+                assert worker.net_connections() == []
+                assert worker.num_fds() <= 3
+
+    run(check())
+
+
+async def test_more_processor_time_than_the_limit_is_refused() -> None:
+    began_s = time.monotonic()
+    error = await fault_of(SLOW_PDF, DocumentFormat.PDF, ParseLimits(timeout_s=1.0))
+    assert error.code is ErrorCode.TOO_LARGE
+    assert "1 s of processor time" in error.message
+    assert time.monotonic() - began_s < 12.0, "the process ends itself, long before the clock on the wall is asked"
+
+
+@pytest.mark.parametrize("format", [DocumentFormat.PDF, DocumentFormat.HTML])
+async def test_more_memory_than_the_limit_is_refused(format: DocumentFormat) -> None:
+    is_pdf = format is DocumentFormat.PDF
+    content = Pdf([["text"]], padding_bytes=48 << 20).to_bytes() if is_pdf else b"<p>a</p>" * (6 << 20)
+    error = await fault_of(content, format, ParseLimits(memory_bytes=32 << 20))
+    assert error.code is ErrorCode.TOO_LARGE
+    assert "32 MiB of memory" in error.message
+
+
+async def test_a_large_pdf_is_refused_unread_or_read_within_the_memory_limit() -> None:
+    content = Pdf([["Small text."]], padding_bytes=200 << 20).to_bytes()
+    error = await fault_of(content, DocumentFormat.PDF)
+    assert error.code is ErrorCode.TOO_LARGE
+    document = await parse(content, DocumentFormat.PDF, ParseLimits(max_bytes=256 << 20))
+    assert document.text == "Small text."
+
+
+@pytest.mark.parametrize(
+    ("format", "content"),
+    [
+        (DocumentFormat.HTML, b"<p>Some <b>bold</b> text that goes on, as prose does.</p>\n" * (5 << 14)),
+        (DocumentFormat.MARKDOWN, b"Some **bold** text that goes on, as [prose](x) does.\n\n" * (1 << 15)),
+        (DocumentFormat.TEXT, b"Some text that goes on, as prose does.\n\n" * (5 << 15)),
+    ],
+)
+async def test_a_large_document_does_not_hold_the_event_loop(format: DocumentFormat, content: bytes) -> None:
+    task = asyncio.create_task(parse(content, format))
+    longest_s, last_s = 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now_s = time.perf_counter()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    assert "Some" in (await task).text
+    assert longest_s < 0.3, "HTML and Markdown of this size take more than a second to read"
+
+
+async def test_deep_html_ends_within_the_limit() -> None:
+    error = await fault_of(b"<div>" * 2_000_000 + b"deep", DocumentFormat.HTML, ParseLimits(timeout_s=1.0))
+    assert error.code is ErrorCode.TOO_LARGE
+
+
+async def test_large_documents_of_all_formats_are_read_as_small_ones_are() -> None:
+    for format in (DocumentFormat.HTML, DocumentFormat.MARKDOWN):
+        block = "<h2>H</h2><p>Text.</p>" if format is DocumentFormat.HTML else "## H\n\nText.\n\n"
+        small, large = [await parse((block * n).encode(), format) for n in (1, 20_000)]
+        assert large.text.startswith(small.text.rstrip())
+        assert len(large.headings) == 20_000 * len(small.headings)

@@ -1,0 +1,262 @@
+"""The behaviour that all stores share: search by vector, by words and with filters."""
+
+import numpy as np
+import pytest
+
+from pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from pipelines.rag.stores.base import Store
+from pipelines.rag.types import CandidateQuery, DocumentInfo, Metadata
+from sluice.errors import ErrorCode, SluiceError
+from tests.pipelines.rag.stores.corpus import (
+    DIM,
+    SPEC,
+    ids,
+    matching,
+    nearest,
+    put,
+    unit_vector,
+    unit_vectors,
+    where,
+)
+from tests.pipelines.rag.stores.filter_model import fulfils
+
+# --- vector search
+
+
+async def test_the_nearest_come_first_with_their_cosine(store: Store) -> None:
+    await store.create_collection(SPEC)
+    vectors = {name: unit_vectors(7, seed) for seed, name in enumerate("abc")}
+    for name, rows in vectors.items():
+        await put(store, name, [f"{name}{i}" for i in range(7)], vectors=rows)
+    query = unit_vector(99)
+    expected = sorted(
+        ((float(row @ query), f"{name}{i}") for name in vectors for i, row in enumerate(vectors[name])), reverse=True
+    )
+    hits = await nearest(store, query, limit=5)
+    assert [hit.text for hit in hits] == [text for _, text in expected[:5]]
+    for hit, (cosine, text) in zip(hits, expected, strict=False):
+        assert hit.score == pytest.approx(cosine, abs=1e-5)
+        assert hit.similarity == pytest.approx(cosine, abs=1e-5)
+        assert f"{hit.document_id}{hit.chunk_index}" == text
+        assert hit.vector is None
+
+
+async def test_a_hit_says_where_it_is_from(store: Store) -> None:
+    await store.create_collection(SPEC)
+    document = await put(
+        store, "a.md", ["first", "second 🦊"], title="Title", heading="One > Two", metadata={"year": 2025}
+    )
+    for hits in (await nearest(store, unit_vectors(2, 4)[1], limit=1), await matching(store, "second")):
+        (hit,) = hits
+        assert hit.key == ("a.md", 1)
+        assert (hit.title, hit.heading, hit.metadata) == ("Title", "One > Two", {"year": 2025})
+        assert document.text[hit.start : hit.end] == hit.text == "second 🦊"
+
+
+async def test_hits_carry_vectors_where_asked(store: Store) -> None:
+    await store.create_collection(SPEC)
+    rows = unit_vectors(2, 3)
+    await put(store, "a", ["fox", "dog"], vectors=rows)
+    found = await store.candidates("docs", CandidateQuery(rows[1], "fox", 2, with_vectors=True))
+    assert [hit.chunk_index for hit in found.by_vector] == [1, 0]
+    for hit in (*found.by_vector, *found.by_text):
+        assert hit.vector is not None
+        assert hit.vector.dtype == np.float32
+        assert np.array_equal(hit.vector, rows[hit.chunk_index])
+
+
+@pytest.mark.parametrize("dim", [0, DIM - 1, DIM + 1])
+async def test_a_query_of_another_length_is_refused(store: Store, dim: int) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["fox"])
+    with pytest.raises(SluiceError, match=f"{DIM}") as caught:
+        await nearest(store, np.ones(dim, np.float32))
+    assert caught.value.code is ErrorCode.INVALID
+
+
+async def test_both_rankings_come_from_one_question(store: Store) -> None:
+    await store.create_collection(SPEC)
+    rows = unit_vectors(3, 0)
+    await put(store, "a", ["fox", "dog", "fox dog fox"], vectors=rows)
+    found = await store.candidates("docs", CandidateQuery(rows[1], "fox", 3))
+    assert found.by_vector[0].chunk_index == 1
+    assert {hit.chunk_index for hit in found.by_text} == {0, 2}
+    for hit in found.by_text:  # a word's hit has its cosine too, where there is a vector to compare with
+        assert hit.similarity == pytest.approx(float(rows[hit.chunk_index] @ rows[1]), abs=1e-5)
+    neither = await store.candidates("docs", CandidateQuery(None, None, 3))
+    assert not neither.by_vector
+    assert not neither.by_text
+
+
+# --- words
+
+
+async def test_words_are_found_in_text_heading_and_title(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "text", ["the quick fox"])
+    await put(store, "heading", ["other"], heading="Foxes > Quick")
+    await put(store, "title", ["other"], title="A fox")
+    await put(store, "none", ["nothing"])
+    hits = await matching(store, "fox")
+    assert set(ids(hits)) == {"text", "heading", "title"}
+    assert all(hit.score > 0 and hit.similarity is None for hit in hits)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+async def test_any_word_suffices_and_rare_ones_count_more(store: Store) -> None:
+    await store.create_collection(SPEC)
+    for index in range(6):
+        await put(store, f"common{index}", ["server and client"])
+    await put(store, "rare", ["server and zebra"])
+    await put(store, "both", ["zebra and okapi"])
+    hits = await matching(store, "server zebra okapi")
+    assert ids(hits)[:2] == ["both", "rare"]
+    assert len(hits) == 8
+    assert len(await matching(store, "server zebra okapi", limit=3)) == 3
+
+
+@pytest.mark.parametrize("question", ["streams", "Streaming", "STREAM", "how does it stream?"])
+async def test_words_are_found_in_their_other_forms(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["Tokens are streamed."])
+    await put(store, "b", ["nothing of the kind"])
+    assert ids(await matching(store, question))[:1] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["str.partition", "partition", "max_num_seqs", "seqs", "--http-port", "http", "port", "what is `max_num_seqs`?"],
+)
+async def test_names_of_code_are_found_whole_and_in_part(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "code", ["Call str.partition, set max_num_seqs, start with --http-port 80."])
+    await put(store, "other", ["Nothing of this kind."])
+    assert ids(await matching(store, question)) == ["code"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        '"',
+        "'",
+        '" OR "',
+        "fox AND (",
+        "NEAR(fox, 2)",
+        "text:fox",
+        "-fox",
+        "^fox",
+        "fox*",
+        "{text} : fox",
+        "a'); DROP TABLE x; --",
+        "fox & ! |",
+        "<-> fox:*",
+        "\0fox",
+        "\ud800fox",
+        "%_\\fox",
+    ],
+)
+async def test_what_users_type_is_only_words(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "first", ["the quick fox"])
+    await put(store, "second", ["text of nothing"])
+    hits = await matching(store, question)
+    assert ("first" in ids(hits)) is ("fox" in question)
+
+
+@pytest.mark.parametrize("question", ["", "   ", "?!", "...", "\0"])
+async def test_a_question_without_words_finds_nothing(store: Store, question: str) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["the quick fox ?! ..."])
+    assert not await matching(store, question)
+
+
+async def test_a_very_long_question_is_searched(store: Store) -> None:
+    await store.create_collection(SPEC)
+    await put(store, "a", ["the quick fox"])
+    hits = await matching(store, "fox " + " ".join(f"word{i}" for i in range(20_000)))
+    assert ids(hits) == ["a"]
+
+
+# --- filters
+
+METADATA: dict[str, Metadata] = {
+    "docs/a": {"product": "sluice", "year": 2024, "public": True},
+    "docs/b": {"product": "sluice", "year": 2025.5, "public": False, "owner": None},
+    "docs/c": {"product": "other", "year": "2025", "public": 1},
+    "notes/d": {"product": "", "year": -3},
+    "notes/é": {"product": "Ünïcode", "id": "hidden", "title": "hidden"},
+    "e": {},
+}
+VALUES: tuple[Scalar, ...] = (
+    "sluice",
+    "",
+    "docs/b",
+    "docs/",
+    "2025",
+    "Ü",
+    "é",
+    2024,
+    2024.0,
+    2025.5,
+    0,
+    1,
+    True,
+    False,
+    None,
+)
+KEYS = ("product", "year", "public", "owner", "id", "title", "a.b\"'$[0]", "")
+
+
+def conditions() -> list[Condition]:
+    ordered = (Operator.GT, Operator.GTE, Operator.LT, Operator.LTE)
+    made = [Condition(key, Operator.EXISTS, wanted) for key in KEYS for wanted in (True, False)]
+    for key in KEYS:
+        for value in VALUES:
+            made += [Condition(key, Operator.EQ, value), Condition(key, Operator.NE, value)]
+            if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+                made += [Condition(key, operator, value) for operator in ordered]
+            if isinstance(value, str):
+                made.append(Condition(key, Operator.PREFIX, value))
+        for values in ((), VALUES, VALUES[::2], VALUES[1::2]):
+            made += [Condition(key, Operator.IN, values), Condition(key, Operator.NIN, values)]
+    return made
+
+
+async def _filtered(store: Store, filter: Filter) -> tuple[set[str], set[str]]:
+    found = await store.candidates("docs", CandidateQuery(unit_vector(0), "common", 100, filter))
+    return set(ids(found.by_vector)), set(ids(found.by_text))
+
+
+async def test_every_condition_means_the_same_everywhere(store: Store) -> None:
+    await store.create_collection(SPEC)
+    infos: list[DocumentInfo] = []
+    for document_id, metadata in METADATA.items():
+        put_one = await put(store, document_id, ["common text", "and more of it, common"], metadata=metadata)
+        infos.append(put_one.info)
+    wrong = []
+    for condition in conditions():
+        filter = Filter((condition,))
+        expected = {info.id for info in infos if fulfils(filter, info)}
+        if await _filtered(store, filter) != (expected, expected):
+            wrong.append(condition)
+    assert not wrong
+
+
+async def test_all_conditions_must_hold(store: Store) -> None:
+    await store.create_collection(SPEC)
+    for document_id, metadata in METADATA.items():
+        await put(store, document_id, ["common"], metadata=metadata)
+    both = Filter((Condition("product", Operator.EQ, "sluice"), Condition("year", Operator.GT, 2024)))
+    assert await _filtered(store, both) == ({"docs/b"}, {"docs/b"})
+
+
+async def test_a_filter_comes_before_the_limit(store: Store) -> None:
+    """The best chunks that fulfil the filter are found, however low their rank among all."""
+    await store.create_collection(SPEC)
+    query = unit_vector(1)
+    for index in range(60):
+        await put(store, f"near{index}", ["common common"], vectors=query[None], metadata={"kind": "near"})
+    await put(store, "far", ["common " + "and " * 50], vectors=-query[None], metadata={"kind": "far"})
+    filter = where("kind", Operator.EQ, "far")
+    found = await store.candidates("docs", CandidateQuery(query, "common", 2, filter))
+    assert (ids(found.by_vector), ids(found.by_text)) == (["far"], ["far"])
