@@ -123,6 +123,16 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     assert "*" in text.splitlines()
 
 
+def test_git_ignores_no_file_of_the_project() -> None:
+    """The wheel leaves out ignored files, and ruff does not check them."""
+    git = program("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    command = [*git, "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert ignored.stdout == ""
+
+
 def test_the_entry_point_is_the_command_of_the_package() -> None:
     (command,) = (each for each in distribution("sluice").entry_points if each.group == "console_scripts")
     assert command.name == "sluice"

@@ -55,7 +55,7 @@ class Container:
         """The image's, moved; its programs are this environment's, under an interpreter that everybody may run."""
         programs = folder / "bin"
         programs.mkdir()
-        for name, code in (("sluice", "from cli.main import main; raise SystemExit(main())"), ("python", None)):
+        for name, code in (("sluice", "from cli.__main__ import main; raise SystemExit(main())"), ("python", None)):
             command = [interpreter, *(() if code is None else ("-c", code))]
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
