@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from load.machine import this_machine
+from load.run import read_machine_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def write_figures(figures: Sequence[Figure], folder: Path, load_before: float) -
         "measured_at": now.isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "commit": _commit(),
-        "machine": this_machine(),
+        "machine": read_machine_info(),
         "load_average_before": load_before,
         "figures": [{"median": figure.median, **msgspec.to_builtins(figure)} for figure in figures],
     }

@@ -44,7 +44,7 @@ class BuildStep(Protocol):
 
     @property
     def purpose(self) -> str:
-        """What the step is for: a verb phrase that can follow 'to'."""
+        """Purpose of the step, as a verb phrase that can follow 'to'."""
         ...
 
     def script(self) -> str:
