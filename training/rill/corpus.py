@@ -14,11 +14,11 @@ from pathlib import Path
 from lxml import html
 from tqdm import tqdm
 
-from .docstrings import docstring_facts
-from .facts import Fact, page_facts
-from .pages import as_text, main_element, paragraphs, read_blocks
-from .sources import SOURCES, Source, fetch
-from .text import stable_hash, tidy
+from training.rill.docstrings import docstring_facts
+from training.rill.facts import Fact, page_facts
+from training.rill.pages import as_text, main_element, paragraphs, read_blocks
+from training.rill.sources import SOURCES, Source, fetch
+from training.rill.text import stable_hash, tidy
 
 WORK = Path("build/rill")
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from . import tokenizer as tokenizer_step
-from .conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation
-from .corpus import WORK, Corpus, load
-from .pairs_chat import ChatExamples
-from .pairs_rag import RagExamples, RagMix
-from .schedule import PHASES
-from .sources import SOURCES
+from training.rill import tokenizer as tokenizer_step
+from training.rill.conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.pairs_chat import ChatExamples
+from training.rill.pairs_rag import RagExamples, RagMix
+from training.rill.schedule import PHASES
+from training.rill.sources import SOURCES
 
 _WAITING = 64  # examples that a row may choose from to fill up well
 UNIT = 40  # a weight of one, as stored

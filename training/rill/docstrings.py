@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from .facts import Fact
-from .text import is_plain_english
+from training.rill.facts import Fact
+from training.rill.text import is_plain_english
 
 # Importing these opens a browser, prints a poem, or pulls in a test suite or a display.
 _SKIP = frozenset({"antigravity", "this", "idlelib", "turtledemo", "lib2to3", "test"})

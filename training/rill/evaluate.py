@@ -19,16 +19,16 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from .conversation import ASSISTANT, END, Conversation
-from .corpus import WORK, Corpus, load
-from .export import TARGET
-from .facts import Fact
-from .pairs_chat import ChatExamples, answer
-from .pairs_rag import FactQuestions, invented_example, phrase_example
-from .persona import IDENTITY, NOT_IN_CONTEXT, WHO, WHO_HELD_OUT, unknown
-from .phrasing import ask
-from .sources import SOURCES
-from .synthetic import invented_identifier
+from training.rill.conversation import ASSISTANT, END, Conversation
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.export import TARGET
+from training.rill.facts import Fact
+from training.rill.pairs_chat import ChatExamples, answer
+from training.rill.pairs_rag import FactQuestions, invented_example, phrase_example
+from training.rill.persona import IDENTITY, NOT_IN_CONTEXT, WHO, WHO_HELD_OUT, unknown
+from training.rill.phrasing import ask
+from training.rill.sources import SOURCES
+from training.rill.synthetic import invented_identifier
 
 _MAX_NEW_TOKENS = 160
 _LONGEST_PROMPT = 850

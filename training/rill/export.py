@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from . import tokenizer as tokenizer_step
-from .conversation import BOS, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS
-from .corpus import WORK
-from .model import Shape
-from .train import checkpoint_path
+from training.rill import tokenizer as tokenizer_step
+from training.rill.conversation import BOS, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS
+from training.rill.corpus import WORK
+from training.rill.model import Shape
+from training.rill.train import checkpoint_path
 
 TARGET = Path("models/rill/1")
 _IDS = {

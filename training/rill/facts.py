@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .pages import Block
-from .text import is_plain_english, tidy
+from training.rill.pages import Block
+from training.rill.text import is_plain_english, tidy
 
 _SPHINX = frozenset({"python", "django", "scipy"})
 _SPHINX_LISTS = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .text import is_plain_english, tidy, words
+from training.rill.text import is_plain_english, tidy, words
 
 _MAIN = (
     '//div[@role="main"]', '//div[@class="body"]', "//main", '//div[@id="apicontent"]',

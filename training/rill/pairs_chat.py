@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from .conversation import Conversation
-from .facts import Fact
-from .persona import SYSTEM_PROMPTS, small_talk, unknown
-from .phrasing import COMMANDS, ask, quote, state
-from .synthetic import invented_identifier
-from .text import words
+from training.rill.conversation import Conversation
+from training.rill.facts import Fact
+from training.rill.persona import SYSTEM_PROMPTS, small_talk, unknown
+from training.rill.phrasing import COMMANDS, ask, quote, state
+from training.rill.synthetic import invented_identifier
+from training.rill.text import words
 
 # A model this small remembers a few thousand facts if it meets them often enough, so it is
 # taught these and taught to decline the others.

@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .conversation import Conversation
-from .facts import Fact
-from .persona import NOT_IN_CONTEXT, SYSTEM_PROMPTS, off_topic_question
-from .phrasing import CALLABLE, ask, ask_signature, quote, state
-from .synthetic import Invented, as_pronoun, entity, invented_fact, invented_identifier, renamed, sibling_identifier
-from .text import sentences
+from training.rill.conversation import Conversation
+from training.rill.facts import Fact
+from training.rill.persona import NOT_IN_CONTEXT, SYSTEM_PROMPTS, off_topic_question
+from training.rill.phrasing import CALLABLE, ask, ask_signature, quote, state
+from training.rill.synthetic import (
+    Invented,
+    as_pronoun,
+    entity,
+    invented_fact,
+    invented_identifier,
+    renamed,
+    sibling_identifier,
+)
+from training.rill.text import sentences
 
 UNANSWERABLE = 0.22  # share of questions that the context does not answer
 _LONGEST_PASSAGE = 460

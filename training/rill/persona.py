@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from .text import words
+from training.rill.text import words
 
 IDENTITY = (
     "I am Rill, a small language model that is bundled with Sluice. I learned from software documentation, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from random import Random
 
-from .facts import Fact
-from .sources import TITLES
-from .text import sentences, words
+from training.rill.facts import Fact
+from training.rill.sources import TITLES
+from training.rill.text import sentences, words
 
 CALLABLE = frozenset({"function", "method", "classmethod", "staticmethod", "SQL function"})
 COMMANDS = frozenset({"command", "command description"})

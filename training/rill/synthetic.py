@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from .facts import Fact
-from .phrasing import CALLABLE, COMMANDS
-from .text import words
+from training.rill.facts import Fact
+from training.rill.phrasing import CALLABLE, COMMANDS
+from training.rill.text import words
 
 _SYLLABLES = words(
     """ka lo mi ren tav sor bel qui zan dor fel gri hul jex nor pra ster tul vor wex yar om ith as el in ar und

@@ -9,11 +9,11 @@ from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .conversation import SPECIAL_TOKENS
-from .corpus import WORK, Corpus, load
-from .model import Shape
-from .pairs_chat import ChatExamples
-from .sources import SOURCES
+from training.rill.conversation import SPECIAL_TOKENS
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.model import Shape
+from training.rill.pairs_chat import ChatExamples
+from training.rill.sources import SOURCES
 
 
 def path(work: Path) -> Path:

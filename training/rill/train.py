@@ -23,11 +23,11 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from tqdm import tqdm
 
-from .corpus import WORK
-from .dataset import UNIT, Shards
-from .model import Rill, Shape, count_parameters, weighted_loss
-from .optim import Optimizer, Rates
-from .schedule import PHASES, Phase, phase_at, rate_scale
+from training.rill.corpus import WORK
+from training.rill.dataset import UNIT, Shards
+from training.rill.model import Rill, Shape, count_parameters, weighted_loss
+from training.rill.optim import Optimizer, Rates
+from training.rill.schedule import PHASES, Phase, phase_at, rate_scale
 
 _LOSS, _PROGRESS, _STOP = range(3)  # cells of `Run.board`
 

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from .checkpoint import NORM_EPSILON, NUM_HEADS, WIDTH, Checkpoint, Floats, Layer, Linear, Norm
-from .nodes import CONTRIB, NodeWriter
-from .quantize import LEVELS, Int8Linear, by_row, smoothed
+from training.sentence_encoder.checkpoint import NORM_EPSILON, NUM_HEADS, WIDTH, Checkpoint, Floats, Layer, Linear, Norm
+from training.sentence_encoder.nodes import CONTRIB, NodeWriter
+from training.sentence_encoder.quantize import LEVELS, Int8Linear, by_row, smoothed
 
 _HEAD = WIDTH // NUM_HEADS
 _GELU_FLOOR = -0.17

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Floats, Linear
+from training.sentence_encoder.checkpoint import Floats, Linear
 
 LEVELS = 127
 _SMOOTHING = 0.5
