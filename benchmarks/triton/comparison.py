@@ -21,7 +21,7 @@ NUM_STREAMS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """One kind of load, by wrk or `benchmarks.triton.client`. `target_ratio` is the least of Sluice's rate to Triton's."""
+    """One kind of load, by wrk or `benchmarks.triton.client`. `target_ratio` is the least ratio to Triton's rate."""
 
     name: str
     client: str

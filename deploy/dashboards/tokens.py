@@ -1,4 +1,4 @@
-"""What language models are asked, and how fast they answer."""
+"""The dashboard of tokens: throughput and latency of language models, and what limits them."""
 
 from deploy.dashboards.engine_rows import ENGINE, KV, QUEUE, STEPS
 from deploy.dashboards.panels import Dashboard, Draw, Panel, Query, Row, Unit, Variable, warns
@@ -9,7 +9,7 @@ NOW = Row(
     (
         Panel(
             "Ready",
-            "Whether new requests are served: what /v2/health/ready says.",
+            "Whether the server is ready for requests, as /v2/health/ready reports.",
             (Query(f"min(sluice_ready{{{HERE}}})"),),
             draw=Draw.NUMBER,
             width=3,
@@ -17,7 +17,7 @@ NOW = Row(
         ),
         Panel(
             "Generated",
-            "Tokens sent to clients in a second, of all models chosen.",
+            "Tokens sent to clients per second, by all selected models.",
             (Query(f"sum(rate(sluice_generation_tokens_total{{{OF}}}[{RATE}]))"),),
             Unit.RATE,
             Draw.NUMBER,
@@ -25,7 +25,7 @@ NOW = Row(
         ),
         Panel(
             "Requests",
-            "Requests that ended, in a second.",
+            "Requests that ended, per second.",
             (Query(f"sum(rate(sluice_requests_total{{{OF}}}[{RATE}]))"),),
             Unit.PER_SECOND,
             Draw.NUMBER,
@@ -34,7 +34,7 @@ NOW = Row(
         Panel(
             "Failed",
             "Share of requests that the server failed: overloaded, unavailable, past a deadline, or by a fault of its "
-            "own. Clients that leave or ask wrongly do not count. 0.1 % alerts.",
+            "own. Clients that disconnect or send bad requests do not count. 0.1 % raises an alert.",
             (
                 Query(
                     f"(sum(rate(sluice_requests_total{{{OF}, {FAILED}}}[5m])) or vector(0)) "
@@ -49,7 +49,7 @@ NOW = Row(
         ),
         Panel(
             "Running",
-            "Sequences that hold KV blocks and run.",
+            "Sequences that run and hold KV blocks.",
             (Query(f"sum(sluice_sequences_running{{{OF}}})"),),
             Unit.COUNT,
             Draw.NUMBER,
@@ -57,7 +57,7 @@ NOW = Row(
         ),
         Panel(
             "Waiting",
-            "Requests that wait to be admitted. More than run: saturated.",
+            "Requests that wait for admission. With more waiting than running the server is saturated.",
             (Query(f"sum(sluice_sequences_waiting{{{OF}}})"),),
             Unit.COUNT,
             Draw.NUMBER,
@@ -66,7 +66,7 @@ NOW = Row(
         ),
         Panel(
             "Predicted wait",
-            "How long a request that came now is thought to wait, at the worst of the models chosen.",
+            "Predicted wait of a new request, the longest among the selected models.",
             (Query(f"max(sluice_predicted_wait_seconds{{{OF}}})"),),
             Unit.SECONDS,
             Draw.NUMBER,
@@ -75,7 +75,7 @@ NOW = Row(
         ),
         Panel(
             "KV reserved",
-            "Share of KV blocks that the running sequences may come to need; at 100 % the next one waits.",
+            "Share of KV blocks that the running sequences may need. At 100 % the next request waits.",
             (
                 Query(
                     f"max(sluice_kv_blocks_reserved{{{OF}}} "
@@ -94,7 +94,7 @@ THROUGHPUT = Row(
     "Throughput",
     (
         Panel(
-            "Tokens in a second, by model and kind",
+            "Tokens per second, by model and kind",
             "generation: sent to clients. prompt: of answered requests. cached: prompt tokens that were found in the "
             "KV cache instead of computed.",
             (
@@ -105,16 +105,16 @@ THROUGHPUT = Row(
             width=12,
         ),
         Panel(
-            "Requests in a second, by outcome",
-            "ok, cancelled (the client left), or the error code that ended the request.",
+            "Requests per second, by outcome",
+            "ok, cancelled (the client disconnected), or the error code that ended the request.",
             (Query(rate("sluice_requests_total", "model, outcome"), "{{model}} {{outcome}}"),),
             Unit.PER_SECOND,
             Draw.STACKED,
             width=12,
         ),
         Panel(
-            "Tokens in a second, by protocol",
-            "Tokens sent to clients, by the API that they were asked by.",
+            "Tokens per second, by protocol",
+            "Tokens sent to clients, by the API of the request.",
             (Query(rate("sluice_tokens_total", "protocol", ', kind="generation"'), "{{protocol}}"),),
             Unit.RATE,
             Draw.STACKED,
@@ -122,15 +122,15 @@ THROUGHPUT = Row(
         ),
         Panel(
             "Open requests",
-            "Requests that have reached a model and not ended, waiting ones included.",
+            "Requests that have reached a model and have not ended, waiting ones included.",
             (Query(f"sum by (model, protocol) (sluice_open_requests{{{OF}}})", "{{model}} {{protocol}}"),),
             Unit.COUNT,
             Draw.STACKED,
             width=6,
         ),
         Panel(
-            "HTTP answers in a second, by status",
-            "Refused ones included. A stream that fails after its first event counts as 200 here.",
+            "HTTP responses per second, by status",
+            "HTTP responses, rejections included. A stream that fails after its first event counts as 200.",
             (
                 Query(
                     f"sum by (protocol, status) (rate(sluice_http_responses_total{{{HERE}}}[{RATE}]))",
@@ -142,7 +142,7 @@ THROUGHPUT = Row(
             width=6,
         ),
         Panel(
-            "Tokens of a request",
+            "Tokens per request",
             "Median and 90th percentile of the lengths of prompts and answers.",
             (
                 *lengths("nv_llm_input_token_len", "prompt"),
@@ -158,14 +158,14 @@ LATENCY = Row(
     (
         Panel(
             "Time to first token",
-            "From taking a request to its first text: tokenizing, queueing and prefill.",
+            "Time from accepting a request to its first text: tokenizing, queueing and prefill.",
             percentiles("sluice_time_to_first_token_seconds"),
             Unit.SECONDS,
             width=6,
         ),
         Panel(
             "Inter-token latency",
-            "Gap between successive events of one request. Tokens that a slow reader left waiting come merged in one.",
+            "Gap between successive events of a request. Tokens that wait for a slow reader share one event.",
             percentiles("sluice_inter_token_latency_seconds"),
             Unit.SECONDS,
             width=6,
@@ -178,15 +178,15 @@ LATENCY = Row(
             width=6,
         ),
         Panel(
-            "Whole request",
-            "From taking a request to its end, however it ended. Long answers take long: see the tokens of a request.",
+            "Request duration",
+            "Time from accepting a request to its end. Long answers take long: see Tokens per request.",
             percentiles("sluice_request_duration_seconds"),
             Unit.SECONDS,
             width=6,
         ),
         Panel(
-            "Time to first token, all requests",
-            "Where the requests of each moment lie. Two bands: some wait, or some find their prompt in the cache.",
+            "Distribution of the time to first token",
+            "Times of all requests. Two bands: some requests wait, or some find their prompt in the cache.",
             (
                 Query(
                     f"sum by (le) (increase(sluice_time_to_first_token_seconds_bucket{{{OF}}}[{RATE}]))",
@@ -198,8 +198,8 @@ LATENCY = Row(
             width=12,
         ),
         Panel(
-            "99th percentile against the usual one",
-            "1 is the median of the last day's; 2 alerts. Empty in the first hour of a new Prometheus.",
+            "99th percentile over its baseline",
+            "The baseline is the median of the last day. 2 raises an alert. Empty in Prometheus's first hour.",
             (
                 Query(
                     'job_model:sluice_latency_seconds:p99_5m{model=~"$model"} '
@@ -219,7 +219,7 @@ LATENCY = Row(
 TOKENS = Dashboard(
     "sluice-tokens",
     "Sluice: tokens",
-    "Throughput and latency of language models, and what bounds them.",
+    "Throughput and latency of language models, and what limits them.",
     (Variable("instance", 'up{job="sluice"}', "instance"), Variable("model", "sluice_sequences_running", "model")),
     (NOW, THROUGHPUT, LATENCY, QUEUE, KV, STEPS, ENGINE),
 )

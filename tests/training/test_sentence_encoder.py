@@ -1,4 +1,4 @@
-"""The exported graph computes what BERT does, on small random weights, whatever shares a batch."""
+"""The exported graph computes BERT, on small random weights, independent of the batch."""
 
 from collections.abc import Sequence
 from math import erf
@@ -56,7 +56,7 @@ def random_checkpoint(random: np.random.Generator) -> Checkpoint:
 
 
 class FloatEncoder:
-    """BERT with mean pooling, in numpy, one text at a time."""
+    """BERT with mean pooling in numpy, one text at a time."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
