@@ -1,4 +1,4 @@
-# Sluice. `make run` serves, `make test` tests; both start from nothing and can be interrupted and repeated.
+# `make run` serves, `make test` tests. Both need no preparation and can be interrupted and repeated.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help run test test-torch check format bench goldens clean
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-port 9000"
@@ -34,14 +34,14 @@ format: $(VENV)/.dev ## format the code and fix what the linter can
 bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-goldens: $(GOLDENS)/.done ## record the expected tokens anew, from transformers
+goldens: $(GOLDENS)/.done ## record the expected tokens again, from transformers
 	$(GOLDENS)/bin/python -m tests.goldens.record
 	$(GOLDENS)/bin/python -m tests.goldens.record_families
 
-clean: ## remove what make made
+clean: ## remove everything that make has made
 	rm -rf $(VENV) build dist
 
-# A stamp is written when its install is complete, so an interrupted one is simply done again.
+# A stamp is written when its install is complete, so an interrupted install is repeated.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Sluice needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12 ..."; exit 1; }

@@ -8,19 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import (
-    adapter,
-    executor,
-    guidance,
-    install_size,
-    peers,
-    recovery,
-    sampling,
-    scheduling,
-    serving,
-    speculation,
-)
-from benchmarks.figures import BenchmarkError, Figure, print_figures, write_figures
+from benchmarks import adapter, executor, guidance, install_size, recovery, sampling, scheduling, serving, speculation
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
 from benchmarks.offline import comparison
 from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, stores, stores_postgres
 from benchmarks.triton import comparison as triton
@@ -35,24 +24,24 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
 
   serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
   executor      time of a step without its runner
-  adapter       what the adapter to TensorRT-LLM adds to a step
-  guidance      compiling grammars, and the masks of a step with 64 guided sequences
-  sampling      time that choosing tokens adds to greedy's, vocabularies of 8,192 and 150,000
+  adapter       time that the adapter to TensorRT-LLM adds to a step
+  guidance      time to compile grammars, and the masks of a step with 64 guided sequences
+  sampling      time that sampling adds to greedy decoding, vocabularies of 8,192 and 150,000
   install-size  size of `pip install .` in a fresh environment (downloads; a minute)
-  offline       batch throughput and one stream's latency beside vLLM and OpenVINO GenAI, which it installs
+  offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
                 under --out into environments of their own (5.3 GB); 15 minutes
-  recovery      kill -9 of the engine under 32 streams: pause, recovery time, the answers' sameness
-  scheduling    policies under overload, the forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
-  speculation   prompt lookup on text that is copied and on text that cannot be foreseen
+  recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
+  scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
+  speculation   prompt lookup on text that is copied and on text that cannot be predicted
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
   steps         a 10 MB tensor between two steps of an ensemble
-  sequences     100,000 requests over 1,000 sequences at once: whether every state is right, and how many a second
-  tuning        a text pipeline tuned step by step as a guide does, and what batching gains its encoder; needs wrk
+  sequences     100,000 requests over 1,000 sequences at once: right answers and rate
+  tuning        a text pipeline tuned step by step as in a guide, and the gain of batching for its encoder; needs wrk
   reloading     memory, open files and processes over 1,000 loads and unloads, for each backend (10 minutes)
-  queue-timeouts how late those hear of it that waited too long in a queue, 64 clients (a minute)
+  queue-timeouts lateness of rejections after a timeout in a queue, 64 clients (a minute)
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
-  rag-quality   whether retrieval finds the right passage of 15,000, for 332 questions; ingestion (10 minutes)
-  rag-answers   the bundled model's answers with and without retrieval, three sets of questions (10 minutes)
+  rag-quality   rank of the right passage of 15,000, for 332 questions; ingestion (10 minutes)
+  rag-answers   answers of the bundled model with and without retrieval, three sets of questions (10 minutes)
   rag-stores    100,000 vectors in SQLite beside numpy: recall, latency, insertion (10 minutes)
   rag-postgres  the same in Postgres with pgvector, random and clustered vectors (30 minutes)
   rag-encoder   the sentence encoder with and without dynamic batching, 1, 16 and 64 clients; needs wrk (5 minutes)
@@ -86,7 +75,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Callable[[], list[Figure]]]:
+def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[str, Callable[[], list[Figure]]]:
     repeats = arguments.repeats
     return {
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
@@ -99,35 +88,51 @@ def _benchmarks(arguments: argparse.Namespace, say: Callable[[str], None]) -> di
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
-        "triton": lambda: triton.measure(repeats, arguments.out, say),
+        "triton": lambda: triton.measure(repeats, arguments.out, report),
         "steps": lambda: steps.measure(repeats, arguments.out),
         "sequences": lambda: sequences.measure(arguments.out),
-        "tuning": lambda: tuning.measure(repeats, arguments.out, say),
-        "reloading": lambda: reloading.measure(arguments.out, say),
-        "queue-timeouts": lambda: queue_timeouts.measure(repeats, arguments.out, say),
-        "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, say),
-        "rag-quality": lambda: quality.measure(arguments.out, say),
-        "rag-answers": lambda: answers.measure(arguments.out, say),
-        "rag-stores": lambda: stores.measure(repeats, say),
-        "rag-postgres": lambda: stores_postgres.measure(1, say),
-        "rag-encoder": lambda: encoder.measure(repeats, arguments.out, say),
-        "rag-pipeline": lambda: pipeline.measure(repeats, arguments.out, say),
+        "tuning": lambda: tuning.measure(repeats, arguments.out, report),
+        "reloading": lambda: reloading.measure(arguments.out, report),
+        "queue-timeouts": lambda: queue_timeouts.measure(repeats, arguments.out, report),
+        "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, report),
+        "rag-quality": lambda: quality.measure(arguments.out, report),
+        "rag-answers": lambda: answers.measure(arguments.out, report),
+        "rag-stores": lambda: stores.measure(repeats, report),
+        "rag-postgres": lambda: stores_postgres.measure(1, report),
+        "rag-encoder": lambda: encoder.measure(repeats, arguments.out, report),
+        "rag-pipeline": lambda: pipeline.measure(repeats, arguments.out, report),
         "rag-steps": lambda: orchestration.measure(repeats),
-        "peer": lambda: peers.measure(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, repeats),
+        "peer": lambda: _measure_peer(arguments),
     }
+
+
+def _measure_peer(arguments: argparse.Namespace) -> list[Figure]:
+    return serving.measure_peer(arguments.peer_url, arguments.peer_model, arguments.peer_vocab_size, arguments.repeats)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(DEFAULT)}")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(%(default)s); medians are reported")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="serve this checkpoint, not the bundled one")
-    parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="(%(default)s)")
-    parser.add_argument("--peer-url", default="http://127.0.0.1:8000", metavar="URL", help="(%(default)s)")
-    parser.add_argument("--peer-model", metavar="NAME", help="default: the peer's first")
-    parser.add_argument("--peer-vocab-size", type=int, default=4096, metavar="N", help="(%(default)s)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run; default: {' '.join(DEFAULT)}")
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="number of repeats (%(default)s); medians are reported"
+    )
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="checkpoint to serve instead of the bundled one")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/bench"),
+        metavar="FOLDER",
+        help="folder of results and installations (%(default)s)",
+    )
+    parser.add_argument(
+        "--peer-url", default="http://127.0.0.1:8000", metavar="URL", help="server of `peer` (%(default)s)"
+    )
+    parser.add_argument("--peer-model", metavar="NAME", help="model of the peer; default: its first")
+    parser.add_argument(
+        "--peer-vocab-size", type=int, default=4096, metavar="N", help="vocabulary of that model (%(default)s)"
+    )
     return parser
 
 

@@ -1,21 +1,19 @@
-"""What the adapter to TensorRT-LLM adds to a step: from a response in its queue to bytes on the engine's socket.
+"""The time that the adapter to TensorRT-LLM adds to a step: from a response in its queue to bytes on a socket.
 
-A library that answers at once stands for TensorRT-LLM: all its outputs get a token, in one turn of the event loop, as
-its response thread gives them. Taken off is what mere readers of the same outputs take.
+A stand-in for TensorRT-LLM gives all its outputs a token in one turn of the event loop, as the library's response
+thread does. The time of plain readers of the same outputs is subtracted.
 """
 
 import asyncio
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import zmq
 
+from benchmarks.executor import connected_transport
 from benchmarks.figures import BenchmarkError, Figure
 from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
@@ -29,17 +27,17 @@ from engine.types import EngineInfo, GenerateRequest, SamplingParams
 NUM_STEPS = 400
 RUNNING = (16, 64, 256)
 _PROMPT_TOKENS = 16
-_UNSET = ("logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "request_perf_metrics")
+_ABSENT_FIELDS = ("logprobs", "prompt_logprobs", "finish_reason", "stop_reason", "request_perf_metrics")
 
 
 class Output:
-    """A RequestOutput: one object, changed in place before each response is read."""
+    """A stand-in for RequestOutput: one object, changed in place before each response is read."""
 
     def __init__(self) -> None:
         self.finished = False
         self.request_perf_metrics = None
         self.cached_tokens = 0
-        self.outputs = [SimpleNamespace(token_ids=[], **dict.fromkeys(_UNSET))]
+        self.outputs = [SimpleNamespace(token_ids=[], **dict.fromkeys(_ABSENT_FIELDS))]
         self.responses: asyncio.Queue[int] = asyncio.Queue()
 
     def __aiter__(self) -> "Output":
@@ -50,7 +48,7 @@ class Output:
         return self
 
     def abort(self) -> None:
-        """Nothing would come anyway."""
+        """Do nothing: no more responses would come."""
 
 
 class AnsweringRuntime:
@@ -89,7 +87,7 @@ class AnsweringRuntime:
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
-    """One figure for each number of running requests."""
+    """Measure one figure for each number of running requests."""
     return [
         Figure(
             f"adapter step, {num_running} running",
@@ -102,7 +100,7 @@ def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
 
 
 def _added_ms(num_running: int, num_steps: int) -> float:
-    with _connected() as (transport, client):
+    with connected_transport() as (transport, client):
         whole = asyncio.run(_with_adapter(num_running, num_steps, transport, client))
     return whole - asyncio.run(_with_readers(num_running, num_steps))
 
@@ -125,11 +123,11 @@ async def _with_readers(num_running: int, num_steps: int) -> float:
 
 async def _with_adapter(num_running: int, num_steps: int, transport: Transport, client: "zmq.Socket[bytes]") -> float:
     info = _info(num_running, num_steps)
-    runtime, num_received = AnsweringRuntime(info), 0
+    runtime, num_emitted = AnsweringRuntime(info), 0
 
     def emit(frame: Any) -> None:
-        nonlocal num_received
-        num_received += sum(len(event.token_ids) for event in frame.events)
+        nonlocal num_emitted
+        num_emitted += sum(len(event.token_ids) for event in frame.events)
         transport.emit(frame)
 
     executor = DelegatedExecutor(runtime, info, EngineConfig(model_path=""), emit)
@@ -142,7 +140,7 @@ async def _with_adapter(num_running: int, num_steps: int, transport: Transport, 
         return len(runtime.outputs) == num_running
 
     await _until(is_running)
-    step_ms = await _step_ms(runtime.outputs, num_steps, lambda: num_received)
+    step_ms = await _step_ms(runtime.outputs, num_steps, lambda: num_emitted)
     executor.obey([Shutdown()])
     await running
     return step_ms
@@ -157,32 +155,12 @@ async def _step_ms(outputs: list[Output], num_steps: int, count: Callable[[], in
     return (time.perf_counter() - started) * 1e3 / num_steps
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def _until(condition: Callable[[], bool]) -> None:
     deadline = time.perf_counter() + 60.0
-    while not is_so():
+    while not condition():
         if time.perf_counter() > deadline:
             raise BenchmarkError("a response did not arrive")
         await asyncio.sleep(0)
-
-
-@contextmanager
-def _connected() -> "Iterator[tuple[Transport, zmq.Socket[bytes]]]":
-    """With a client at its other end that never reads: what a frame costs is its encoding and its sending."""
-    with tempfile.TemporaryDirectory() as folder:
-        endpoint = f"ipc://{Path(folder) / 'engine'}"
-        transport, context = Transport(endpoint), zmq.Context()
-        client = context.socket(zmq.DEALER)
-        client.set_hwm(0)
-        client.linger = 0
-        client.connect(endpoint)
-        try:
-            client.send(b"")
-            transport.await_client()
-            yield transport, client
-        finally:
-            client.close()
-            context.term()
-            transport.close()
 
 
 def _request(number: int, num_steps: int) -> GenerateRequest:

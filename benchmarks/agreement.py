@@ -1,11 +1,10 @@
-"""What compressed weights and caches cost: how far each is from float32, on the bundled model and this project's texts.
+"""The error of compressed weights and caches against float32, on the bundled model and this project's documents.
 
     python -m benchmarks.agreement [CHECKPOINT]
 
-Every text is read once (teacher forcing), so a difference does not grow with what follows. A row of the
-table: the share of positions at which the likeliest token is float32's; the mean divergence of the
-distributions (Kullback-Leibler, in nats); the mean and the largest error of a logit, where logits are
-compared after their mean is taken off; perplexity; and what the KV cache takes a token.
+Every text is read once (teacher forcing), so that a difference does not grow with what follows. Columns of the table:
+the share of positions at which the likeliest token is float32's; the mean Kullback-Leibler divergence of the
+distributions in nats; the mean and the largest error of a logit after the mean of all logits is subtracted; perplexity.
 """
 
 import sys
@@ -42,7 +41,7 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far from float32, over all positions."""
+    """The distance of a variant from float32, over all positions."""
 
     same_token: float
     divergence: float
@@ -67,12 +66,12 @@ def main() -> None:
 
 
 def load(checkpoint: Path, cache: str, **fields: str) -> Runner:
-    """A runner with room for one text."""
+    """Load a runner with KV blocks for one text."""
     return load_runner(EngineConfig(model_path=str(checkpoint), num_blocks=16, cache_path=cache, **fields))  # type: ignore[arg-type]
 
 
 def read_texts(checkpoint: Path) -> Iterator[list[int]]:
-    """The project's documents, cut into pieces of LENGTH tokens."""
+    """Yield the project's documents, cut into pieces of LENGTH tokens."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     ids = [token for name in TEXTS for token in tokenizer.encode((ROOT / name).read_text()).ids]
     for start in range(0, min(len(ids) - LENGTH, MAX_CHUNKS * LENGTH), LENGTH):
@@ -80,7 +79,7 @@ def read_texts(checkpoint: Path) -> Iterator[list[int]]:
 
 
 def logits(runner: Runner, texts: list[list[int]]) -> FloatArray:
-    """[texts, LENGTH, vocab_size], each text read in two chunks, so that the second reads the cache."""
+    """Return logits [texts, LENGTH, vocab_size]. Each text is read in two chunks; the second reads the cache."""
     return np.stack([np.concatenate([chunk.copy() for chunk in _read(runner, text)]) for text in texts])
 
 
@@ -102,7 +101,7 @@ def _read(runner: Runner, text: list[int]) -> Iterator[FloatArray]:
 
 
 def compare(actual: FloatArray, exact: FloatArray, texts: list[list[int]]) -> Distance:
-    """`actual` against `exact`, both [texts, LENGTH, vocab_size]."""
+    """Compare `actual` with `exact`, both [texts, LENGTH, vocab_size]."""
     p, q = log_softmax(exact), log_softmax(actual)
     errors = np.abs((actual - actual.mean(-1, keepdims=True)) - (exact - exact.mean(-1, keepdims=True)))
     return Distance(
@@ -115,20 +114,20 @@ def compare(actual: FloatArray, exact: FloatArray, texts: list[list[int]]) -> Di
 
 
 def perplexity(values: FloatArray, texts: list[list[int]]) -> float:
-    """Of the texts' own tokens."""
+    """Return the perplexity of the texts' own tokens."""
     targets = np.array(texts)[:, 1:, None]
     return float(np.exp(-np.take_along_axis(log_softmax(values)[:, :-1], targets, -1).mean()))
 
 
 def log_softmax(values: FloatArray) -> NDArray[np.float64]:
-    """Along the last axis."""
+    """Compute the log softmax along the last axis."""
     shifted = (values - values.max(-1, keepdims=True)).astype(np.float64)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
 
 
 def row(runner: Runner, distance: Distance) -> str:
-    """One line of the table."""
+    """Format one line of the table."""
     info = runner.info
     weights = "as stored" if info.quantization == "none" else info.quantization
     return (

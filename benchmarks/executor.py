@@ -1,7 +1,9 @@
-"""What the executor itself costs a step: everything but the runner, over the engine process's real transport."""
+"""The time of an executor's step without its runner, over the engine process's real transport."""
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,7 +31,7 @@ SAMPLINGS = {
 
 
 class NullRunner:
-    """Answers every batch at once with the same random logits."""
+    """A runner that returns the same random logits for every batch at once."""
 
     def __init__(self) -> None:
         self.info = RunnerInfo(
@@ -48,11 +50,11 @@ class NullRunner:
         return self._logits[: len(batch.sampled_rows)]
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: the runner holds no resources."""
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
-    """One figure for each number of running sequences and way of sampling."""
+    """Measure one figure for each number of running sequences and way of sampling."""
     return [
         Figure(
             f"executor step, {num_running} running",
@@ -67,11 +69,18 @@ def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
 
 
 def _step_ms(num_running: int, sampling: dict[str, float], num_steps: int) -> float:
-    """Mean time of a decode step with `num_running` sequences, in ms, the runner's own taken off."""
+    """Return the mean milliseconds of a decode step with `num_running` sequences, without the runner's time."""
+    with connected_transport() as (transport, client):
+        _submit(client, num_running, sampling, num_steps)
+        return _time_steps(transport, num_running, num_steps)
+
+
+@contextmanager
+def connected_transport() -> "Iterator[tuple[Transport, zmq.Socket[bytes]]]":
+    """Yield the engine's transport and a client that never reads, so that a frame costs its encoding and sending."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"
-        transport = Transport(endpoint)
-        context = zmq.Context()
+        transport, context = Transport(endpoint), zmq.Context()
         client = context.socket(zmq.DEALER)
         client.set_hwm(0)
         client.linger = 0
@@ -79,8 +88,7 @@ def _step_ms(num_running: int, sampling: dict[str, float], num_steps: int) -> fl
         try:
             client.send(b"")
             transport.await_client()
-            _submit(client, num_running, sampling, num_steps)
-            return _time_steps(transport, num_running, num_steps)
+            yield transport, client
         finally:
             client.close()
             context.term()

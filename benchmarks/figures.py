@@ -1,10 +1,10 @@
-"""What a benchmark yields: figures with all their repeats, shown as a table and kept as JSON."""
+"""Figures of benchmarks, with all their repeats: printed as a table and written as JSON."""
 
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +14,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from load.machine import this_machine
+from load.run import read_machine_info
+
+ReportProgress = Callable[[str], None]
+"""Prints a line about the progress of a benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure must reach: `limit` or less where `is_ceiling`, else `limit` or more."""
+    """The target of a figure: `limit` or less where `is_ceiling`, else `limit` or more."""
 
     limit: float
     is_ceiling: bool = True
@@ -33,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity of one subject, measured once a repeat."""
+    """One quantity of one subject, with a sample for each repeat."""
 
     name: str
     subject: str
@@ -47,11 +50,11 @@ class Figure:
 
 
 class BenchmarkError(Exception):
-    """A measurement that is not worth reporting; the message says why."""
+    """A measurement that cannot be reported. The message says why."""
 
 
 def print_figures(figures: Sequence[Figure], console: Console) -> None:
-    """A row a figure: median, every repeat, target."""
+    """Print a row for each figure: median, target, every repeat."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("figure", "left"), ("of", "left"), ("median", "right"), ("unit", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
@@ -76,16 +79,16 @@ def _number(value: float) -> str:
 
 
 def write_figures(figures: Sequence[Figure], folder: Path, load_before: float) -> Path:
-    """Write everything needed to judge and repeat the figures; returns the file, named by the time.
+    """Write the figures with all that is needed to judge and repeat them. Returns the file, which is named by the time.
 
-    `load_before`: the machine's load average of a minute before anything was measured.
+    `load_before` is the machine's load average of one minute, taken before the first measurement.
     """
     now = datetime.now(UTC)
     document: dict[str, Any] = {
         "measured_at": now.isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "commit": _commit(),
-        "machine": this_machine(),
+        "machine": read_machine_info(),
         "load_average_before": load_before,
         "figures": [{"median": figure.median, **msgspec.to_builtins(figure)} for figure in figures],
     }
@@ -96,6 +99,6 @@ def write_figures(figures: Sequence[Figure], folder: Path, load_before: float) -
 
 
 def _commit() -> str:
-    """The commit measured, marked where the tree differed from it."""
+    """Return the measured commit, marked where the working tree differs from it."""
     git = ("git", "describe", "--always", "--dirty", "--abbrev=12")
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""What guided decoding costs: compiling a schema, and the masks of a step's sequences."""
+"""The cost of guided decoding: the time to compile a schema, and the time of a step's token masks."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ SCHEMA = {
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS, vocabularies: tuple[int, ...] = VOCABULARIES) -> list[Figure]:
-    """Compile times, and times of a step's masks, for a small and a large synthetic vocabulary."""
+    """Measure compile times and the masks of a step, for a small and a large synthetic vocabulary."""
     runs = {size: [_measure_one(size, num_steps) for _ in range(num_repeats)] for size in vocabularies}
     return [
         Figure(name, f"vocabulary {size:,}", "ms", tuple(run[name] for run in runs[size]))
@@ -69,7 +69,7 @@ def _compile_times(compiler: GrammarCompiler) -> dict[str, float]:
 
 
 def _compiled(compiler: GrammarCompiler, number: int) -> CompiledGrammar:
-    """The schema, told from others by its title."""
+    """Compile the schema with a title of its own, so that it is not found in the cache."""
     return compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"title": str(number), **SCHEMA}))).result()
 
 
@@ -80,36 +80,35 @@ def _ms(work: Callable[[], object]) -> float:
 
 
 def _mask_times(grammar: CompiledGrammar, vocab_size: int, num_steps: int) -> dict[str, float]:
-    """Per step of all sequences: working the masks out, and what is left to do in the step itself."""
-    crowd = [grammar.constraint() for _ in range(NUM_SEQUENCES)]
+    """Measure the masks of all sequences of a step: their computation, and what is left to do in the step itself."""
+    constraints = [grammar.constraint() for _ in range(NUM_SEQUENCES)]
     rows, rng = np.zeros((NUM_SEQUENCES, vocab_size), np.float32), np.random.default_rng(0)
     times = []
     for _ in range(num_steps):
         rows.fill(0.0)
-        times.append((_ms(partial(_each, crowd, "work_out")), _ms(partial(_apply, crowd, rows))))
-        crowd = [
-            _advance(constraint, row, rng) or grammar.constraint() for constraint, row in zip(crowd, rows, strict=True)
-        ]
+        times.append((_ms(partial(_each, constraints, "work_out")), _ms(partial(_apply, constraints, rows))))
+        pairs = zip(constraints, rows, strict=True)
+        constraints = [_advance(constraint, row, rng) or grammar.constraint() for constraint, row in pairs]
     worked_out, applied = np.median(times, axis=0)
-    prepared = _ms(partial(_each, crowd, "prepare"))
+    prepared = _ms(partial(_each, constraints, "prepare"))
     return {
         "masks of 64 sequences, in the background": float(worked_out),
         "masks of 64 sequences, in the step": float(applied) + prepared,
     }
 
 
-def _each(crowd: list[Constraint], method: str) -> None:
-    for constraint in crowd:
+def _each(constraints: list[Constraint], method: str) -> None:
+    for constraint in constraints:
         getattr(constraint, method)()
 
 
-def _apply(crowd: list[Constraint], rows: FloatArray) -> None:
-    for constraint, row in zip(crowd, rows, strict=True):
+def _apply(constraints: list[Constraint], rows: FloatArray) -> None:
+    for constraint, row in zip(constraints, rows, strict=True):
         constraint.apply(row)
 
 
 def _advance(constraint: Constraint, row: FloatArray, rng: np.random.Generator) -> Constraint | None:
-    """Accept a random one of the allowed tokens; None where that ends the sequence."""
+    """Accept a random allowed token. Returns None where it ends the sequence."""
     token = int(rng.choice(np.flatnonzero(row == 0)))
     if token == EOS:
         return None
@@ -118,7 +117,7 @@ def _advance(constraint: Constraint, row: FloatArray, rng: np.random.Generator) 
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level BPE of single bytes, an end of sequence, and words of syllables, with and without a space."""
+    """Write a byte-level BPE of single bytes, an end of sequence, and words of syllables with and without a space."""
     letters = _byte_letters()
     vocab = {letter: number for number, letter in enumerate(letters)} | {"<|end|>": EOS}
     merges: list[list[str]] = []
@@ -143,14 +142,14 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in byte-level BPE."""
+    """Return the letter that stands for each byte in byte-level BPE."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _pairs() -> "itertools.chain[tuple[str, str]]":
-    """What is merged, in an order in which both halves are tokens by then."""
+    """Return the merges, in an order in which both halves are tokens already."""
     space = "Ġ"
     syllables = [(consonant, vowel) for consonant in "bcdfghjklmnpqrstvwxyz" for vowel in "aeiou"]
     joined = [consonant + vowel for consonant, vowel in syllables]

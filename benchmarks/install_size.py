@@ -1,4 +1,4 @@
-"""The size of what `pip install .` puts on a disk, for serving alone."""
+"""The disk space of `pip install .`, for serving alone."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[1]
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Install into a fresh environment under `folder`, sum its files, remove it."""
+    """Install into a fresh environment under `folder`, sum the sizes of its files, and remove it."""
     environment = folder / "install"
     shutil.rmtree(environment, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(environment))

@@ -1,6 +1,6 @@
-"""The models that docs/performance.md compares engines with: S, a Llama of 8 M, and M, Qwen3-0.6B's shape with 0.47 B.
+"""The models of the comparison in docs/performance.md: S, a Llama of 8 M, and M, of Qwen3-0.6B's shape with 0.47 B.
 
-Their weights are random. Made without torch, in a second (S) or half a minute (M).
+Their weights are random. They are made without torch, in a second (S) or half a minute (M).
 """
 
 import json
@@ -60,7 +60,7 @@ M: Config = _COMMON | {
 
 
 def model_s(folder: Path, tokenizer: Path) -> Path:
-    """The checkpoint S in `folder`, made there if it is not yet.
+    """Return the checkpoint S in `folder`. It is made there where it does not exist.
 
     Its tokenizer is that of the checkpoint `tokenizer`, filled up with made-up words so that every id decodes to text.
     """
@@ -68,7 +68,7 @@ def model_s(folder: Path, tokenizer: Path) -> Path:
 
 
 def build_m(folder: Path, tokenizer: Path) -> Path:
-    """The checkpoint M (0.94 GB) in `folder`, made there if it is not yet; its tokenizer is made as S's is."""
+    """Return the checkpoint M (0.94 GB) in `folder`, made there as `model_s` makes S."""
     return _checkpoint(folder / "M", M, tokenizer)
 
 
@@ -79,7 +79,7 @@ def _checkpoint(checkpoint: Path, config: Config, tokenizer: Path) -> Path:
     (checkpoint / "config.json").write_text(json.dumps(config, indent=2))
     (checkpoint / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 5}))
     _write_tokenizer(checkpoint, tokenizer, config["vocab_size"])
-    # Last and by rename: a folder that has it is whole.
+    # Last and by rename: a folder that has the file is complete.
     unfinished = checkpoint / "model.unfinished"
     _write_weights(unfinished, config)
     unfinished.rename(checkpoint / "model.safetensors")
@@ -97,14 +97,14 @@ def _write_weights(file: Path, config: Config) -> None:
 
 
 def _random_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Bits:
-    """bfloat16 as its bits: float32's upper halves, rounded to nearest even. Norms (one dimension) are ones."""
+    """Return bfloat16 bits: the upper halves of float32, rounded to nearest even. Norms (one dimension) are ones."""
     values = np.ones(shape) if len(shape) == 1 else rng.normal(0.0, INITIALIZER_RANGE, shape)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor by the names that transformers gives them."""
+    """Yield the name, as transformers has it, and the shape of every tensor."""
     hidden, wide, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -138,6 +138,6 @@ def _write_tokenizer(checkpoint: Path, source: Path, vocab_size: int) -> None:
 
 
 def _words() -> Iterator[str]:
-    """Made-up words with the space before them that byte-level vocabularies write as Ġ."""
+    """Yield made-up words, with the space before them that byte-level vocabularies write as Ġ."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     return ("Ġ" + "".join(parts) for parts in product(syllables, repeat=3))

@@ -1,4 +1,4 @@
-"""A killed engine as its clients see it: `kill -9` under 32 streams, and how long everybody waits."""
+"""Recovery from a killed engine: `kill -9` under 32 streams, the pauses of the streams, and their answers."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ NUM_STREAMS = 32
 PROMPT_TOKENS = 64
 MAX_TOKENS = 256
 BEFORE_KILL = 32
-"""Token events that every stream has brought when the engine is killed."""
+"""Token events of each stream after which the engine is killed."""
 TIMEOUT_S = 120.0
 PROBE_S = 0.005
 
@@ -36,7 +36,7 @@ UNITS_AND_TARGETS = {
 
 
 def measure(num_repeats: int, folder: Path, bundled: Path | None) -> list[Figure]:
-    """The bundled model (or the checkpoint `bundled` in its place); each repeat has a server of its own."""
+    """Measure the bundled model (or the checkpoint `bundled` in its place), each repeat on a server of its own."""
     checkpoint = bundled or find_checkpoint(None)
     name = model_name(checkpoint)
     samples: dict[str, list[float]] = defaultdict(list)
@@ -49,7 +49,7 @@ def measure(num_repeats: int, folder: Path, bundled: Path | None) -> list[Figure
 
 @dataclass(slots=True)
 class Stream:
-    """One client. Even numbers are greedy, odd ones sample with a seed."""
+    """One client's stream. Even numbers are greedy, odd ones sample with a seed."""
 
     number: int
     model: str
@@ -83,7 +83,7 @@ class Stream:
 
     @property
     def pauses(self) -> list[tuple[float, float]]:
-        """(length, end) of the time between each two events, in seconds."""
+        """(length, end) of each gap between two events, in seconds."""
         return [(end - begin, end) for begin, end in pairwise(self.times_s)]
 
 
@@ -108,7 +108,7 @@ async def _read_all(client: httpx.AsyncClient, streams: list[Stream]) -> None:
 
 
 async def _ready_again(client: httpx.AsyncClient) -> float:
-    """When readiness was back, after it had gone."""
+    """Wait until the server is not ready and then ready again. Returns that time."""
     was_ready, is_ready = True, True
     while was_ready or not is_ready:
         await asyncio.sleep(PROBE_S)

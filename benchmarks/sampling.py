@@ -1,4 +1,4 @@
-"""What choosing tokens costs a step over greedy's argmax, for 64 sequences at once."""
+"""The time that sampling adds to a step over greedy decoding's argmax, for 64 sequences at once."""
 
 import time
 
@@ -27,7 +27,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def peaked(vocab_size: int) -> FloatArray:
-    """Logits [NUM_ROWS, vocab_size] as models have them: a few likely tokens, and the rest far below."""
+    """Return logits [NUM_ROWS, vocab_size] as models give them: a few likely tokens, and the rest far below."""
     rng = np.random.default_rng(0)
     logits = rng.normal(0.0, 1.5, (NUM_ROWS, vocab_size)).astype(np.float32)
     for row in logits:
@@ -36,12 +36,12 @@ def peaked(vocab_size: int) -> FloatArray:
 
 
 def flat(vocab_size: int) -> FloatArray:
-    """The worst case, a model that knows nothing: half of the vocabulary is in the nucleus."""
+    """Return the worst case, an untrained model's logits: half of the vocabulary is in the nucleus."""
     return np.random.default_rng(0).normal(0.0, 1.0, (NUM_ROWS, vocab_size)).astype(np.float32)
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:
-    """Greedy's own time, then what each way of sampling adds to it; each figure's repeats follow each other."""
+    """Measure greedy decoding, then the time that each way of sampling adds to it."""
     return [
         figure
         for vocab_size in VOCABULARIES
@@ -64,7 +64,7 @@ def _of_logits(logits: FloatArray, shape: str, num_repeats: int, num_steps: int)
 
 
 def _step_ms(logits: FloatArray, fields: dict[str, float], num_steps: int) -> float:
-    """Median time of `sample` over steps with logits of their own (edits write to them), in ms."""
+    """Return the median milliseconds of `sample` over steps. Each has its own logits, since edits write to them."""
     states = [_state(seed, fields, logits.shape[1]) for seed in range(NUM_ROWS)]
     seconds = []
     for _ in range(num_steps):

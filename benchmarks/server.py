@@ -1,4 +1,4 @@
-"""A `sluice serve` of this environment as a subprocess, watched from outside."""
+"""Runs `sluice serve` of this environment as a subprocess, and measures its memory and CPU time."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ STOP_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """All processes of a server together, in MB of 10^6 bytes. Shared pages count once in `pss`, in each in `rss`."""
+    """Memory of all processes of a server, in MB of 10^6 bytes. Shared pages count once in `pss`, in each in `rss`."""
 
     rss_mb: float
     pss_mb: float
@@ -27,7 +27,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A ready server. `launched_s`: when it was started, by `time.perf_counter`."""
+    """A ready server. `launched_s` is when it was started, by `time.perf_counter`."""
 
     url: str
     launched_s: float
@@ -38,7 +38,7 @@ class Server:
         return Memory(sum(m.rss for m in maps) / 1e6, sum(m.pss for m in maps) / 1e6)
 
     def gateway_cpu_s(self) -> float:
-        """CPU time that the gateway process (not the engine's) has used since its start."""
+        """Return the CPU seconds of the gateway process, without the engine's, since its start."""
         times = self.gateway.cpu_times()
         return float(times.user + times.system)
 
@@ -50,7 +50,7 @@ class Server:
 def running_server(checkpoint: Path | None, log: Path, *options: str) -> Iterator[Server]:
     """Start a server for `checkpoint` on free ports, yield it once it is ready, stop it. Its log goes to `log`.
 
-    None: the bundled model, and the pipeline around it.
+    `checkpoint` None serves the bundled model with the RAG pipeline around it.
     """
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     models = () if checkpoint is None else (str(checkpoint),)
@@ -66,7 +66,7 @@ def running_server(checkpoint: Path | None, log: Path, *options: str) -> Iterato
 
 
 def _await_ready(process: "subprocess.Popen[str]", log: Path) -> str:
-    """The server's URL, from the line it prints when it listens; the next line says that it is ready."""
+    """Return the server's URL from the line it prints when it listens. The next line means that it is ready."""
     assert process.stdout is not None
     listening = re.match(r"Listening on (\S+)", process.stdout.readline())
     is_ready = bool(process.stdout.readline())

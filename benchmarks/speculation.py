@@ -1,4 +1,4 @@
-"""What drafts bring: text that is copied from its context, and text that no draft can foresee."""
+"""The gain of speculation: on text that is copied from its context, and on text that no draft can predict."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import msgspec
 from transformers import AutoTokenizer
 
 from benchmarks.figures import BenchmarkError, Figure, Target
-from benchmarks.scheduling.trace import Replay, Sent, replay
+from benchmarks.scheduling.trace import Replay, TimedRequest, replay
 from engine.config import EngineConfig, Speculation
 from engine.loop.load import load_runner
 from engine.runners.base import Runner
@@ -30,8 +30,8 @@ _ENDS = (
 
 
 def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
-    """Each repeat runs every workload without drafts and with them, one after the other."""
-    workloads = {"copied": _copied(checkpoint), "unforeseeable": _unforeseeable()}
+    """Measure every workload without drafts and then with drafts, in each repeat."""
+    workloads = {"copied": _copied(checkpoint), "unforeseeable": _unpredictable()}
     config = EngineConfig(model_path=str(checkpoint))
     runner = load_runner(config)
     try:
@@ -67,12 +67,12 @@ def _compare(
 
 
 def _pair(runner: Runner, config: EngineConfig, requests: Sequence[GenerateRequest]) -> tuple[Replay, Replay]:
-    trace = [Sent(0.0, request) for request in requests]
+    trace = [TimedRequest(0.0, request) for request in requests]
     plain, drafted = (
         replay(runner, msgspec.structs.replace(config, speculation=kind), trace)
         for kind in (Speculation.OFF, Speculation.NGRAM)
     )
-    if [story.token_ids for story in plain.stories] != [story.token_ids for story in drafted.stories]:
+    if [outcome.token_ids for outcome in plain.outcomes] != [outcome.token_ids for outcome in drafted.outcomes]:
         raise BenchmarkError("drafts changed what was generated")
     return plain, drafted
 
@@ -86,7 +86,7 @@ def _drafts_per_token(run: Replay) -> float:
 
 
 def _copied(checkpoint: Path) -> list[GenerateRequest]:
-    """Questions that a passage of their context answers, word for word."""
+    """Make questions that a passage of their context answers word for word."""
     tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
     numbers = random.Random(3)
     return [_request(number, _question(tokenizer, numbers), 0.0) for number in range(NUM_REQUESTS)]
@@ -107,8 +107,8 @@ def _question(tokenizer: Any, numbers: random.Random) -> list[int]:
     return token_ids
 
 
-def _unforeseeable() -> list[GenerateRequest]:
-    """Random prompts, continued at a high temperature."""
+def _unpredictable() -> list[GenerateRequest]:
+    """Make random prompts, to be continued at a high temperature."""
     numbers = random.Random(4)
     return [_request(number, numbers.choices(range(100, 4000), k=64), 1.5) for number in range(NUM_REQUESTS)]
 

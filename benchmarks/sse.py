@@ -1,10 +1,9 @@
-"""What one server-sent event costs the gateway's process: ours against the libraries' responses.
+"""CPU time of the gateway's process per server-sent event: Sluice's response class against those of libraries.
 
     python -m benchmarks.sse [--streams 64] [--events 300] [--rounds 5]
 
-Each round serves every variant once, one after the other, with the same loop waking every stream at
-each step; CPU time is that of the serving process, the client being another one. Medians are printed.
-Needs `pip install sse-starlette` beside the development dependencies.
+Each round serves every variant once, one after the other. The same loop wakes every stream at each step. CPU time is
+that of the serving process; the client is another process. Medians are printed.
 """
 
 import argparse
@@ -35,13 +34,13 @@ JSON = (
 )
 FRAME = f"data: {JSON}\n\n".encode()
 STEP_S = 0.003
-"""Between two steps of the loop: longer than all streams take, so that no two events meet in one write."""
+"""Seconds between two steps of the loop: longer than all streams take, so that no two events share a write."""
 
 Mailbox = asyncio.Queue[bytes | None]
 
 
 class Steps:
-    """The loop that wakes every open stream at each step, as an engine does."""
+    """Wakes every open stream at each step, as an engine does."""
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._num_streams = num_streams
@@ -52,7 +51,7 @@ class Steps:
         self._all_ended = asyncio.Event()
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """One stream's events, as whole frames."""
+        """Yield the events of one stream, as whole frames."""
         mailbox: Mailbox = asyncio.Queue()
         self._mailboxes.append(mailbox)
         if len(self._mailboxes) == self._num_streams:
@@ -64,12 +63,12 @@ class Steps:
             self._all_ended.set()
 
     async def payloads(self) -> AsyncGenerator[str, None]:
-        """The same for a response that frames them itself."""
+        """Yield the events of one stream, for a response that frames them itself."""
         async for _ in self.frames():
             yield JSON
 
     async def run(self) -> float:
-        """CPU microseconds of this process per event, once every stream is open."""
+        """Run the steps once every stream is open. Returns the CPU microseconds of this process per event."""
         await self._all_open.wait()
         started = time.process_time()
         for _ in range(self._num_events):
@@ -98,7 +97,7 @@ VARIANTS: dict[str, Callable[[Steps], Response]] = {
 
 
 class Bench:
-    """One HTTP server, one client process, and the variants in turn."""
+    """Serves the variants in turn from one HTTP server to one client process."""
 
     def __init__(self, client: Connection, num_streams: int, num_events: int) -> None:
         self._client = client
@@ -111,12 +110,12 @@ class Bench:
         server = HttpServer(Starlette(routes=[Route("/", self._stream)]), listener)
         server.start()
         self._client.send((listener.getsockname()[1], self._num_streams, rounds * len(VARIANTS)))
-        found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        results: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for _ in range(rounds):
             for name in VARIANTS:
-                found[name].append(await self._measure(name))
+                results[name].append(await self._measure(name))
         await server.stop(1.0)
-        return found
+        return results
 
     async def _measure(self, name: str) -> float:
         steps = Steps(self._num_streams, self._num_events)
@@ -135,7 +134,7 @@ class Bench:
 
 
 def run_client(orders: Connection) -> None:
-    """The other process: at each order opens the streams, and reports how many events came."""
+    """Run the client process: at each order it opens the streams and sends back the number of events."""
     port, num_streams, num_orders = orders.recv()
     for _ in range(num_orders):
         orders.recv()
@@ -164,10 +163,10 @@ def main() -> None:
     client = multiprocessing.get_context("spawn").Process(target=run_client, args=(theirs,))
     client.start()
     bench = Bench(ours, arguments.streams, arguments.events)
-    found = uvloop.run(bench.run(arguments.rounds))
+    results = uvloop.run(bench.run(arguments.rounds))
     client.join()
     sys.stdout.write(f"CPU microseconds of the server per event, {arguments.streams} streams, rounds in brackets\n")
-    for name, spent in found.items():
+    for name, spent in results.items():
         rounds = " ".join(f"{value:.1f}" for value in spent)
         sys.stdout.write(f"{name:<30} {statistics.median(spent):5.1f}  [{rounds}]\n")
 

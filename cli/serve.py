@@ -1,4 +1,4 @@
-"""`sluice serve`: from arguments to a running server."""
+"""`sluice serve`: reads the options and runs the server."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from gateway.bundled import pipeline_repository
 from gateway.checkpoint import find_checkpoint, served_name
 from gateway.listeners import ListenError
 from gateway.options.accepted_flags import advice_on
-from gateway.options.arguments import USAGE_ERROR
+from gateway.options.arguments import FAILED, USAGE_ERROR
 from gateway.options.command_line import parse_flags
 from gateway.options.config import ServeConfig, read_config, unknown_variables
 from gateway.options.option import ConfigError
@@ -21,17 +21,15 @@ from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 
-FAILED = 1
-
 
 def command(argv: list[str]) -> int:
     """Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."""
     started = perf_counter()
     flags = parse_flags(argv)
     try:
-        config = _with_draft_found(read_config(flags))
+        config = _resolve_draft_model(read_config(flags))
         advice = advice_on(flags)
-        checkpoint = _checkpoint(config)
+        checkpoint = _find_model(config)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
     try:
@@ -42,15 +40,15 @@ def command(argv: list[str]) -> int:
     return _serve(config, checkpoint, started)
 
 
-def _checkpoint(config: ServeConfig) -> Path | None:
-    """The folder of MODEL; the bundled one where nothing else is to be served."""
+def _find_model(config: ServeConfig) -> Path | None:
+    """Return the folder of MODEL: the bundled model where no model and no repository is named."""
     if config.model.path is None and config.repository.paths:
         return None
     return find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
 
 
-def _with_draft_found(config: ServeConfig) -> ServeConfig:
-    """The draft model is named as the model is: a folder, a folder of versions or a name on the hub."""
+def _resolve_draft_model(config: ServeConfig) -> ServeConfig:
+    """Replace --draft-model by its folder. It is named as MODEL is: a folder, a folder of versions or a hub name."""
     path = config.speculation.draft_model_path
     if path is None:
         return config
@@ -59,11 +57,11 @@ def _with_draft_found(config: ServeConfig) -> ServeConfig:
 
 
 def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
-    from gateway.lifecycle import run_server  # what it imports is wanted only once the options are right
+    from gateway.lifecycle import run_server  # imported only now: bad options are reported without its heavy imports
 
     try:
-        with _pipeline(config, checkpoint) as whole:
-            run_server(whole, checkpoint, started)
+        with bundled_pipeline(config, checkpoint) as complete:
+            run_server(complete, checkpoint, started)
     except ConfigError as error:
         return _fail(str(error), USAGE_ERROR)
     except (ListenError, SluiceError) as error:
@@ -72,8 +70,8 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
 
 
 @contextmanager
-def _pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeConfig]:
-    """The configuration with the bundled pipeline among the repositories, where it is wanted."""
+def bundled_pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeConfig]:
+    """Yield the configuration, with the bundled RAG pipeline among the repositories where it is to be served."""
     is_plain = config.model.path is None and not config.repository.paths
     if not (is_plain if config.rag.is_served is None else config.rag.is_served):
         yield config

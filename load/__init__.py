@@ -1,0 +1,1 @@
+"""`sluice load`: a load generator for streaming LLM servers."""

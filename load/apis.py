@@ -1,32 +1,32 @@
-"""The protocols a run can speak: the body each wants and what each of its events says."""
+"""The streaming APIs that a run can call: the body of a request, and the parsing of an event."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from load.config import Api, Workload
+from load.config import ApiKind, Workload
 
 Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What one event says."""
+class ParsedEvent:
+    """The content of one event."""
 
     has_text: bool = False
-    """Whether it is a token event: one that brings text. A role, a finish reason or usage alone is none."""
+    """Whether it is a token event, one with text. A role, a finish reason or usage alone is no token event."""
     num_tokens: int | None = None
-    """Tokens of this event alone, where the server says so."""
+    """Tokens of this event alone, where the server counts them."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    """Tokens of the whole stream so far, where the server says so."""
+    """Tokens of the whole stream so far, where the server counts them."""
     finish_reason: str | None = None
     error: str | None = None
 
 
-class Dialect(Protocol):
-    """One protocol. `ends_with_done`: a clean stream's last event is `[DONE]`."""
+class StreamingApi(Protocol):
+    """One API. Where `ends_with_done`, the last event of a complete stream is `[DONE]`."""
 
     ends_with_done: bool
 
@@ -34,19 +34,19 @@ class Dialect(Protocol):
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes: ...
 
-    def read(self, data: bytes) -> Piece:
-        """Raises `ValueError` where the event is not this protocol's JSON."""
+    def parse(self, data: bytes) -> ParsedEvent:
+        """Parse an event's data. Raises `ValueError` where it is not this API's JSON."""
         ...
 
 
-def dialect_of(api: Api) -> Dialect:
-    """The protocol's one implementation."""
-    dialects: dict[Api, type[Dialect]] = {
-        Api.CHAT: ChatDialect,
-        Api.COMPLETIONS: CompletionsDialect,
-        Api.GENERATE_STREAM: GenerateDialect,
+def make_api(kind: ApiKind) -> StreamingApi:
+    """Return the implementation of an API."""
+    apis: dict[ApiKind, type[StreamingApi]] = {
+        ApiKind.CHAT: ChatApi,
+        ApiKind.COMPLETIONS: CompletionsApi,
+        ApiKind.GENERATE_STREAM: GenerateApi,
     }
-    return dialects[api]()
+    return apis[kind]()
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -81,19 +81,19 @@ class _GenerateEvent(msgspec.Struct):
 
 _NO_DELTA = _Delta()
 _NO_CHOICE = _Choice()
-_TOKEN = Piece(has_text=True)
-"""What nearly every event says."""
+_TOKEN = ParsedEvent(has_text=True)
+"""The content of nearly every event, made once."""
 
 
-def _message_of(error: object) -> str:
-    """The readable part of an `error` member: OpenAI's is an object, Triton's a string."""
+def _error_message(error: object) -> str:
+    """Return the message of an `error` member: OpenAI's is an object, Triton's a string."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _openai_body(model: str, subject: dict[str, Any], max_tokens: int, workload: Workload) -> bytes:
+def _openai_body(model: str, prompt_fields: dict[str, Any], max_tokens: int, workload: Workload) -> bytes:
     body: dict[str, Any] = {
         "model": model,
-        **subject,
+        **prompt_fields,
         "max_tokens": max_tokens,
         "temperature": 0.0,
         "stream": True,
@@ -104,21 +104,21 @@ def _openai_body(model: str, subject: dict[str, Any], max_tokens: int, workload:
     return msgspec.json.encode(body | workload.extra_body)
 
 
-def _read_chunk(chunk: _Chunk, choice: _Choice, text: str | None) -> Piece:
+def _parse_chunk(chunk: _Chunk, choice: _Choice, text: str | None) -> ParsedEvent:
     if text and choice.finish_reason is None and chunk.usage is None and chunk.error is None:
         return _TOKEN
     usage = chunk.usage or _Usage()
-    return Piece(
+    return ParsedEvent(
         has_text=bool(text),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         finish_reason=choice.finish_reason,
-        error=None if chunk.error is None else _message_of(chunk.error),
+        error=None if chunk.error is None else _error_message(chunk.error),
     )
 
 
-class CompletionsDialect:
-    """`POST /v1/completions`: a prompt of token ids is exact and needs no tokenizer."""
+class CompletionsApi:
+    """`POST /v1/completions`. A prompt of token ids has an exact length and needs no tokenizer."""
 
     ends_with_done = True
 
@@ -131,14 +131,14 @@ class CompletionsDialect:
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
         return _openai_body(model, {"prompt": prompt}, max_tokens, workload)
 
-    def read(self, data: bytes) -> Piece:
+    def parse(self, data: bytes) -> ParsedEvent:
         chunk = self._decode(data)
         choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
-        return _read_chunk(chunk, choice, choice.text)
+        return _parse_chunk(chunk, choice, choice.text)
 
 
-class ChatDialect:
-    """`POST /v1/chat/completions`: one user message; the server's template adds its own tokens."""
+class ChatApi:
+    """`POST /v1/chat/completions` with one user message. The server's chat template adds its own tokens."""
 
     ends_with_done = True
 
@@ -151,15 +151,15 @@ class ChatDialect:
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
         return _openai_body(model, {"messages": [{"role": "user", "content": prompt}]}, max_tokens, workload)
 
-    def read(self, data: bytes) -> Piece:
+    def parse(self, data: bytes) -> ParsedEvent:
         chunk = self._decode(data)
         choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
         delta = choice.delta or _NO_DELTA
-        return _read_chunk(chunk, choice, delta.content or delta.reasoning_content or delta.reasoning)
+        return _parse_chunk(chunk, choice, delta.content or delta.reasoning_content or delta.reasoning)
 
 
-class GenerateDialect:
-    """Triton's `POST /v2/models/{model}/generate_stream`: no terminator, the HTTP body's end is the stream's."""
+class GenerateApi:
+    """Triton's `POST /v2/models/{model}/generate_stream`. The stream has no terminator: it ends with the HTTP body."""
 
     ends_with_done = False
 
@@ -181,11 +181,11 @@ class GenerateDialect:
             body["ignore_eos"] = True
         return msgspec.json.encode(body | workload.extra_body)
 
-    def read(self, data: bytes) -> Piece:
+    def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)
-        return Piece(
+        return ParsedEvent(
             has_text=bool(event.text_output),
             num_tokens=event.num_output_tokens,
             finish_reason=event.finish_reason,
-            error=None if event.error is None else _message_of(event.error),
+            error=None if event.error is None else _error_message(event.error),
         )

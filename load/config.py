@@ -1,4 +1,4 @@
-"""What a load run is: one frozen tree, made by the command line or by a benchmark, passed in parts."""
+"""The configuration of a load run: one frozen tree, made by the command line or by a benchmark, passed in parts."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 
-class ConfigError(ValueError):
-    """A setting that cannot be run; the message is for the user."""
+class LoadConfigError(ValueError):
+    """A setting that cannot be used. The message is for the user."""
 
 
-class Api(StrEnum):
-    """Which protocol a run speaks."""
+class ApiKind(StrEnum):
+    """The APIs that a run can call."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -19,7 +19,7 @@ class Api(StrEnum):
 
 
 class Arrival(StrEnum):
-    """How an open loop spaces its requests."""
+    """The distribution of the gaps between the requests of an open loop."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -27,112 +27,115 @@ class Arrival(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """A number of tokens drawn uniformly from low..high, both included."""
+    """Numbers of tokens to draw from uniformly: low..high, both included."""
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
-            raise ConfigError(f"token range {self.low}..{self.high}: must satisfy 1 <= low <= high")
+            raise LoadConfigError(f"token range {self.low}..{self.high}: must satisfy 1 <= low <= high")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `128` or `32..256`."""
+        """Parse `128` or `32..256`. Raises LoadConfigError."""
         low, dots, high = text.partition("..")
         try:
             return cls(int(low), int(high) if dots else int(low))
-        except ConfigError:
+        except LoadConfigError:
             raise
         except ValueError:
-            raise ConfigError(f"{text!r}: write a number of tokens (128) or a range (32..256)") from None
+            raise LoadConfigError(f"{text!r}: write a number of tokens (128) or a range (32..256)") from None
 
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The server and how to talk to it."""
+class LoadTarget:
+    """The server, and how to call it."""
 
     url: str
-    api: Api = Api.COMPLETIONS
+    api: ApiKind = ApiKind.COMPLETIONS
     model: str | None = None
-    """None asks the server's /v1/models and takes the first."""
+    """None for the first model of the server's /v1/models."""
     headers: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 300.0
-    """Longest one request may take, from its first byte sent to its last byte received."""
+    """Most seconds of one request, from its first byte sent to its last byte received."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked. The same seed asks the same prompts and lengths, in the same order."""
+    """The content of the requests. The same seed gives the same prompts and lengths, in the same order."""
 
     prompt_tokens: TokenRange = TokenRange(128, 128)
     output_tokens: TokenRange = TokenRange(128, 128)
     seed: int = 0
     vocab_size: int = 4096
-    """Token ids of prompts are drawn below this."""
+    """Token ids of prompts are drawn below this number."""
     tokenizer: Path | None = None
-    """A tokenizer.json: makes the lengths of text prompts exact."""
+    """A tokenizer.json, with which the lengths of text prompts are exact."""
     ignore_eos: bool = True
-    """False lets the model stop by itself: output lengths become upper bounds and no stream is short."""
+    """Whether the model must generate the whole output length. Otherwise the length is only an upper bound."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Fields added to every request's JSON; they win over ours."""
+    """Fields added to the JSON of every request. They replace the generator's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """When requests are sent. Closed loop: `concurrency` at a time. Open loop: `request_rate` a second, whatever
-    the server does, with at most `concurrency` in flight where that is given too."""
+class RequestPace:
+    """When requests are sent.
+
+    A closed loop keeps `concurrency` requests in flight. An open loop sends `request_rate` requests a second whatever
+    the server does, with at most `concurrency` in flight where that is given too.
+    """
 
     concurrency: int | None = None
     request_rate: float | None = None
     arrival: Arrival = Arrival.POISSON
     num_requests: int | None = None
     duration_s: float | None = None
-    """No request starts later than this; those in flight are waited for."""
+    """No request starts later than this; the run waits for those in flight."""
     warmup: int = 0
-    """Requests sent and waited for before the run, not counted."""
+    """Number of requests that are completed before the run and not counted."""
 
     def __post_init__(self) -> None:
         if self.concurrency is None and self.request_rate is None:
-            raise ConfigError("a run needs concurrency (closed loop) or request_rate (open loop)")
+            raise LoadConfigError("a run needs concurrency (closed loop) or request_rate (open loop)")
         if self.num_requests is None and self.duration_s is None:
-            raise ConfigError("a run needs an end: num_requests or duration_s")
+            raise LoadConfigError("a run needs an end: num_requests or duration_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in milliseconds that a request must meet, all of them, to count towards goodput."""
+    """Targets in milliseconds. A request counts towards goodput where it meets all of them."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    """Bounds the 99th percentile of the request's own gaps."""
+    """Target of the 99th percentile of the request's own gaps."""
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `ttft=200,itl=50`: milliseconds."""
+        """Parse `ttft=200,itl=50`, in milliseconds. Raises LoadConfigError."""
         targets: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.partition("=")
             try:
                 targets[f"{name.strip()}_ms"] = float(value)
             except ValueError:
-                raise ConfigError(f"{part!r}: write a target as name=milliseconds, e.g. ttft=200") from None
+                raise LoadConfigError(f"{part!r}: write a target as name=milliseconds, e.g. ttft=200") from None
         try:
             return cls(**targets)
         except TypeError:
-            raise ConfigError(f"{text!r}: targets are ttft, itl, tpot and e2e") from None
+            raise LoadConfigError(f"{text!r}: targets are ttft, itl, tpot and e2e") from None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """One run."""
+    """The configuration of one run."""
 
-    target: Target
-    pace: Pace
+    target: LoadTarget
+    pace: RequestPace
     workload: Workload = Workload()
     slo: Slo | None = None

@@ -1,35 +1,55 @@
-"""Sends the requests: so many at a time (closed loop), or at their appointed times (open loop)."""
+"""Sends the requests: a fixed number at a time (closed loop), or at intended times (open loop)."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from load.apis import Dialect
-from load.clock import Clock
-from load.config import Pace, Target, Workload
+from load.apis import StreamingApi
+from load.config import LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool, encode_request
-from load.stream import Failure, FailureKind, PlannedRequest, RequestResult, StreamReader, Tally
+from load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
 from load.workload import arrival_offsets
 
 RECONNECT_PAUSE_S = 0.1
-"""A closed loop's worker waits so long after a broken connection: a dead server answers thousands of times a second."""
+"""Pause of a closed loop's worker after a broken connection, which a dead server gives thousands of times a second."""
+
+
+class Clock(Protocol):
+    """A monotonic clock in seconds from an arbitrary start. Tests pass one of their own."""
+
+    def now(self) -> float: ...
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at `moment` or later; at once where it has passed."""
+        ...
+
+
+class RealClock:
+    """The machine's clock. Event loops wake up to a millisecond late, which counts as client wait."""
+
+    now = staticmethod(time.perf_counter)
+
+    async def sleep_until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - time.perf_counter()))
 
 
 @dataclass(slots=True)
 class Driver:
-    """One run against one server. `results` grows as requests end, in the order of their ends."""
+    """Sends the requests of one run to one server. `results` has them in the order in which they ended."""
 
-    target: Target
+    target: LoadTarget
     workload: Workload
     model: str
-    dialect: Dialect
+    api: StreamingApi
     pool: ConnectionPool
     clock: Clock
-    tally: Tally = field(default_factory=Tally)
+    counts: LiveCounts = field(default_factory=LiveCounts)
     results: list[RequestResult] = field(default_factory=list)
 
     async def run_closed(self, requests: Iterator[PlannedRequest], concurrency: int, deadline_s: float | None) -> None:
-        """`concurrency` workers, each sending its next request when its last has ended."""
+        """Run `concurrency` workers, each of which sends its next request when its last has ended."""
 
         async def work() -> None:
             while deadline_s is None or self.clock.now() < deadline_s:
@@ -44,8 +64,11 @@ class Driver:
             for _ in range(concurrency):
                 workers.create_task(work())
 
-    async def run_open(self, requests: Iterator[PlannedRequest], pace: Pace) -> None:
-        """Each request at its intended time whatever became of the others; `concurrency` bounds those in flight."""
+    async def run_open(self, requests: Iterator[PlannedRequest], pace: RequestPace) -> None:
+        """Send each request at its intended time, whatever the state of the others.
+
+        `pace.concurrency` limits the requests in flight.
+        """
         assert pace.request_rate is not None, "an open loop needs a rate"
         slots = asyncio.Semaphore(pace.concurrency) if pace.concurrency else None
         start = self.clock.now()
@@ -67,14 +90,14 @@ class Driver:
             await self.send(planned, intended_s)
 
     async def send(self, planned: PlannedRequest, intended_s: float) -> Failure | None:
-        """One request from connection to verdict; never raises for what the server does."""
-        reader = StreamReader(self.dialect, self.tally, must_be_full=self.workload.ignore_eos)
-        body = self.dialect.body(self.model, planned.prompt, planned.output_tokens, self.workload)
-        path = self.dialect.path(self.model)
+        """Send one request, read its stream and record the result. Never raises for what the server does."""
+        reader = StreamReader(self.api, self.counts, must_be_complete=self.workload.ignore_eos)
+        body = self.api.body(self.model, planned.prompt, planned.output_tokens, self.workload)
+        path = self.api.path(self.model)
         request = encode_request("POST", self.target.url, path, self.target.headers, body)
-        self.tally.num_started += 1
+        self.counts.num_started += 1
         started_s = self.clock.now()
-        failure = reader.judge(planned.output_tokens, await self._exchange(request, reader))
+        failure = reader.find_failure(planned.output_tokens, await self._exchange(request, reader))
         self._record(planned, intended_s, started_s, reader, failure)
         return failure
 
@@ -86,7 +109,7 @@ class Driver:
                     await connection.exchange(request, reader)
                 finally:
                     self.pool.release(connection)
-        except TimeoutError as error:  # ours has no text, the system's (nobody answers the connection) has
+        except TimeoutError as error:  # asyncio's has no text; the system's (an unanswered connection) has
             return Failure(FailureKind.TIMEOUT, str(error) or f"no end within {self.target.timeout_s:g} s")
         except OSError as error:
             return Failure(FailureKind.CONNECTION, f"{error} after {len(reader.times_s)} token events")
@@ -101,9 +124,9 @@ class Driver:
         failure: Failure | None,
     ) -> None:
         if failure is None:
-            self.tally.num_served += 1
+            self.counts.num_served += 1
         else:
-            self.tally.num_failed += 1
+            self.counts.num_failed += 1
         self.results.append(
             RequestResult(
                 planned=planned,

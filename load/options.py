@@ -1,4 +1,4 @@
-"""The command line of `sluice load`: what each option is called, means and allows."""
+"""The command line of `sluice load`: the options, their help and their values."""
 
 import argparse
 import json
@@ -7,13 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from load.config import Api, Arrival, ConfigError, LoadConfig, Pace, Slo, Target, TokenRange, Workload
+from load.config import (
+    ApiKind,
+    Arrival,
+    LoadConfig,
+    LoadConfigError,
+    LoadTarget,
+    RequestPace,
+    Slo,
+    TokenRange,
+    Workload,
+)
 
 T = TypeVar("T")
 
 DESCRIPTION = """\
 Measure a streaming LLM server: time to first token, gaps between tokens, throughput, failures.
-Speaks to any OpenAI-compatible server and to Triton's generate_stream.
+The server may be any OpenAI-compatible server, or one with Triton's generate_stream.
 """
 
 EPILOG = """\
@@ -25,27 +35,28 @@ examples:
   sluice load --api generate_stream --model rill --json out.json
   sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
 
-what is measured:
-  TTFT         intended send to the first event that brings text
-  ITL          gaps between a request's successive token events. An event that brings several tokens makes
-               one gap; TPOT and "tokens to an event" show the rest
+measurements:
+  TTFT         time from the intended send to the first event with text
+  ITL          gaps between successive token events of a request. An event with several tokens makes one gap;
+               TPOT and "tokens to an event" show the difference
   TPOT         (E2E - TTFT) / (tokens - 1)
-  E2E          intended send to the end of the stream
-  client wait  intended send to the moment this client came to it: not the server's doing, yet inside the above
-  goodput      requests a second that met every target of --slo
+  E2E          time from the intended send to the end of the stream
+  client wait  time from the intended send until this client began to send: part of TTFT and E2E, and no fault of
+               the server
+  goodput      requests per second that met every target of --slo
 
-A stream counts as failed when it has fewer tokens than asked for, lacks its terminator, carries an error event,
+A stream counts as failed where it has fewer tokens than requested, lacks its terminator, carries an error event,
 times out or breaks off. Exit status: 0 all served, 1 some failed, 2 the run could not begin, 130 interrupted.
 """
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Let argparse show a `ConfigError` as its own kind of error."""
+    """Wrap a parser for argparse, which shows the text of its own error class alone."""
 
     def convert(text: str) -> T:
         try:
             return parse(text)
-        except ConfigError as error:
+        except LoadConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
@@ -57,27 +68,27 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise ConfigError(f"{text!r}: write a number above 0")
+        raise LoadConfigError(f"{text!r}: write a number above 0")
     return value
 
 
 def _count(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{text!r}: write a whole number, at least {least}")
+        raise LoadConfigError(f"{text!r}: write a whole number, at least {least}")
     return int(text)
 
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or "\n" in text or "\r" in text:
-        raise ConfigError(f"{text!r}: write a header as 'Name: value'")
+        raise LoadConfigError(f"{text!r}: write a header as 'Name: value'")
     return name.strip(), value.strip()
 
 
 def _new_file(text: str) -> Path:
-    """Refused now rather than after a long run."""
+    """Check the path now rather than after a long run."""
     if not Path(text).parent.is_dir() or Path(text).is_dir():
-        raise ConfigError(f"{text!r}: write a file in a folder that exists")
+        raise LoadConfigError(f"{text!r}: write a file in a folder that exists")
     return Path(text)
 
 
@@ -85,9 +96,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error}") from None
+        raise LoadConfigError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError("write a JSON object, e.g. '{\"top_p\": 0.9}'")
+        raise LoadConfigError("write a JSON object, e.g. '{\"top_p\": 0.9}'")
     return value
 
 
@@ -100,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_server(options.add_argument_group("server"))
-    _add_pace(options.add_argument_group("pace", "closed loop by default; --request-rate makes it an open loop"))
+    _add_pace(options.add_argument_group("pace", "a closed loop by default; --request-rate makes it an open loop"))
     _add_workload(options.add_argument_group("requests"))
     _add_report(options.add_argument_group("report"))
     return options
@@ -108,14 +119,25 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (%(default)s)")
-    group.add_argument("--api", type=Api, choices=list(Api), default=Api.COMPLETIONS, help="(%(default)s)")
-    group.add_argument("--model", help="default: the first of the server's /v1/models")
-    group.add_argument("--api-key", metavar="KEY", help="sent as 'Authorization: Bearer KEY'")
     group.add_argument(
-        "--header", type=_argument(_header), action="append", default=[], metavar="'NAME: VALUE'", help="repeatable"
+        "--api", type=ApiKind, choices=list(ApiKind), default=ApiKind.COMPLETIONS, help="API to call (%(default)s)"
+    )
+    group.add_argument("--model", help="model to ask for; default: the first of the server's /v1/models")
+    group.add_argument("--api-key", metavar="KEY", help="key to send as 'Authorization: Bearer KEY'")
+    group.add_argument(
+        "--header",
+        type=_argument(_header),
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="header to send; repeatable",
     )
     group.add_argument(
-        "--timeout", type=_argument(_positive), default=300.0, metavar="S", help="of one request (%(default)g)"
+        "--timeout",
+        type=_argument(_positive),
+        default=300.0,
+        metavar="S",
+        help="most seconds of one request (%(default)g)",
     )
 
 
@@ -125,54 +147,78 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
         "--concurrency",
         type=at_least_one,
         metavar="N",
-        help="requests at a time (1); with --request-rate the most in flight, waiting for a place is client wait",
+        help="requests at a time (1); with --request-rate, the most in flight: waiting for a place is client wait",
     )
-    group.add_argument("--request-rate", type=_argument(_positive), metavar="R", help="requests a second, open loop")
     group.add_argument(
-        "--arrival", type=Arrival, choices=list(Arrival), default=Arrival.POISSON, help="spacing (%(default)s)"
+        "--request-rate", type=_argument(_positive), metavar="R", help="send R requests per second (open loop)"
     )
-    group.add_argument("--num-requests", type=at_least_one, metavar="N", help="(32, or no limit with --duration)")
+    group.add_argument(
+        "--arrival",
+        type=Arrival,
+        choices=list(Arrival),
+        default=Arrival.POISSON,
+        help="distribution of the gaps between requests (%(default)s)",
+    )
+    group.add_argument(
+        "--num-requests", type=at_least_one, metavar="N", help="requests to send (32, or no limit with --duration)"
+    )
     group.add_argument("--duration", type=_argument(_positive), metavar="S", help="start no request after S seconds")
     group.add_argument(
-        "--warmup", type=_argument(partial(_count, least=0)), default=0, metavar="N", help="requests before (0)"
+        "--warmup",
+        type=_argument(partial(_count, least=0)),
+        default=0,
+        metavar="N",
+        help="requests to complete before the run (0)",
     )
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
     lengths = _argument(TokenRange.parse)
     group.add_argument(
-        "--prompt-tokens", type=lengths, default=TokenRange(128, 128), metavar="N|A..B", help="(%(default)s)"
+        "--prompt-tokens",
+        type=lengths,
+        default=TokenRange(128, 128),
+        metavar="N|A..B",
+        help="length of prompts (%(default)s)",
     )
     group.add_argument(
-        "--output-tokens", type=lengths, default=TokenRange(128, 128), metavar="N|A..B", help="(%(default)s)"
+        "--output-tokens",
+        type=lengths,
+        default=TokenRange(128, 128),
+        metavar="N|A..B",
+        help="length of answers (%(default)s)",
     )
     group.add_argument(
-        "--seed", type=_argument(partial(_count, least=0)), default=0, metavar="N", help="prompts, lengths, arrivals"
+        "--seed",
+        type=_argument(partial(_count, least=0)),
+        default=0,
+        metavar="N",
+        help="seed of prompts, lengths and arrivals (0)",
     )
     group.add_argument(
         "--vocab-size",
         type=_argument(partial(_count, least=2)),
         default=4096,
         metavar="N",
-        help="completions prompts are random token ids below N (%(default)s), so their length is exact",
+        help="draw the token ids of completions prompts below N (%(default)s); their length is exact",
     )
     group.add_argument(
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="the model's tokenizer.json: text prompts of exact length (needs the tokenizers package)",
+        help="the model's tokenizer.json, for text prompts of exact length (needs the tokenizers package)",
     )
     group.add_argument(
         "--allow-eos",
         action="store_true",
-        help="let the model stop by itself (no ignore_eos); output lengths become upper bounds",
+        help="let the model stop by itself (no ignore_eos); output lengths are upper bounds",
     )
     group.add_argument(
         "--extra-body",
         type=_argument(_json_object),
         default={},
         metavar="JSON",
-        help="fields added to every request; they win over ours",
+        help="fields to add to every request; they replace the generator's own",
     )
 
 
@@ -181,16 +227,16 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         "--slo",
         type=_argument(Slo.parse),
         metavar="ttft=MS,itl=MS,...",
-        help="targets for goodput: ttft, itl (99th percentile of a request's gaps), tpot, e2e",
+        help="targets of goodput: ttft, itl (99th percentile of a request's gaps), tpot, e2e",
     )
     group.add_argument(
-        "--json", type=_argument(_new_file), metavar="FILE", help="write everything, down to each request"
+        "--json", type=_argument(_new_file), metavar="FILE", help="write the report with every request as JSON"
     )
     group.add_argument("--allow-failures", action="store_true", help="exit 0 even where requests failed")
-    group.add_argument("--quiet", action="store_true", help="no progress view")
+    group.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def config_of(arguments: argparse.Namespace) -> LoadConfig:
+def make_config(arguments: argparse.Namespace) -> LoadConfig:
     return LoadConfig(
         target=_target(arguments),
         pace=_pace(arguments),
@@ -207,16 +253,16 @@ def config_of(arguments: argparse.Namespace) -> LoadConfig:
     )
 
 
-def _target(arguments: argparse.Namespace) -> Target:
+def _target(arguments: argparse.Namespace) -> LoadTarget:
     key = (("Authorization", f"Bearer {arguments.api_key}"),) if arguments.api_key else ()
     headers = (*key, *arguments.header)
-    return Target(arguments.url, arguments.api, arguments.model, headers, arguments.timeout)
+    return LoadTarget(arguments.url, arguments.api, arguments.model, headers, arguments.timeout)
 
 
-def _pace(arguments: argparse.Namespace) -> Pace:
+def _pace(arguments: argparse.Namespace) -> RequestPace:
     is_open = arguments.request_rate is not None
     has_end = arguments.num_requests is not None or arguments.duration is not None
-    return Pace(
+    return RequestPace(
         concurrency=arguments.concurrency or (None if is_open else 1),
         request_rate=arguments.request_rate,
         arrival=arguments.arrival,

@@ -1,6 +1,8 @@
-"""A run as a table for people and as JSON for everything else."""
+"""The progress of a run, and its report: a table for people, JSON for programs."""
 
+import asyncio
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,19 +10,69 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from load.config import LoadConfig
 from load.run import Run
-from load.stream import RequestResult
+from load.stream import LiveCounts, RequestResult
 from load.summary import Distribution, Summary
 
 SECRET_FLAGS = ("--api-key", "--header")
 MAX_EXAMPLE_CHARS = 160
+REDRAW_INTERVAL_S = 0.5
+"""Seconds between two drawings, which cost CPU that a server on the same machine could use."""
+LINE_INTERVAL_S = 5.0
+
+
+async def show_progress(counts: LiveCounts, console: Console) -> None:
+    """Show the counts until cancelled: a bar on a terminal, a line now and then elsewhere."""
+    await (_show_bar(counts, console) if console.is_terminal else _print_lines(counts, console))
+
+
+async def _show_bar(counts: LiveCounts, console: Console) -> None:
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=counts.num_planned)
+        rate = _Rate()
+        while True:
+            num_ended = counts.num_served + counts.num_failed
+            progress.update(task, completed=num_ended, description=_progress_line(counts, rate))
+            progress.refresh()
+            await asyncio.sleep(REDRAW_INTERVAL_S)
+
+
+async def _print_lines(counts: LiveCounts, console: Console) -> None:
+    rate = _Rate()
+    while True:
+        await asyncio.sleep(LINE_INTERVAL_S)
+        console.print(_progress_line(counts, rate), highlight=False)
+
+
+class _Rate:
+    """Computes token events a second since the last call."""
+
+    def __init__(self) -> None:
+        self._at, self._count = time.perf_counter(), 0
+
+    def update(self, count: int) -> float:
+        now = time.perf_counter()
+        rate = (count - self._count) / max(now - self._at, 1e-9)
+        self._at, self._count = now, count
+        return rate
+
+
+def _progress_line(counts: LiveCounts, rate: _Rate) -> str:
+    planned = "" if counts.num_planned is None else f" of {counts.num_planned}"
+    failed = f", {counts.num_failed} failed" if counts.num_failed else ""
+    return (
+        f"{counts.num_served}{planned} served{failed}, {counts.num_in_flight} in flight, "
+        f"{rate.update(counts.num_token_events):,.0f} token events/s"
+    )
 
 
 def print_report(run: Run, console: Console) -> None:
-    """The whole of what a person wants to see."""
+    """Print the report: latencies, throughput, goodput and failures."""
     console.print(_title(run), style="bold", markup=False, highlight=False)
     console.print(_latency_table(run.summary))
     for line in _lines(run):
@@ -49,11 +101,11 @@ def _latency_table(summary: Summary) -> Table:
         "client wait": summary.client_wait_ms,
     }
     for name, distribution in rows.items():
-        table.add_row(name, *_cells(distribution))
+        table.add_row(name, *_figure_cells(distribution))
     return table
 
 
-def _cells(d: Distribution) -> list[str]:
+def _figure_cells(d: Distribution) -> list[str]:
     figures = [_figure(value) for value in (d.p50, d.p90, d.p99, d.mean, d.max)]
     return [*figures, str(d.num_samples)]
 
@@ -66,22 +118,23 @@ def _lines(run: Run) -> Iterator[str]:
     s = run.summary
     yield ""
     yield f"output    {s.output_tokens_per_s:,.0f} tokens/s, {s.requests_per_s:,.2f} requests/s in {s.wall_s:.2f} s"
-    yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}), {s.output_tokens:,} output{_merging(s)}"
+    output = f"{s.output_tokens:,} output{_tokens_per_event(s)}"
+    yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}), {output}"
     if s.goodput_per_s is not None:
         yield f"goodput   {s.goodput_per_s:,.2f} requests/s met {_targets(run.config)}"
     yield f"requests  {s.num_served} served, {s.num_failed} failed{', interrupted' if run.was_interrupted else ''}"
     for label, failure in s.failures.items():
         yield f"  {label}: {failure.count}, first: {failure.example[:MAX_EXAMPLE_CHARS]}"
-    yield f"client    {run.client_cpu_s:.2f} s of CPU{_cost(run)}"
+    yield f"client    {run.client_cpu_s:.2f} s of CPU{_client_cost(run)}"
 
 
-def _merging(summary: Summary) -> str:
+def _tokens_per_event(summary: Summary) -> str:
     if summary.num_counted_by_events:
         return " (token events: the server sent no count)"
     return f", {summary.tokens_per_event:.2f} to an event" if summary.tokens_per_event else ""
 
 
-def _cost(run: Run) -> str:
+def _client_cost(run: Run) -> str:
     return "" if run.client_cpu_us_per_event is None else f", {run.client_cpu_us_per_event:.1f} us a token event"
 
 
@@ -91,7 +144,7 @@ def _targets(config: LoadConfig) -> str:
 
 
 def to_json(run: Run, argv: Sequence[str]) -> bytes:
-    """Everything about a run, secrets left out: config, machine, figures, every request."""
+    """Encode everything about a run except secrets: config, machine, figures, every request."""
     document = {
         "tool": "sluice load",
         "command": shlex.join(["sluice", "load", *_without_secrets(argv)]),

@@ -1,61 +1,73 @@
-"""One whole run: find the model, warm up, send, measure."""
+"""One whole run: find the model, warm up, send the requests, measure."""
 
 import asyncio
+import os
+import platform
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from load.apis import dialect_of
-from load.clock import Clock, RealClock
-from load.config import LoadConfig, Pace
+from load.apis import make_api
+from load.config import LoadConfig, RequestPace
 from load.connection import ConnectionPool, encode_request
-from load.driver import Driver
-from load.machine import Machine, this_machine
-from load.prompts import prompt_source
-from load.stream import PlannedRequest, RequestResult, Tally
+from load.driver import Clock, Driver, RealClock
+from load.stream import LiveCounts, PlannedRequest, RequestResult
 from load.summary import Summary, summarize
-from load.workload import WARMUP_STREAM, planned_requests, requests_for
+from load.workload import WARMUP_STREAM, planned_requests, prompt_source, requests_for
 
-Watch = Callable[[Tally], Coroutine[Any, Any, None]]
-"""Shows a run's progress until it is cancelled."""
+ProgressView = Callable[[LiveCounts], Coroutine[Any, Any, None]]
+"""Shows the progress of a run until it is cancelled."""
 
 
 class RunError(Exception):
-    """The run could not begin; the message is for the user."""
+    """The run could not begin. The message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineInfo:
+    """The machine and the Python that this process runs on."""
+
+    platform: str
+    processor: str
+    num_cores: int
+    python: str
+    sluice_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: what it was, what it measured, what measuring cost."""
+    """A finished run: its settings, its measurements, and the cost of measuring."""
 
     config: LoadConfig
     model: str
     prompt_exactness: str
     started_at: str
-    machine: Machine
+    machine: MachineInfo
     event_loop: str
     was_interrupted: bool
     summary: Summary
     client_cpu_s: float
-    """CPU time of this process during the run. Close to `summary.wall_s`, the client was the limit."""
+    """CPU seconds of this process during the run. Close to `summary.wall_s`, the client was the limit."""
     client_cpu_us_per_event: float | None
     results: list[RequestResult]
 
 
-def run_blocking(config: LoadConfig, watch: Watch | None = None) -> Run:
-    """`run_load` in an event loop of its own."""
+def run_blocking(config: LoadConfig, view: ProgressView | None = None) -> Run:
+    """Run `config` in an event loop of its own."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(run_load(config, watch))
+        return runner.run(run_load(config, view))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: it takes a good part of the client's CPU time off."""
+    """Return uvloop's factory where it is installed: it saves a good part of the client's CPU time."""
     with suppress(ModuleNotFoundError):
         import uvloop
 
@@ -63,38 +75,39 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return None
 
 
-async def run_load(config: LoadConfig, watch: Watch | None = None, clock: Clock | None = None) -> Run:
-    """Run `config`. Cancelled while sending (Ctrl-C), it returns what was measured until then.
+async def run_load(config: LoadConfig, view: ProgressView | None = None, clock: Clock | None = None) -> Run:
+    """Run `config`. Cancelled while sending (Ctrl-C), it returns the measurements until then.
 
-    Raises `RunError` where the server cannot be reached or a warm-up request fails, `ConfigError` for settings.
+    Raises `RunError` where the server cannot be reached or a warm-up request fails, `LoadConfigError` for bad
+    settings.
     """
     clock = clock or RealClock()
     pool = ConnectionPool(config.target.url, clock.now)
     try:
         model = config.target.model or await _first_model(pool, config)
-        driver = Driver(config.target, config.workload, model, dialect_of(config.target.api), pool, clock)
-        return await _measure(driver, config, watch)
+        driver = Driver(config.target, config.workload, model, make_api(config.target.api), pool, clock)
+        return await _measure(driver, config, view)
     finally:
         pool.close()
 
 
-async def _measure(driver: Driver, config: LoadConfig, watch: Watch | None) -> Run:
+async def _measure(driver: Driver, config: LoadConfig, view: ProgressView | None) -> Run:
     prompts = prompt_source(config.target.api, config.workload)
     await _warm_up(driver, config.pace, planned_requests(config.workload, prompts, WARMUP_STREAM))
     requests = requests_for(config.pace, planned_requests(config.workload, prompts))
-    driver.tally.num_planned = config.pace.num_requests
+    driver.counts.num_planned = config.pace.num_requests
     started_at, cpu_before_s = datetime.now(UTC).isoformat(timespec="seconds"), time.process_time()
-    is_whole = await _watched(_drive(driver, requests, config.pace), watch, driver.tally)
+    is_complete = await _run_with_view(_drive(driver, requests, config.pace), view, driver.counts)
     client_cpu_s = time.process_time() - cpu_before_s
-    num_events = driver.tally.num_token_events
+    num_events = driver.counts.num_token_events
     return Run(
         config=config,
         model=driver.model,
         prompt_exactness=prompts.exactness,
         started_at=started_at,
-        machine=this_machine(),
+        machine=read_machine_info(),
         event_loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
-        was_interrupted=not is_whole,
+        was_interrupted=not is_complete,
         summary=summarize(driver.results, config.slo),
         client_cpu_s=client_cpu_s,
         client_cpu_us_per_event=client_cpu_s * 1e6 / num_events if num_events else None,
@@ -102,7 +115,7 @@ async def _measure(driver: Driver, config: LoadConfig, watch: Watch | None) -> R
     )
 
 
-async def _drive(driver: Driver, requests: Iterator[PlannedRequest], pace: Pace) -> None:
+async def _drive(driver: Driver, requests: Iterator[PlannedRequest], pace: RequestPace) -> None:
     if pace.request_rate is not None:
         await driver.run_open(requests, pace)
         return
@@ -111,25 +124,25 @@ async def _drive(driver: Driver, requests: Iterator[PlannedRequest], pace: Pace)
     await driver.run_closed(requests, pace.concurrency, deadline_s)
 
 
-async def _watched(drive: Coroutine[Any, Any, None], watch: Watch | None, tally: Tally) -> bool:
-    """Whether `drive` ran to its end rather than being cancelled; `watch` runs beside it."""
-    watcher = asyncio.create_task(watch(tally)) if watch else None
+async def _run_with_view(drive: Coroutine[Any, Any, None], view: ProgressView | None, counts: LiveCounts) -> bool:
+    """Run `drive` with the progress view beside it. Returns False where it was cancelled."""
+    viewer = asyncio.create_task(view(counts)) if view else None
     try:
         await drive
     except asyncio.CancelledError:
         return False
     finally:
-        if watcher is not None:
-            watcher.cancel()
+        if viewer is not None:
+            viewer.cancel()
             with suppress(asyncio.CancelledError):
-                await watcher
+                await viewer
     return True
 
 
-async def _warm_up(driver: Driver, pace: Pace, requests: Iterator[PlannedRequest]) -> None:
+async def _warm_up(driver: Driver, pace: RequestPace, requests: Iterator[PlannedRequest]) -> None:
     if not pace.warmup:
         return
-    warm = replace(driver, tally=Tally(), results=[])
+    warm = replace(driver, counts=LiveCounts(), results=[])
     await warm.run_closed(islice(requests, pace.warmup), pace.concurrency or pace.warmup, deadline_s=None)
     for result in warm.results:
         if result.failure is not None:
@@ -142,7 +155,7 @@ class _Models(msgspec.Struct):
 
 @dataclass(slots=True)
 class _WholeBody:
-    """Collects a response (a `connection.Receiver`)."""
+    """Collects a response (a `connection.ResponseReceiver`)."""
 
     status: int = 0
     body: bytes = b""
@@ -155,7 +168,7 @@ class _WholeBody:
 
 
 async def _first_model(pool: ConnectionPool, config: LoadConfig) -> str:
-    """The first of the server's /v1/models."""
+    """Return the first model of the server's /v1/models."""
     target, response = config.target, _WholeBody()
     try:
         async with asyncio.timeout(target.timeout_s):
@@ -170,3 +183,30 @@ async def _first_model(pool: ConnectionPool, config: LoadConfig) -> str:
         return str(msgspec.json.decode(response.body, type=_Models).data[0]["id"])
     except (msgspec.DecodeError, IndexError, KeyError):
         raise RunError(f"{target.url}/v1/models names no model: name it with --model") from None
+
+
+def read_machine_info() -> MachineInfo:
+    """Describe the machine: figures mean little without it."""
+    return MachineInfo(
+        platform=platform.platform(),
+        processor=_processor_name(),
+        num_cores=os.cpu_count() or 1,
+        python=platform.python_version(),
+        sluice_version=_sluice_version(),
+    )
+
+
+def _processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _sluice_version() -> str:
+    try:
+        return version("sluice")
+    except PackageNotFoundError:
+        return "not installed"

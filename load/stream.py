@@ -1,18 +1,53 @@
-"""One request's life on the wire: what is measured of it and whether it counts as served."""
+"""One request on the wire: its stream of events, its measurement, and whether it counts as served."""
 
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from load.apis import Dialect, Piece, Prompt
-from load.sse import EventSplitter
+from load.apis import ParsedEvent, Prompt, StreamingApi
 
 DONE = b"[DONE]"
 MAX_ERROR_BYTES = 4096
 
 
+class EventSplitter:
+    """Splits a response body into the data of server-sent events, wherever the network cut it.
+
+    Carriage returns are dropped: JSON escapes its own, so any on the wire belong to line ends.
+    """
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the data of every event that `piece` completes, without comments and empty events."""
+        if not self._pending and _is_one_event(piece):
+            return [piece[6:-2]]
+        if b"\r" in piece:
+            piece = piece.replace(b"\r", b"")
+        *blocks, self._pending = (self._pending + piece).split(b"\n\n")
+        return [data for block in blocks if (data := _event_data(block))]
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether all bytes so far belong to complete events."""
+        return not self._pending.strip()
+
+
+def _is_one_event(piece: bytes) -> bool:
+    """Whether the piece is one whole event of one line, the usual case, which needs a third of the general split."""
+    return piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.find(b"\n") == len(piece) - 2
+
+
+def _event_data(block: bytes) -> bytes:
+    if block.startswith(b"data: ") and b"\n" not in block:
+        return block[6:]
+    lines = (line for line in block.split(b"\n") if line.startswith(b"data:"))
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
+
+
 class FailureKind(StrEnum):
-    """Why a request does not count as served."""
+    """The ways in which a request fails."""
 
     HTTP = "http"
     ERROR_EVENT = "error_event"
@@ -25,7 +60,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, in a form to count (`label`) and in words (`detail`)."""
+    """Why a request failed: a `label` to count by, and the `detail` in words."""
 
     kind: FailureKind
     detail: str
@@ -38,7 +73,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """What is asked for, fixed before the run."""
+    """A request as it is planned before the run."""
 
     index: int
     prompt: Prompt
@@ -48,22 +83,22 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request, measured. Times are seconds of the run's clock."""
+    """The measurement of one request. Times are seconds of the run's clock."""
 
     planned: PlannedRequest
     intended_s: float
-    """When it should have been sent."""
+    """When the request should have been sent."""
     started_s: float
-    """When this client came to it; the difference is client wait."""
+    """When this client began to send it. The difference is client wait."""
     ended_s: float
-    """When the stream was over, however it ended."""
+    """When the stream ended, however it ended."""
     event_times_s: "array[float]"
-    """Arrival of each token event. Events read from the socket together share a time."""
+    """Arrival of each token event. Events that are read from the socket together share a time."""
     prompt_tokens: int | None
-    """As the server counted them; None where it did not say."""
+    """The server's count; None where it sent none."""
     output_tokens: int
     output_tokens_counted_by: str
-    """`usage` (the server's count) or `events` (one for each token event: a lower bound)."""
+    """`usage` for the server's count, or `events` for one token an event, a lower bound."""
     finish_reason: str | None
     failure: Failure | None
 
@@ -77,25 +112,25 @@ class RequestResult:
 
     @property
     def ttft_s(self) -> float | None:
-        """Intended send to first token event."""
+        """Seconds from the intended send to the first token event."""
         return self.event_times_s[0] - self.intended_s if self.event_times_s else None
 
     @property
     def e2e_s(self) -> float:
-        """Intended send to the end of the stream."""
+        """Seconds from the intended send to the end of the stream."""
         return self.ended_s - self.intended_s
 
     @property
     def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (tokens - 1)."""
+        """Seconds per output token after the first: (E2E - TTFT) / (tokens - 1)."""
         if self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
 @dataclass(slots=True)
-class Tally:
-    """The run's live counts, read by the progress view."""
+class LiveCounts:
+    """Counts of a run while it goes on, read by the progress view."""
 
     num_planned: int | None = None
     num_started: int = 0
@@ -110,12 +145,12 @@ class Tally:
 
 @dataclass(slots=True)
 class StreamReader:
-    """Reads one response as it arrives (a `connection.Receiver`), then judges it."""
+    """Reads one response as it arrives (a `connection.ResponseReceiver`), and finds out why it failed."""
 
-    dialect: Dialect
-    tally: Tally
-    must_be_full: bool
-    """Whether fewer tokens than asked for is a failure."""
+    api: StreamingApi
+    counts: LiveCounts
+    must_be_complete: bool
+    """Whether fewer tokens than requested are a failure."""
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     last_read_s: float = 0.0
     finish_reason: str | None = None
@@ -144,30 +179,30 @@ class StreamReader:
 
     def _on_event(self, data: bytes, at: float) -> None:
         try:
-            piece = self.dialect.read(data)
+            event = self.api.parse(data)
         except ValueError as error:
             self._failure = self._failure or Failure(FailureKind.MALFORMED, f"{error}: {data[:200]!r}")
             return
-        if piece.has_text:
+        if event.has_text:
             self.times_s.append(at)
-            self.tally.num_token_events += 1
-        self._note(piece)
+            self.counts.num_token_events += 1
+        self._record(event)
 
-    def _note(self, piece: Piece) -> None:
-        if piece.num_tokens is not None:
-            self._counted_by_event = (self._counted_by_event or 0) + piece.num_tokens
-        if piece.prompt_tokens is not None:
-            self.prompt_tokens = piece.prompt_tokens
-        if piece.completion_tokens is not None:
-            self._completion_tokens = piece.completion_tokens
-        if piece.finish_reason is not None:
-            self.finish_reason = piece.finish_reason
-        if piece.error is not None:
-            self._failure = self._failure or Failure(FailureKind.ERROR_EVENT, piece.error)
+    def _record(self, event: ParsedEvent) -> None:
+        if event.num_tokens is not None:
+            self._counted_by_event = (self._counted_by_event or 0) + event.num_tokens
+        if event.prompt_tokens is not None:
+            self.prompt_tokens = event.prompt_tokens
+        if event.completion_tokens is not None:
+            self._completion_tokens = event.completion_tokens
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+        if event.error is not None:
+            self._failure = self._failure or Failure(FailureKind.ERROR_EVENT, event.error)
 
     @property
     def output_tokens(self) -> int:
-        """The server's count where it gives one, else the number of token events."""
+        """The server's count where it sends one, else the number of token events."""
         reported = self._reported_tokens
         return len(self.times_s) if reported is None else reported
 
@@ -179,27 +214,29 @@ class StreamReader:
     def _reported_tokens(self) -> int | None:
         return self._counted_by_event if self._completion_tokens is None else self._completion_tokens
 
-    def judge(self, asked_tokens: int, transport_failure: Failure | None) -> Failure | None:
-        """Why this request failed, None where it did not.
+    def find_failure(self, requested_tokens: int, transport_failure: Failure | None) -> Failure | None:
+        """Return why this request failed, None where it was served.
 
-        What the server said comes before how the connection ended (`transport_failure`).
+        A failure that the server reported takes precedence over how the connection ended (`transport_failure`).
         """
         if self._status not in (None, 200):
             return Failure(FailureKind.HTTP, self._error_body.decode(errors="replace"), self._status)
-        return self._failure or transport_failure or self._judge_end(asked_tokens)
+        return self._failure or transport_failure or self._check_end(requested_tokens)
 
-    def _judge_end(self, asked_tokens: int) -> Failure | None:
-        if self.dialect.ends_with_done and not self._is_terminated:
+    def _check_end(self, requested_tokens: int) -> Failure | None:
+        if self.api.ends_with_done and not self._is_terminated:
             return Failure(FailureKind.NO_TERMINATOR, f"ended without [DONE] after {len(self.times_s)} token events")
         if not self._events.is_between_events:
             return Failure(FailureKind.NO_TERMINATOR, "ended inside an event")
-        return self._judge_length(asked_tokens)
+        return self._check_length(requested_tokens)
 
-    def _judge_length(self, asked_tokens: int) -> Failure | None:
-        # Events are a lower bound of tokens, so where only they were counted the server's word is taken.
-        is_full = self.output_tokens >= asked_tokens or (self.counted_by == "events" and self.finish_reason == "length")
-        if is_full or not self.must_be_full:
+    def _check_length(self, requested_tokens: int) -> Failure | None:
+        # Events are a lower bound of tokens. Where only they were counted, the finish reason decides.
+        is_complete = self.output_tokens >= requested_tokens or (
+            self.counted_by == "events" and self.finish_reason == "length"
+        )
+        if is_complete or not self.must_be_complete:
             return None
         return Failure(
-            FailureKind.SHORT, f"{self.output_tokens} of {asked_tokens} tokens, counted by {self.counted_by}"
+            FailureKind.SHORT, f"{self.output_tokens} of {requested_tokens} tokens, counted by {self.counted_by}"
         )

@@ -1,4 +1,4 @@
-"""From a run's results to its figures. Definitions are in the fields' docstrings."""
+"""Computes the figures of a run from its results. The docstrings of the fields define them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from load.stream import RequestResult
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A sample's size, mean and percentiles (linear interpolation), in milliseconds. None of an empty sample."""
+    """Size, mean and percentiles (linear interpolation) of a sample in milliseconds; None for an empty one."""
 
     num_samples: int
     mean: float | None
@@ -32,7 +32,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:
-    """How often requests failed in one way, and the first one's words."""
+    """The number of requests that failed in one way, and the detail of the first."""
 
     count: int
     example: str
@@ -40,39 +40,39 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The run's figures. Latencies and token rates count served requests only."""
+    """The figures of a run. Latencies and token rates count served requests only."""
 
     num_requests: int
     num_served: int
     num_failed: int
     failures: dict[str, FailureCount]
     wall_s: float
-    """First intended send to the end of the last stream."""
+    """Seconds from the first intended send to the end of the last stream."""
     requests_per_s: float
     prompt_tokens: int
-    """As the server counted them, as asked for where it did not."""
+    """The server's count; the requested number where the server sent none."""
     output_tokens: int
     output_tokens_per_s: float
     tokens_per_event: float | None
-    """Above 1 where the server merges tokens into one event; ITL then has that many fewer samples."""
+    """Tokens per token event: above 1 where the server merges tokens into one event. ITL then has fewer samples."""
     num_counted_by_events: int
     """Requests whose server sent no token count, so that each token event counts as one token."""
     ttft_ms: Distribution
-    """Intended send to first token event."""
+    """Time from the intended send to the first token event."""
     itl_ms: Distribution
-    """Gaps between a request's successive token events, one sample a gap whatever number of tokens it brings."""
+    """Gaps between successive token events of a request: one sample a gap, however many tokens an event has."""
     tpot_ms: Distribution
-    """(E2E - TTFT) / (tokens - 1), one sample a request of at least two tokens."""
+    """(E2E - TTFT) / (tokens - 1): one sample for each request of at least two tokens."""
     e2e_ms: Distribution
-    """Intended send to the end of the stream."""
+    """Time from the intended send to the end of the stream."""
     client_wait_ms: Distribution
-    """Intended send to the moment this client came to it: all of it is this client's fault. Failed requests too."""
+    """Time from the intended send until this client began to send, no fault of the server. Includes failed requests."""
     goodput_per_s: float | None
-    """Served requests a second that met every target; None without targets."""
+    """Served requests per second that met every target; None without targets."""
 
 
 def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
-    """The figures of `results`, which may be in any order."""
+    """Compute the figures of `results`, which may be in any order."""
     served = [result for result in results if result.is_ok]
     wall_s = max(r.ended_s for r in results) - min(r.intended_s for r in results) if results else 0.0
     per_second = 1.0 / wall_s if wall_s > 0 else 0.0
@@ -95,19 +95,21 @@ def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
         tpot_ms=Distribution.of_seconds(r.tpot_s for r in served if r.tpot_s is not None),
         e2e_ms=Distribution.of_seconds(r.e2e_s for r in served),
         client_wait_ms=Distribution.of_seconds(r.client_wait_s for r in results),
-        goodput_per_s=None if slo is None else sum(meets(r, slo) for r in served) * per_second,
+        goodput_per_s=None if slo is None else sum(meets_slo(r, slo) for r in served) * per_second,
     )
 
 
 def gaps_s(result: RequestResult) -> list[float]:
-    """Seconds between successive token events."""
+    """Return the seconds between successive token events."""
     gaps: list[float] = np.diff(np.asarray(result.event_times_s)).tolist()
     return gaps
 
 
-def meets(result: RequestResult, slo: Slo) -> bool:
-    """Whether a served request met every target it was given. What cannot be measured of it meets nothing but ITL
-    and TPOT, which a single token has none of."""
+def meets_slo(result: RequestResult, slo: Slo) -> bool:
+    """Whether a served request met every target.
+
+    A figure that cannot be measured misses its target, except ITL and TPOT, which a single token does not have.
+    """
     gaps = gaps_s(result)
     itl_s = float(np.percentile(gaps, 99)) if gaps else 0.0
     measured = (

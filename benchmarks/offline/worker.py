@@ -1,4 +1,4 @@
-"""A worker process as the comparison sees it: jobs in, answers out, memory from outside."""
+"""Starts a worker process, sends it jobs, and measures its memory."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import BenchmarkError
-from benchmarks.offline.protocol import Options, Request
+from benchmarks.offline.protocol import Request, WorkerOptions
 
 READY_LIMIT_S = 900.0
 JOB_LIMIT_S = 900.0
@@ -24,12 +24,12 @@ EXIT_WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start an engine's worker: its interpreter, its module, variables, what it loads."""
+    """The command of an engine's worker: interpreter, module, environment variables and options."""
 
     engine: str
     python: Path
     module: str
-    options: Options
+    options: WorkerOptions
     variables: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
@@ -40,30 +40,30 @@ class Launch:
 
 
 class Worker:
-    """A worker that is loaded and has generated a token. `launch_s`: from its start to then."""
+    """A worker that has loaded its engine and generated a token. `launch_s` is the time from its start until then."""
 
     def __init__(self, launch: Launch, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.engine = launch.engine
         self._process = process
         self._log = log
         started = time.perf_counter()
-        self.version: str = self._hear(READY_LIMIT_S)["version"]
+        self.version: str = self._read_line(READY_LIMIT_S)["version"]
         self.launch_s = time.perf_counter() - started
 
     def batch(self, requests: list[Request]) -> float:
-        """Output tokens a second of all `requests` together."""
-        answer = self._ask("batch", requests)
+        """Run all `requests` at once. Returns output tokens per second."""
+        answer = self._run_job("batch", requests)
         self._check(answer["num_tokens"], requests)
         return float(answer["num_tokens"] / answer["seconds"])
 
     def single(self, request: Request) -> list[float]:
-        """When each token of one request came, in seconds from its submission."""
-        times: list[float] = self._ask("single", [request])["token_times_s"]
+        """Run one request. Returns the seconds from its submission to each token."""
+        times: list[float] = self._run_job("single", [request])["token_times_s"]
         self._check(len(times), [request])
         return times
 
     def rss_mb(self) -> float:
-        """Memory of all its processes, in MB of 10^6 bytes; shared pages count in each."""
+        """Return the memory of all its processes in MB of 10^6 bytes. Shared pages count in each."""
         process = psutil.Process(self._process.pid)
         tree = [process, *process.children(recursive=True)]
         return float(sum(one.memory_info().rss for one in tree) / 1e6)
@@ -72,15 +72,15 @@ class Worker:
         if num_tokens != (wanted := sum(length for _, length in requests)):
             raise BenchmarkError(f"{self.engine} generated {num_tokens} tokens, asked for {wanted}")
 
-    def _ask(self, kind: str, requests: list[Request]) -> dict[str, Any]:
+    def _run_job(self, kind: str, requests: list[Request]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # told below, by the answer that does not come
+        with suppress(BrokenPipeError):  # reported below, as the answer does not come
             self._process.stdin.write(json.dumps({"kind": kind, "requests": requests}).encode() + b"\n")
             self._process.stdin.flush()
-        return self._hear(JOB_LIMIT_S)
+        return self._read_line(JOB_LIMIT_S)
 
-    def _hear(self, limit_s: float) -> dict[str, Any]:
-        """The next line, the only one on its way: a worker speaks once for each job, and once when it is ready."""
+    def _read_line(self, limit_s: float) -> dict[str, Any]:
+        """Read the next line. A worker writes one for each job, and one when it is ready."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
         line = self._process.stdout.readline() if ready else b""
@@ -93,7 +93,7 @@ class Worker:
 
 @contextmanager
 def running_worker(launch: Launch, log: Path) -> Iterator[Worker]:
-    """Start a worker, yield it once it has generated a token, end it with all its children."""
+    """Start a worker, yield it once it has generated a token, and end it with all its children."""
     log.parent.mkdir(parents=True, exist_ok=True)
     root = Path(__file__).parents[2]
     with log.open("wb") as stderr:
@@ -118,4 +118,4 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.kill()
         process.wait()
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+        os.killpg(process.pid, signal.SIGKILL)  # children that outlived the worker

@@ -1,1 +1,1 @@
-"""Retrieval-augmented generation: how good, how fast."""
+"""Benchmarks of retrieval-augmented generation: quality and speed."""

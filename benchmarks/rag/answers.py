@@ -1,13 +1,13 @@
-"""How often the bundled model quotes the right sentence, with the passages that the bundled pipeline finds and without.
+"""The share of questions that the bundled model answers with the right sentence, with retrieval and without.
 
-Every question goes through a server, as a client's would. Facts are from pages of Python's documentation that rill was
-not trained on, asked for in the words that its training asks in, and, where they are called reworded, in others. The
-offices' documents and the questions about them were written for this benchmark. A right answer is the sentence and
-nothing else; another one that answers as well counts as wrong. What is unanswerable is in no document.
+Every question goes through a server, as a client's does. The facts are from pages of Python's documentation that rill
+was not trained on. Their questions are worded as in its training; the reworded set words them otherwise. The office
+documents and their questions were written for this benchmark. The right answer is the sentence and nothing else;
+another sentence that answers as well counts as wrong. No document answers an unanswerable question.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import httpx
 import orjson
 import uvloop
 
-from benchmarks.figures import BenchmarkError, Figure
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress
 from benchmarks.rag.corpus import COLLECTION, python_corpus
 from benchmarks.server import running_server
 from pipelines.rag.library import DocumentLibrary
@@ -31,7 +31,7 @@ SETS = (
     ("office", OFFICE, DATA / "office_questions.jsonl"),
 )
 REFUSALS = ("The context does not answer", "I do not know")
-"""How rill declines, with a context and without."""
+"""Beginnings of rill's refusals, with a context and without."""
 MAX_TOKENS = 100
 NUM_CLIENTS = 8
 _TIMEOUT_S = 120.0
@@ -40,7 +40,7 @@ _TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "�
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`answer` is a sentence of `document`; both are "" where there is none."""
+    """A question of a set. `answer` is a sentence of `document`; both are "" for an unanswerable question."""
 
     question: str
     document: str
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`sources` are the texts that it was made from."""
+    """An answer of the server. `sources` are the passages it was generated from."""
 
     text: str
     sources: tuple[str, ...] = ()
@@ -62,59 +62,59 @@ class Reply:
         return plain(self.text) == plain(answer)
 
     def has_source_of(self, answer: str) -> bool:
-        """Whether a source has the answer."""
+        """Whether a source contains the answer."""
         return any(plain(answer) in plain(text) for text in self.sources)
 
 
 def plain(text: str) -> str:
-    """What typography, markup, line breaks and a final stop do not change."""
+    """Normalize typography, markup, line breaks and a final stop."""
     return " ".join(text.translate(_TYPOGRAPHY).replace("*", "").replace("`", "").split()).rstrip(".")
 
 
 def read_questions(path: Path) -> list[Question]:
-    """All of one file."""
+    """Read the questions of one file."""
     return [Question(**orjson.loads(line)) for line in path.read_bytes().splitlines()]
 
 
-def measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
-    """Shares of answers that are exact, refused and neither, with retrieval and without."""
-    return uvloop.run(_measure(out.resolve(), say))
+def measure(out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure the shares of exact answers and of refusals, with retrieval and without."""
+    return uvloop.run(_measure(out.resolve(), report))
 
 
-async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
-    async with python_corpus(out, say) as corpus:
-        await _put_office(corpus.library)
+async def _measure(out: Path, report: ReportProgress) -> list[Figure]:
+    async with python_corpus(out, report) as corpus:
+        await _ingest_office(corpus.library)
     store = str(out / "rag" / "python.sqlite")
     with running_server(None, out / "rag" / "answers.log", "--rag-store", store) as server:
         limits = httpx.Limits(max_connections=NUM_CLIENTS)
         async with httpx.AsyncClient(base_url=server.url, timeout=_TIMEOUT_S, limits=limits) as client:
-            figures = [figure for each in SETS for figure in await _of_set(client, *each, say)]
+            figures = [figure for each in SETS for figure in await _measure_set(client, *each, report)]
     return figures
 
 
-async def _put_office(library: DocumentLibrary) -> None:
+async def _ingest_office(library: DocumentLibrary) -> None:
     for path in sorted((DATA / "office").glob("*.md")):
         await library.put(OFFICE, Upload(path.name, path.read_bytes(), DocumentFormat.MARKDOWN))
 
 
-async def _of_set(
-    client: httpx.AsyncClient, name: str, collection: str, path: Path, say: Callable[[str], None]
+async def _measure_set(
+    client: httpx.AsyncClient, name: str, collection: str, path: Path, report: ReportProgress
 ) -> list[Figure]:
-    asked = read_questions(path)
-    replies = await asyncio.gather(*(_with_sources(client, each, collection) for each in asked))
-    closed_book = await asyncio.gather(*(_closed_book(client, each) for each in asked))
-    say(f"{name}: {len(asked)} questions asked")
-    return figures_of(name, asked, replies, closed_book)
+    questions = read_questions(path)
+    replies = await asyncio.gather(*(_ask_with_retrieval(client, each, collection) for each in questions))
+    closed_book = await asyncio.gather(*(_ask_closed_book(client, each) for each in questions))
+    report(f"{name}: {len(questions)} questions asked")
+    return figures_of(name, questions, replies, closed_book)
 
 
-async def _with_sources(client: httpx.AsyncClient, asked: Question, collection: str) -> Reply:
-    body = {"question": asked.question, "stream": False, "max_tokens": MAX_TOKENS}
+async def _ask_with_retrieval(client: httpx.AsyncClient, question: Question, collection: str) -> Reply:
+    body = {"question": question.question, "stream": False, "max_tokens": MAX_TOKENS}
     answer = await _post(client, f"/v1/rag/{collection}/query", body)
     return Reply(answer["answer"].strip(), tuple(source["text"] for source in answer["sources"]))
 
 
-async def _closed_book(client: httpx.AsyncClient, asked: Question) -> Reply:
-    messages = [{"role": "user", "content": asked.question}]
+async def _ask_closed_book(client: httpx.AsyncClient, question: Question) -> Reply:
+    messages = [{"role": "user", "content": question.question}]
     body = {"model": "rill", "messages": messages, "temperature": 0, "max_tokens": MAX_TOKENS}
     answer = await _post(client, "/v1/chat/completions", body)
     return Reply(answer["choices"][0]["message"]["content"].strip())
@@ -129,10 +129,10 @@ async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> d
 
 
 def figures_of(
-    name: str, asked: Sequence[Question], replies: Sequence[Reply], closed_book: Sequence[Reply]
+    name: str, questions: Sequence[Question], replies: Sequence[Reply], closed_book: Sequence[Reply]
 ) -> list[Figure]:
-    """Of one set. `replies` and `closed_book` are in the order of the questions."""
-    pairs = list(zip(asked, replies, closed_book, strict=True))
+    """Compute the figures of one set. `replies` and `closed_book` are in the order of the questions."""
+    pairs = list(zip(questions, replies, closed_book, strict=True))
     known = [pair for pair in pairs if pair[0].answer]
     unknown = [pair for pair in pairs if not pair[0].answer]
     shares = {

@@ -1,20 +1,20 @@
-"""The corpus of the retrieval benchmarks: Python's documentation, as its Debian package has it, in a library."""
+"""The corpus of the retrieval benchmarks: a library with Python's documentation from its Debian package."""
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.figures import BenchmarkError
+from benchmarks.figures import BenchmarkError, ReportProgress
 from gateway.bundled import models_folder
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.opening import open_store
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
-from serving.backend import BackendContext, ModelLookup
+from serving.backend import BackendContext
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
 from training.rill.sources import SOURCES, fetch
@@ -25,7 +25,7 @@ _PAGES = r"library/|tutorial/|faq/|howto/|reference/|using/"
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A library with the collection `python`, and what filling it took; 0 documents where it was there already."""
+    """A library with the collection `python`, and the cost of ingestion: 0 documents where nothing changed."""
 
     library: DocumentLibrary
     num_documents: int
@@ -35,27 +35,23 @@ class Corpus:
 
 @asynccontextmanager
 async def python_corpus(
-    out: Path, say: Callable[[str], None], settings: LibrarySettings | None = None
+    out: Path, report: ReportProgress, settings: LibrarySettings | None = None
 ) -> AsyncGenerator[Corpus, None]:
-    """Fetched, encoded by the bundled encoder and kept under `out`; made again only where something has changed."""
+    """Yield the corpus, encoded by the bundled encoder and kept under `out`. Only changed pages are encoded again."""
     folder = _pages_folder(out)
     async with bundled_models("query_encoder") as repository:
         store = open_store(str(out / "rag" / "python.sqlite"))
         library = DocumentLibrary(store, lambda name: TextEncoder(repository, name), settings or LibrarySettings())
         try:
-            yield await _filled(library, folder, say)
+            yield await _ingest(library, folder, report)
         finally:
             await library.close()
 
 
 @asynccontextmanager
 async def bundled_models(*names: str) -> AsyncGenerator[ModelRepository, None]:
-    """A repository that serves these of the bundled models, with their members."""
-
-    def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models)
-
-    repository = ModelRepository([models_folder()], ControlMode.EXPLICIT, context)
+    """Yield a repository that serves these bundled models and the models that they call."""
+    repository = ModelRepository([models_folder()], ControlMode.EXPLICIT, BackendContext)
     failures = await repository.start(names)
     if failures:
         raise BenchmarkError("; ".join(failure.message for failure in failures.values()))
@@ -71,18 +67,18 @@ def _pages_folder(out: Path) -> Path:
     return source.folder(out / "rag")
 
 
-async def _filled(library: DocumentLibrary, folder: Path, say: Callable[[str], None]) -> Corpus:
+async def _ingest(library: DocumentLibrary, folder: Path, report: ReportProgress) -> Corpus:
     pages = _pages(folder)
-    started, num_put, num_chunks = time.perf_counter(), 0, 0
+    started, num_ingested, num_chunks = time.perf_counter(), 0, 0
     for number, path in enumerate(pages):
         upload = Upload(path.relative_to(folder).as_posix(), path.read_bytes(), DocumentFormat.HTML)
         result = await library.put(COLLECTION, upload)
         if result.status != "unchanged":
-            num_put += 1
+            num_ingested += 1
             num_chunks += result.info.num_chunks
         if number % 50 == 49:
-            say(f"{number + 1} of {len(pages)} pages, {num_chunks} chunks encoded")
-    return Corpus(library, num_put, num_chunks, time.perf_counter() - started)
+            report(f"{number + 1} of {len(pages)} pages, {num_chunks} chunks encoded")
+    return Corpus(library, num_ingested, num_chunks, time.perf_counter() - started)
 
 
 def _pages(folder: Path) -> list[Path]:

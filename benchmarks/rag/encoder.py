@@ -1,4 +1,4 @@
-"""The bundled encoder over HTTP with and without dynamic batching, and as what documents are ingested with."""
+"""The bundled sentence encoder: over HTTP with and without dynamic batching, and in the ingestion of documents."""
 
 import asyncio
 import json
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from benchmarks.figures import BenchmarkError, Figure, Target
-from benchmarks.offline.environments import Say
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.rag.corpus import bundled_models
 from benchmarks.rag.pipeline import QUESTIONS
 from benchmarks.triton.servers import V2Server, sluice
@@ -27,28 +26,28 @@ _WARM_S = 1.0
 _BATCHED, _SINGLE = "sentence_encoder", "sentence_encoder_single"
 _TOKENIZER, _PIPELINE = "sentence_tokenizer", "query_encoder"
 _DYNAMIC_BATCHING = re.compile(r"^dynamic_batching .*$", re.MULTILINE)
-_GAIN_WANTED = 5.0
-"""What GPUs give easily. A processor computes a few texts of ten tokens nearly as well as one of hundreds."""
+_TARGET_GAIN = 5.0
+"""Gain that GPUs reach easily. A CPU computes a few texts of ten tokens nearly as fast as one of hundreds."""
 _CHUNK_CHARS = 800
-"""About 200 tokens, as chunks of documents are."""
+"""About 200 tokens, the length of chunks."""
 _NUM_CHUNKS = 400
 
 
-def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
-    """Requests/s of questions by their tokens, one by one and batched in turns, and by their text; then chunks/s.
+def measure(repeats: int, out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure requests/s of tokens without and with dynamic batching, in turns, and of text; then chunks/s.
 
-    Raises BenchmarkError where a request fails, and without wrk.
+    Raises BenchmarkError where a request fails, and where wrk is not installed.
     """
     check_wrk()
     folder = out.resolve() / "rag" / "encoder"
     _write_repository(folder / "models")
     with sluice(folder / "models", folder / "sluice.log") as server:
-        figures = [figure for clients in CLIENTS for figure in _at(server, clients, repeats, say)]
-    return [*figures, asyncio.run(_ingestion(repeats, say))]
+        figures = [figure for clients in CLIENTS for figure in _at(server, clients, repeats, report)]
+    return [*figures, asyncio.run(_ingestion(repeats, report))]
 
 
 def _write_repository(root: Path) -> None:
-    """The bundled models, and the encoder once more without its batcher."""
+    """Write the bundled models, and a copy of the encoder without its dynamic batcher."""
     shutil.rmtree(root, ignore_errors=True)
     for name in (_TOKENIZER, _BATCHED, _PIPELINE):
         shutil.copytree(models_folder() / name, root / name)
@@ -61,13 +60,13 @@ def _write_repository(root: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`cpu_ms` is the server's processor time for a request, which other work on the machine hardly changes."""
+    """One measurement. `cpu_ms` is the server's CPU time per request, which other processes hardly change."""
 
     rate: float
     cpu_ms: float
 
 
-def _at(server: V2Server, clients: int, repeats: int, say: Say) -> list[Figure]:
+def _at(server: V2Server, clients: int, repeats: int, report: ReportProgress) -> list[Figure]:
     tokens, texts = _token_requests(), _text_requests()
     subjects = {
         "one by one": (_SINGLE, tokens),
@@ -79,7 +78,7 @@ def _at(server: V2Server, clients: int, repeats: int, say: Say) -> list[Figure]:
         for subject, (model, bodies) in subjects.items():
             runs[subject].append(_run(server, model, bodies, clients))
         rates = ", ".join(f"{subject} {found[-1].rate:,.0f}" for subject, found in runs.items())
-        say(f"{clients} clients, requests/s: {rates}")
+        report(f"{clients} clients, requests/s: {rates}")
     return _figures(clients, runs)
 
 
@@ -91,7 +90,7 @@ def _figures(clients: int, runs: Mapping[str, Sequence[_Run]]) -> list[Figure]:
         figures.append(Figure(name, subject, "CPU ms/request", tuple(run.cpu_ms for run in found)))
     single, batched, *_ = runs.values()
     gains = tuple(after.rate / before.rate for before, after in zip(single, batched, strict=True))
-    target = Target(_GAIN_WANTED, is_ceiling=False) if clients == max(CLIENTS) else None
+    target = Target(_TARGET_GAIN, is_ceiling=False) if clients == max(CLIENTS) else None
     return [*figures, Figure(name, "gain of batching", "ratio", gains, target)]
 
 
@@ -108,7 +107,7 @@ def _cpu_s(server: V2Server) -> float:
 
 
 def _wrk(server: V2Server, model: str, bodies: Sequence[str], clients: int, seconds: float) -> float:
-    """Requests/s of `clients` that send `bodies` in turns. Raises BenchmarkError where any is not answered well."""
+    """Measure requests/s of `clients` that send `bodies` in turn. Raises BenchmarkError where a request fails."""
     url = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/infer"
     with NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(_script(bodies))
@@ -146,8 +145,8 @@ def _body(name: str, datatype: str, shape: Sequence[int], data: Sequence[object]
     return json.dumps({"inputs": [{"name": name, "shape": shape, "datatype": datatype, "data": data}]})
 
 
-async def _ingestion(repeats: int, say: Say) -> Figure:
-    """Chunks that become vectors in a second, in one process, without reading and storing."""
+async def _ingestion(repeats: int, report: ReportProgress) -> Figure:
+    """Measure the chunks encoded per second in one process, without parsing and storing."""
     chunks = _chunks()
     samples = []
     async with bundled_models(_PIPELINE) as repository:
@@ -157,12 +156,12 @@ async def _ingestion(repeats: int, say: Say) -> Figure:
             started = time.perf_counter()
             await encoder.encode_documents(chunks)
             samples.append(len(chunks) / (time.perf_counter() - started))
-            say(f"ingestion: {samples[-1]:,.0f} chunks/s")
+            report(f"ingestion: {samples[-1]:,.0f} chunks/s")
     return Figure(f"encoding of chunks of {_CHUNK_CHARS} characters", "sluice", "chunks/s", tuple(samples))
 
 
 def _chunks() -> list[str]:
-    """Of this project's documentation."""
+    """Cut this project's documentation into chunks."""
     pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     text = "\n".join(page.read_text() for page in pages)
     found = [text[start : start + _CHUNK_CHARS] for start in range(0, len(text) - _CHUNK_CHARS, _CHUNK_CHARS)]

@@ -1,9 +1,9 @@
-"""What reading and cutting documents costs, format by format, without encoder and store.
+"""The speed of parsing and chunking documents, by format, without encoder and store.
 
     python -m benchmarks.rag.ingestion_parts [--repeats 3]
 
-Each document holds the same prose under headings, about a megabyte of it. Reading includes the start of the process
-where the format has one; cutting takes the text that was read, its words for tokens.
+Each document holds the same prose under headings, about a megabyte. Parsing includes the start of the process where the
+format has one. Chunking takes the parsed text, with its words as tokens.
 """
 
 import argparse
@@ -31,8 +31,8 @@ _WORD = re.compile(r"\w{1,6}|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Characters of text a second."""
+class Throughput:
+    """Characters of text per second."""
 
     reading: float
     cutting: float
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 async def ingestion_parts(repeats: int) -> list[Figure]:
-    """Reading and cutting, a figure each for every format."""
+    """Measure parsing and chunking, one figure each for every format."""
     figures = []
     for format, document in _DOCUMENTS.items():
         content = document()
@@ -56,7 +56,7 @@ async def ingestion_parts(repeats: int) -> list[Figure]:
     return figures
 
 
-async def _pace(content: bytes, format: DocumentFormat) -> Pace:
+async def _pace(content: bytes, format: DocumentFormat) -> Throughput:
     began_s = time.perf_counter()
     document = await parse_document(content, format, ParseLimits())
     read_s = time.perf_counter()
@@ -65,7 +65,7 @@ async def _pace(content: bytes, format: DocumentFormat) -> Pace:
     chunk_document(document, starts, ChunkOptions())
     ended_s = time.perf_counter()
     num_chars = len(document.text)
-    return Pace(num_chars / (read_s - began_s), num_chars / (ended_s - cut_s))
+    return Throughput(num_chars / (read_s - began_s), num_chars / (ended_s - cut_s))
 
 
 def _text() -> bytes:

@@ -1,4 +1,4 @@
-"""What an ensemble adds to each of its steps: the time of a chain of models, less that of asking the models alone."""
+"""The time that an ensemble adds to each step: that of a chain of models, less that of calling the models alone."""
 
 import asyncio
 from pathlib import Path
@@ -9,8 +9,6 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from benchmarks.figures import Figure, Target
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.ensemble.backend import EnsembleBackend
 from serving.job import Job
@@ -22,30 +20,30 @@ from sluice.errors import ErrorCode, SluiceError
 
 NUM_STEPS = 5
 NUM_PIECES = 1000
-"""Responses of a stream."""
+"""Number of responses of a stream."""
 NUM_REQUESTS = 2000
 TARGET = Target(300.0)
 _TENSOR = "data_type: TYPE_FP32 dims: [ -1 ]"
 
 
 class Identity(Model):
-    """Answers within the call, `num_pieces` times."""
+    """A model that responds within the call, `num_pieces` times."""
 
     def __init__(self, config: ModelConfig, num_pieces: int = 1) -> None:
         super().__init__(config, spec_of(config, 1))
         self._num_pieces = num_pieces
 
     def _start(self, job: Job) -> None:
-        given = job.request.inputs["X"]
+        tensor = job.request.inputs["X"]
         for number in range(self._num_pieces):
-            job.respond(InferResponse([given.renamed("Y")], is_final=number == self._num_pieces - 1))
+            job.respond(InferResponse([tensor.renamed("Y")], is_final=number == self._num_pieces - 1))
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: the model holds no resources."""
 
 
 class _Models:
-    """The steps, by name."""
+    """Finds the models of the steps by name."""
 
     def __init__(self, *models: Model) -> None:
         self._models = {model.name: model for model in models}
@@ -57,7 +55,7 @@ class _Models:
 
 
 def measure(num_repeats: int, num_requests: int = NUM_REQUESTS) -> list[Figure]:
-    """Microseconds a step of a chain, and a piece of a stream that one more step passes on."""
+    """Measure the microseconds added per step of a chain, and per response of a stream through one more step."""
     return asyncio.run(_measure(num_repeats, num_requests))
 
 
@@ -87,16 +85,16 @@ def _per_piece(stream: Model, source: Model, step: Model, num_repeats: int, num_
 
 
 def _us(model: Model, num_requests: int) -> float:
-    """Of one request."""
-    given = Tensor.of("X", np.zeros(8, np.float32))
+    """Return the microseconds of one request."""
+    tensor = Tensor.of("X", np.zeros(8, np.float32))
     started = perf_counter_ns()
     for _ in range(num_requests):
-        model.submit(InferRequest({"X": given}), _ignore)
+        model.submit(InferRequest({"X": tensor}), _ignore)
     return (perf_counter_ns() - started) / num_requests / 1000
 
 
 def _ignore(response: InferResponse) -> None:
-    """The answer is known."""
+    """Do nothing: the response is known."""
 
 
 def _config(name: str, *, is_decoupled: bool = False) -> ModelConfig:
@@ -105,7 +103,7 @@ def _config(name: str, *, is_decoupled: bool = False) -> ModelConfig:
 
 
 async def _ensemble(steps: list[Identity]) -> Model:
-    """The steps in a row."""
+    """Load an ensemble that calls the steps one after the other."""
     tensors = ["X", *(f"t{number}" for number in range(len(steps) - 1)), "Y"]
     maps = ", ".join(
         f'{{ model_name: "{step.name}" model_version: -1 input_map {{ key: "X" value: "{tensors[number]}" }} '
@@ -121,11 +119,3 @@ async def _ensemble(steps: list[Identity]) -> Model:
 def _parsed(text: str) -> ModelConfig:
     config: ModelConfig = text_format.Parse(text, ModelConfig())
     return config
-
-
-def _no_engine(checkpoint: str) -> EngineConfig:
-    raise AssertionError(f"no step has an engine for {checkpoint}")
-
-
-def _no_record(model: str, protocol: str) -> StreamRecord:
-    raise AssertionError(f"{model} is no language model")

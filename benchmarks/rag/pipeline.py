@@ -1,4 +1,4 @@
-"""The pipeline as one request, beside a client that calls its steps by hand over HTTP."""
+"""The RAG pipeline as one request, compared with a client that calls its steps over HTTP."""
 
 import asyncio
 import statistics
@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from benchmarks.figures import BenchmarkError, Figure, Target
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import running_server
 from load.connection import ConnectionPool, encode_request
 
@@ -31,12 +31,12 @@ QUESTIONS = (
 DOCUMENTATION_WAIT_S = 120.0
 
 Ask = Callable[[ConnectionPool, str], Awaitable[float]]
-"""Answers one question, and returns when the first token came, by the pool's clock."""
+"""Answers one question. Returns the time of the first token, by the pool's clock."""
 
 
 @dataclass(slots=True)
 class _Body:
-    """A response, and when its first piece with `mark` came."""
+    """Receives a response, and records when its first piece with `mark` arrives."""
 
     now: Callable[[], float]
     mark: bytes = b""
@@ -70,14 +70,14 @@ async def _post(pool: ConnectionPool, path: str, body: dict[str, Any], mark: byt
 
 
 async def ask_pipeline(pool: ConnectionPool, question: str) -> float:
-    """One request."""
+    """Ask the pipeline in one request."""
     body = {"query": question, "collection": "sluice", "max_tokens": MAX_TOKENS}
     received = await _post(pool, "/v2/models/rag_pipeline/generate_stream", body, b'"response"')
     return received.marked_at
 
 
 async def ask_steps(pool: ConnectionPool, question: str) -> float:
-    """The same models, each asked by the client, which carries the tensors from one to the next."""
+    """Call the same models one by one, and carry the tensors from each to the next."""
     embeddings = await _infer(pool, "query_encoder", {"text": [question]})
     found = await _infer(
         pool, "retriever", {"query": [question], "query_embeddings": embeddings["embeddings"]}, collection="sluice"
@@ -94,7 +94,7 @@ async def ask_steps(pool: ConnectionPool, question: str) -> float:
 
 
 async def _infer(pool: ConnectionPool, model: str, inputs: dict[str, list[Any]], **parameters: Any) -> dict[str, Any]:
-    """The outputs by name. Every model here batches: the first dimension is one row."""
+    """Return the outputs by name. Every model here batches: the first dimension is one row."""
     tensors = [
         {
             "name": name,
@@ -110,7 +110,7 @@ async def _infer(pool: ConnectionPool, model: str, inputs: dict[str, list[Any]],
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Questions a second, and the median time to the first token."""
+    """Questions per second, and the median time to first token."""
 
     rate: float
     ttft_ms: float
@@ -134,7 +134,7 @@ async def _round(url: str, ask: Ask, num_clients: int) -> _Round:
 
 
 async def _await_documentation(url: str) -> None:
-    """A fresh server reads its documentation when it is ready."""
+    """Wait until a fresh server has ingested its documentation, which it does once it is ready."""
     pool, deadline = ConnectionPool(url, time.perf_counter), time.perf_counter() + DOCUMENTATION_WAIT_S
     previous = -1
     while time.perf_counter() < deadline:
@@ -152,21 +152,21 @@ async def _await_documentation(url: str) -> None:
     raise BenchmarkError("the server's documentation was not read in time")
 
 
-def measure(repeats: int, out: Path, say: Callable[[str], None]) -> list[Figure]:
-    """Rates and times to the first token of both ways, taken in turns; the pipeline's must be the better ones."""
+def measure(repeats: int, out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure rate and time to first token of both ways in turns. The pipeline's must be better."""
     folder = out.resolve() / "rag"
     with running_server(None, folder / "serve.log", "--rag-store", str(folder / "sluice.sqlite")) as server:
         uvloop.run(_await_documentation(server.url))
-        rounds = uvloop.run(_rounds(server.url, repeats, say))
+        rounds = uvloop.run(_rounds(server.url, repeats, report))
     return [figure for num_clients in NUM_CLIENTS for figure in _figures(num_clients, rounds[num_clients])]
 
 
-async def _rounds(url: str, repeats: int, say: Callable[[str], None]) -> dict[int, list[tuple[_Round, _Round]]]:
+async def _rounds(url: str, repeats: int, report: ReportProgress) -> dict[int, list[tuple[_Round, _Round]]]:
     await _round(url, ask_pipeline, 1)
     await _round(url, ask_steps, 1)
     rounds: dict[int, list[tuple[_Round, _Round]]] = {}
     for num_clients in NUM_CLIENTS:
-        say(f"{num_clients} clients")
+        report(f"{num_clients} clients")
         rounds[num_clients] = [
             (await _round(url, ask_pipeline, num_clients), await _round(url, ask_steps, num_clients))
             for _ in range(repeats)

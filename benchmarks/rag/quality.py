@@ -1,12 +1,12 @@
-"""How well retrieval finds the passage that answers: 332 questions about Python whose passage is known.
+"""The quality of retrieval: the rank of the passage that answers, for 332 questions about Python.
 
-The questions were written for this benchmark from the passages, in other words than theirs where that was natural, and
-no training saw them. A chunk is right when it comes from the question's page and holds the beginning of its passage;
-other passages that would answer too count as wrong, for every mode alike.
+The questions were written for this benchmark from the passages, in other words where that was natural. No model was
+trained on them. A chunk is right where it comes from the question's page and holds the beginning of its passage. Other
+passages that would answer as well count as wrong, in every mode alike.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import uvloop
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from benchmarks.figures import Figure, Target
+from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.rag.corpus import COLLECTION, Corpus, python_corpus
 from gateway.bundled import models_folder
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
@@ -24,35 +24,35 @@ from pipelines.rag.types import Hit, RetrievalMode
 
 QUESTIONS = Path(__file__).parent / "data" / "python_questions.jsonl"
 DEPTH = 10
-"""Places that count for the mean reciprocal rank."""
+"""Number of ranks that count for the mean reciprocal rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`quote` begins the passage that answers, on `page`."""
+    """A question. `quote` is the beginning of the passage on `page` that answers it."""
 
     question: str
     page: str
     quote: str
 
     def is_answered_by(self, hit: Hit) -> bool:
-        """Whether the hit is of the passage."""
+        """Whether the hit contains the beginning of the passage."""
         return hit.document_id == self.page and _plain(self.quote) in _plain(hit.text)
 
 
 def questions() -> list[Question]:
-    """All of them."""
+    """Read all questions."""
     return [Question(**orjson.loads(line)) for line in QUESTIONS.read_bytes().splitlines()]
 
 
-def measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
-    """Recall at 5 and mean reciprocal rank of each mode, and how fast the corpus was read."""
-    return uvloop.run(_measure(out.resolve(), say))
+def measure(out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure recall at 5 and mean reciprocal rank of each mode, and the speed of ingestion."""
+    return uvloop.run(_measure(out.resolve(), report))
 
 
-async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
+async def _measure(out: Path, report: ReportProgress) -> list[Figure]:
     figures: list[Figure] = []
-    async with python_corpus(out, say) as corpus:
+    async with python_corpus(out, report) as corpus:
         if corpus.num_documents:
             rate = corpus.num_chunks / corpus.seconds
             figures.append(Figure("ingestion", f"{corpus.num_chunks} chunks", "chunks/s", (rate,)))
@@ -67,7 +67,7 @@ async def _measure(out: Path, say: Callable[[str], None]) -> list[Figure]:
 
 
 def bundled_options() -> SearchOptions:
-    """How the bundled retriever searches."""
+    """Return the search options of the bundled retriever."""
     text = (models_folder() / "retriever" / "config.pbtxt").read_text()
     return parse_settings(text_format.Parse(text, ModelConfig())).options
 
@@ -78,7 +78,7 @@ def _with_target(figure: Figure, best: float) -> Figure:
 
 
 async def ranks_of(corpus: Corpus, options: SearchOptions) -> list[int | None]:
-    """At which place, from 1, the right chunk stands for each question; None where it was not found."""
+    """Return the rank of the right chunk for each question, from 1; None where it is not found."""
     ranks: list[int | None] = []
     for question in questions():
         hits = await corpus.library.search(COLLECTION, SearchQuery(question.question, None), options)
@@ -88,15 +88,15 @@ async def ranks_of(corpus: Corpus, options: SearchOptions) -> list[int | None]:
 
 
 def recall_at(ranks: Sequence[int | None], depth: int) -> float:
-    """The share of questions whose chunk is among the first `depth`."""
+    """Return the share of questions whose chunk is among the first `depth`."""
     return sum(rank is not None and rank <= depth for rank in ranks) / len(ranks)
 
 
 def mean_reciprocal_rank(ranks: Sequence[int | None]) -> float:
-    """1 where the right chunk is always first, 0 where it is never found."""
+    """Return the mean reciprocal rank: 1 where the right chunk is always first, 0 where it is never found."""
     return sum(0.0 if rank is None else 1 / rank for rank in ranks) / len(ranks)
 
 
 def _plain(text: str) -> str:
-    """What markup and typography do not change."""
+    """Keep only letters and digits, which markup and typography do not change."""
     return re.sub(r"[^a-z0-9]+", "", text.lower())

@@ -1,4 +1,4 @@
-"""Stores of 100,000 random vectors beside numpy's exact search: what they find, how fast, and how fast they are filled.
+"""Vector stores with 100,000 random vectors, compared with numpy's exact search: recall, latency, insertion.
 
 Random unit vectors of 384 dimensions are the worst case of an approximate index: no two are much nearer than others.
 """
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.figures import Figure, Target
+from benchmarks.figures import Figure, ReportProgress, Target
 from pipelines.rag.filters import Condition, Filter, Operator
 from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.sqlite.store import SqliteStore
@@ -36,7 +36,7 @@ CHUNKS_A_DOCUMENT = 10
 TOP_K = 10
 NUM_QUERIES = 200
 NUM_PARTS = 10
-"""Values of the metadata key `part`: a filter on one leaves a tenth."""
+"""Number of values of the metadata key `part`: a filter on one value leaves a tenth of the chunks."""
 _WORDS_A_CHUNK = 60
 _VOCABULARY = 30_000
 _COLLECTION = "benchmark"
@@ -46,8 +46,8 @@ Ask = Callable[[int], Awaitable[Sequence[Hit]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
-    """`vectors` [NUM_CHUNKS, DIM] and `texts` of chunks, `queries` [NUM_QUERIES, DIM] and their `questions`."""
+class VectorCorpus:
+    """Chunks with `vectors` [NUM_CHUNKS, DIM] and `texts`; `queries` [NUM_QUERIES, DIM] with their `questions`."""
 
     vectors: Vectors
     texts: Sequence[str]
@@ -74,7 +74,7 @@ class Corpus:
         return len(self.texts) // CHUNKS_A_DOCUMENT
 
     def nearest(self, query: Vector, part: int | None = None) -> list[int]:
-        """The rows of the TOP_K nearest chunks, of one part's documents or of all: numpy's exact search."""
+        """Return the rows of the TOP_K nearest chunks, of one part or of all, by numpy's exact search."""
         cosines = self.vectors @ query
         if part is not None:
             documents = np.arange(len(self.vectors)) // CHUNKS_A_DOCUMENT
@@ -83,104 +83,104 @@ class Corpus:
         return [int(row) for row in best[np.argsort(-cosines[best])]]
 
 
-def corpus() -> Corpus:
-    """The same one for every store. Words are drawn as often as languages use them: the n-th as 1/n."""
+def make_corpus() -> VectorCorpus:
+    """Make the corpus, the same for every store. The n-th word has a frequency of 1/n, as in natural languages."""
     draw = np.random.default_rng(0)
     shares = 1 / np.arange(1, _VOCABULARY + 1)
     drawn = draw.choice(_VOCABULARY, (NUM_CHUNKS, _WORDS_A_CHUNK), p=shares / shares.sum())
     asked = draw.choice(_VOCABULARY, (NUM_QUERIES, 8), p=shares / shares.sum())
-    return Corpus(_units(draw, NUM_CHUNKS), _texts(drawn), _units(draw, NUM_QUERIES), _texts(asked))
+    return VectorCorpus(_units(draw, NUM_CHUNKS), _texts(drawn), _units(draw, NUM_QUERIES), _texts(asked))
 
 
-def measure(repeats: int, say: Callable[[str], None]) -> list[Figure]:
-    """Figures of numpy and of the SQLite store; `repeats` are those of the insertion."""
-    given = corpus()
-    figures = _latency("numpy", "vector search", _numpy_ms(given))
+def measure(repeats: int, report: ReportProgress) -> list[Figure]:
+    """Measure numpy and the SQLite store. `repeats` applies to the insertion."""
+    corpus = make_corpus()
+    figures = _latency("numpy", "vector search", _numpy_ms(corpus))
     with TemporaryDirectory(prefix="sluice-stores-") as folder:
         path = Path(folder, "rag.sqlite")
-        figures += asyncio.run(_measure_sqlite(path, given, repeats, say))
+        figures += asyncio.run(_measure_sqlite(path, corpus, repeats, report))
         size_mb = path.stat().st_size / 1e6
     return [*figures, Figure(f"file of {NUM_CHUNKS:,} chunks", "SQLite", "MB", (size_mb,))]
 
 
 async def measure_store(
-    subject: str, store: Store, given: Corpus, recall: Target, repeats: int, say: Callable[[str], None]
+    subject: str, store: Store, corpus: VectorCorpus, recall: Target, repeats: int, report: ReportProgress
 ) -> list[Figure]:
-    """Figures of an open, empty store. `recall` is what it must find of numpy's ten."""
+    """Measure an open, empty store. `recall` is the target for the share of numpy's ten that it finds."""
     rates = []
     for repeat in range(repeats):
-        say(f"{subject}: inserting {NUM_CHUNKS:,} chunks, {repeat + 1} of {repeats}")
-        rates.append(await _insert(store, given))
-    say(f"{subject}: {NUM_QUERIES} queries of each kind")
+        report(f"{subject}: inserting {NUM_CHUNKS:,} chunks, {repeat + 1} of {repeats}")
+        rates.append(await _insert(store, corpus))
+    report(f"{subject}: {NUM_QUERIES} queries of each kind")
     return [
         Figure("documents of 10 chunks put one by one", subject, "chunks/s", tuple(rates)),
-        *await _vector_figures(subject, store, given, recall),
-        *await _filtered_figures(subject, store, given, recall),
-        *await _text_figures(subject, store, given),
+        *await _vector_figures(subject, store, corpus, recall),
+        *await _filtered_figures(subject, store, corpus, recall),
+        *await _text_figures(subject, store, corpus),
     ]
 
 
-async def _measure_sqlite(path: Path, given: Corpus, repeats: int, say: Callable[[str], None]) -> list[Figure]:
+async def _measure_sqlite(path: Path, corpus: VectorCorpus, repeats: int, report: ReportProgress) -> list[Figure]:
     store = SqliteStore(path)
     await store.open()
     try:
-        return await measure_store("SQLite", store, given, EXACT, repeats, say)
+        return await measure_store("SQLite", store, corpus, EXACT, repeats, report)
     finally:
         await store.close()
 
 
-async def _insert(store: Store, given: Corpus) -> float:
-    """Chunks a second, into a collection that is made anew."""
+async def _insert(store: Store, corpus: VectorCorpus) -> float:
+    """Insert all chunks into a new collection. Returns chunks per second."""
     if _COLLECTION in [info.spec.name for info in await store.collections()]:
         await store.delete_collection(_COLLECTION)
     await store.create_collection(CollectionSpec(_COLLECTION, "random", DIM))
     started = time.perf_counter()
-    for number in range(given.num_documents):
-        await store.put_document(_COLLECTION, *given.document(number))
+    for number in range(corpus.num_documents):
+        await store.put_document(_COLLECTION, *corpus.document(number))
     return NUM_CHUNKS / (time.perf_counter() - started)
 
 
-async def _vector_figures(subject: str, store: Store, given: Corpus, recall: Target) -> list[Figure]:
+async def _vector_figures(subject: str, store: Store, corpus: VectorCorpus, recall: Target) -> list[Figure]:
     async def ask(number: int) -> Sequence[Hit]:
-        return (await store.candidates(_COLLECTION, CandidateQuery(given.queries[number], None, TOP_K))).by_vector
+        return (await store.candidates(_COLLECTION, CandidateQuery(corpus.queries[number], None, TOP_K))).by_vector
 
-    answers, times_ms = await _asked(ask)
-    found = _recall(answers, [given.nearest(query) for query in given.queries])
+    answers, times_ms = await _run_queries(ask)
+    found = _recall(answers, [corpus.nearest(query) for query in corpus.queries])
     return [Figure("recall@10", subject, "", (found,), recall), *_latency(subject, "vector search", times_ms)]
 
 
-async def _filtered_figures(subject: str, store: Store, given: Corpus, recall: Target) -> list[Figure]:
+async def _filtered_figures(subject: str, store: Store, corpus: VectorCorpus, recall: Target) -> list[Figure]:
     def query(number: int) -> CandidateQuery:
         part = Filter((Condition("part", Operator.EQ, number % NUM_PARTS),))
-        return CandidateQuery(given.queries[number], None, TOP_K, part)
+        return CandidateQuery(corpus.queries[number], None, TOP_K, part)
 
     async def ask(number: int) -> Sequence[Hit]:
         return (await store.candidates(_COLLECTION, query(number))).by_vector
 
-    answers, times_ms = await _asked(ask)
-    right = [given.nearest(vector, number % NUM_PARTS) for number, vector in enumerate(given.queries)]
+    answers, times_ms = await _run_queries(ask)
+    right = [corpus.nearest(vector, number % NUM_PARTS) for number, vector in enumerate(corpus.queries)]
     return [
         Figure("recall@10 within a tenth", subject, "", (_recall(answers, right),), recall),
         *_latency(subject, "vector search within a tenth", times_ms),
     ]
 
 
-async def _text_figures(subject: str, store: Store, given: Corpus) -> list[Figure]:
+async def _text_figures(subject: str, store: Store, corpus: VectorCorpus) -> list[Figure]:
     async def by_text(number: int) -> Sequence[Hit]:
-        return (await store.candidates(_COLLECTION, CandidateQuery(None, given.questions[number], TOP_K))).by_text
+        return (await store.candidates(_COLLECTION, CandidateQuery(None, corpus.questions[number], TOP_K))).by_text
 
     async def hybrid(number: int) -> Sequence[Hit]:
-        query = CandidateQuery(given.queries[number], given.questions[number], 40)
+        query = CandidateQuery(corpus.queries[number], corpus.questions[number], 40)
         return (await store.candidates(_COLLECTION, query)).by_vector
 
     return [
-        *_latency(subject, "BM25, 8 words", (await _asked(by_text))[1]),
-        *_latency(subject, "both, 40 of each", (await _asked(hybrid))[1]),
+        *_latency(subject, "BM25, 8 words", (await _run_queries(by_text))[1]),
+        *_latency(subject, "both, 40 of each", (await _run_queries(hybrid))[1]),
     ]
 
 
-async def _asked(ask: Ask) -> tuple[list[Sequence[Hit]], list[float]]:
-    """Answers and their times in ms, one after the other; the first is asked twice to warm what is cold."""
+async def _run_queries(ask: Ask) -> tuple[list[Sequence[Hit]], list[float]]:
+    """Run all queries one after the other, after one to warm up. Returns the answers and their milliseconds."""
     await ask(0)
     answers, times_ms = [], []
     for number in range(NUM_QUERIES):
@@ -190,11 +190,11 @@ async def _asked(ask: Ask) -> tuple[list[Sequence[Hit]], list[float]]:
     return answers, times_ms
 
 
-def _numpy_ms(given: Corpus) -> list[float]:
+def _numpy_ms(corpus: VectorCorpus) -> list[float]:
     times_ms = []
-    for query in given.queries:
+    for query in corpus.queries:
         started = time.perf_counter()
-        given.nearest(query)
+        corpus.nearest(query)
         times_ms.append((time.perf_counter() - started) * 1e3)
     return times_ms
 
@@ -208,7 +208,7 @@ def _latency(subject: str, what: str, times_ms: Sequence[float]) -> list[Figure]
 
 
 def _recall(answers: Sequence[Sequence[Hit]], right: Sequence[Sequence[int]]) -> float:
-    """The share of the right chunks that were found."""
+    """Return the share of the right chunks that were found."""
     num_found = sum(len({_row(hit) for hit in hits} & set(rows)) for hits, rows in zip(answers, right, strict=True))
     return num_found / sum(map(len, right))
 

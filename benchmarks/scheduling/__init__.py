@@ -1,4 +1,4 @@
-"""What the scheduler does under load, through the real executor."""
+"""The scheduler under load, through the real executor: overload, fairness, a long queue, chunked prefill."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from gateway.checkpoint import find_checkpoint
 
 
 def measure(num_repeats: int, folder: Path, model: Path | None) -> list[Figure]:
-    """All of it with the bundled model (or the checkpoint `model` in its place) and, for long prompts, S."""
+    """Measure all of it with the bundled model (or the checkpoint `model`) and, for long prompts, with model S."""
     checkpoint = model or find_checkpoint(None)
     return [
         *overload.measure(num_repeats, checkpoint),

@@ -1,10 +1,10 @@
-"""A tenant sends a hundred requests, another one comes after: how long the one waits for its first token."""
+"""Fairness between tenants: the time to first token of one request behind a hundred of another tenant."""
 
 import random
 from pathlib import Path
 
 from benchmarks.figures import Figure, Target
-from benchmarks.scheduling.trace import Sent, replay
+from benchmarks.scheduling.trace import TimedRequest, replay
 from engine.config import EngineConfig
 from engine.loop.load import load_runner
 from engine.runners.base import Runner
@@ -13,11 +13,11 @@ from engine.types import GenerateRequest, SamplingParams
 NUM_REQUESTS, LATE_S = 100, 0.2
 MAX_NUM_SEQS, PROMPT_TOKENS, MAX_TOKENS = 8, 32, 32
 TARGET_SHARE = Target(0.25)
-"""Of what it waits where all are one tenant."""
+"""Its time over that of a request behind a hundred of the same tenant."""
 
 
 def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
-    """Each repeat measures both, one after the other."""
+    """Measure both in each repeat, one after the other."""
     config = EngineConfig(model_path=str(checkpoint), num_blocks=64, max_num_seqs=MAX_NUM_SEQS)
     runner = load_runner(config)
     try:
@@ -33,9 +33,9 @@ def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
 
 
 def _ttft_s(runner: Runner, config: EngineConfig, tenant: str) -> float:
-    trace = [Sent(0.0, _request(number, "many")) for number in range(NUM_REQUESTS)]
-    trace.append(Sent(LATE_S, _request(NUM_REQUESTS, tenant)))
-    return replay(runner, config, trace).stories[-1].ttft_s
+    trace = [TimedRequest(0.0, _request(number, "many")) for number in range(NUM_REQUESTS)]
+    trace.append(TimedRequest(LATE_S, _request(NUM_REQUESTS, tenant)))
+    return replay(runner, config, trace).outcomes[-1].ttft_s
 
 
 def _request(number: int, tenant: str) -> GenerateRequest:

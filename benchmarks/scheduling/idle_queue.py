@@ -1,6 +1,6 @@
-"""What a long queue costs a step: 64 sequences decode while nobody, or ten thousand, wait.
+"""The cost of a long queue: the time of a step of 64 sequences while none, or ten thousand, wait.
 
-There are places for more, but no blocks: each step looks at the head of the queue again.
+More sequences could run but for the lack of blocks, so that each step checks the head of the queue again.
 """
 
 import time
@@ -17,12 +17,12 @@ NUM_RUNNING, NUM_WAITING, NUM_TENANTS = 64, 10_000, 10
 MAX_NUM_SEQS = 2 * NUM_RUNNING
 NUM_STEPS, PROMPT_TOKENS = 300, 64
 MAX_TOKENS = 2048 - PROMPT_TOKENS
-"""So that NUM_RUNNING sequences reserve all blocks of the NullRunner."""
+"""With so many tokens NUM_RUNNING sequences reserve all blocks of the NullRunner."""
 TARGET_RATIO = Target(2.0)
 
 
 class _Commands:
-    """Hands out what was put in."""
+    """A source of commands that returns those put into it."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -33,7 +33,7 @@ class _Commands:
 
 
 def measure(num_repeats: int, num_waiting: int = NUM_WAITING, num_steps: int = NUM_STEPS) -> list[Figure]:
-    """Both in turn, and their ratio repeat by repeat."""
+    """Measure both in turn, and their ratio for each repeat."""
     pairs = [(_step_ms(0, num_steps), _step_ms(num_waiting, num_steps)) for _ in range(num_repeats)]
     name = f"executor step, {NUM_RUNNING} running"
     return [
@@ -44,7 +44,7 @@ def measure(num_repeats: int, num_waiting: int = NUM_WAITING, num_steps: int = N
 
 
 def _step_ms(num_waiting: int, num_steps: int) -> float:
-    """Mean time of a decode step without the runner's."""
+    """Return the mean milliseconds of a decode step without the runner's time."""
     commands = _Commands()
     config = EngineConfig(model_path="", max_num_seqs=MAX_NUM_SEQS, max_queued_requests=num_waiting)
     executor = InflightExecutor(NullRunner(), config, commands, lambda frame: None)
@@ -53,7 +53,7 @@ def _step_ms(num_waiting: int, num_steps: int) -> float:
     while executor.stats().prompt_tokens_total < NUM_RUNNING * PROMPT_TOKENS:
         executor.step()
     commands.commands = [Submit(NUM_RUNNING + number, request) for number, request in enumerate(requests)]
-    while executor.stats().num_waiting < num_waiting:  # a burst is taken in by and by
+    while executor.stats().num_waiting < num_waiting:  # a burst enters the queue over several steps
         executor.step()
     before, started = executor.stats(), time.perf_counter()
     for _ in range(num_steps):

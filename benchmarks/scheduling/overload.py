@@ -1,7 +1,7 @@
-"""More than the engine can serve, under each policy, on one trace: what it costs, and how good the forecast is.
+"""Overload under each scheduler policy, on one trace: throughput, latencies, preemptions, and the forecast of waits.
 
-Prompts are random; a sequence ends by itself at one of a set of stop tokens, long before its `max_tokens` in the
-mean, which is where reserving for the worst case and pausing differ most.
+Prompts are random. A sequence ends by itself at one of a set of stop tokens, on average long before its `max_tokens`,
+where reserving for the worst case and preempting differ most.
 """
 
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.figures import BenchmarkError, Figure, Target
-from benchmarks.scheduling.trace import Replay, Sent, percentile, replay
+from benchmarks.scheduling.trace import Replay, TimedRequest, percentile, replay
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.loop.load import load_runner
 from engine.runners.base import Runner
@@ -20,14 +20,14 @@ from engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS = 160
 OVERLOAD = 4.0
-"""Requests come so many times as fast as they are served where the worst case is reserved."""
+"""Rate of arrival over the rate of service where the worst case is reserved."""
 NUM_BLOCKS, MAX_NUM_SEQS = 32, 32
 VOCABULARY, STOP_EVERY = 4096, 64
 PROMPT_TOKENS, MAX_TOKENS = (16, 64), 192
 NUM_WARM_UP = 40
-"""Requests that come at once, and from which the forecast learns before it is judged."""
+"""Number of requests that arrive at once. The forecast learns from them and is judged by the others."""
 MIN_WAIT_S = 0.05
-"""Shorter waits are a matter of a few steps and are not judged."""
+"""Least wait that is judged: shorter ones last a few steps."""
 
 ANSWERS = "answers as under guaranteed_no_evict"
 UNITS = {
@@ -53,9 +53,9 @@ TARGETS = {
 
 
 def measure(num_repeats: int, checkpoint: Path) -> list[Figure]:
-    """Each repeat replays its trace under all policies in turn."""
-    # In float32 the last digits still depend on how many tokens shared a step: of tens of thousands of tokens
-    # drawn at temperature 1, one may fall on the other side of a border.
+    """Replay a trace under all policies in turn, in each repeat."""
+    # In float32 the last digits still depend on how many tokens share a step: of tens of thousands of tokens
+    # sampled at temperature 1, one may come out different.
     config = EngineConfig(
         model_path=str(checkpoint),
         dtype="f32",
@@ -82,17 +82,17 @@ def _compare(
     runner: Runner, config: EngineConfig, rng: random.Random
 ) -> Iterator[tuple[tuple[str, SchedulerPolicy], float]]:
     requests = [_request(rng, number) for number in range(NUM_REQUESTS)]
-    warm_up = [Sent(0.0, request) for request in requests[:NUM_WARM_UP]]
+    warm_up = [TimedRequest(0.0, request) for request in requests[:NUM_WARM_UP]]
     at_s = replay(runner, config, warm_up).seconds
     rate = OVERLOAD * NUM_WARM_UP / at_s
     trace = list(warm_up)
     for request in requests[NUM_WARM_UP:]:
-        trace.append(Sent(at_s, request))
+        trace.append(TimedRequest(at_s, request))
         at_s += rng.expovariate(rate)
     expected: list[list[int]] = []
     for policy in SchedulerPolicy:
         run = replay(runner, msgspec.structs.replace(config, scheduler_policy=policy), trace)
-        answers = [story.token_ids for story in run.stories]
+        answers = [outcome.token_ids for outcome in run.outcomes]
         expected = expected or answers
         num_same = sum(answer == other for answer, other in zip(answers, expected, strict=True))
         for name, value in (*_figures(run), (ANSWERS, num_same), *_forecast(run)):
@@ -112,7 +112,7 @@ def _figures(run: Replay) -> Iterator[tuple[str, float]]:
 def _forecast(run: Replay) -> Iterator[tuple[str, float]]:
     judged = [wait for wait in run.waits[NUM_WARM_UP:] if wait.actual_s >= MIN_WAIT_S]
     if not judged:
-        raise BenchmarkError("nobody waited: it was no overload")
+        raise BenchmarkError("no request waited: there was no overload")
     errors = [abs(wait.predicted_s - wait.actual_s) / wait.actual_s for wait in judged]
     yield "wait, median", percentile([wait.actual_s for wait in judged], 50)
     yield "wait predicted, relative error p50", 100 * percentile(errors, 50)

@@ -1,4 +1,4 @@
-"""A list of requests, each sent at its time, through an executor in this thread; what came of each, and when."""
+"""Replays a trace of requests, each at its time, through an executor in this thread, and records their outcomes."""
 
 import time
 from collections import deque
@@ -18,25 +18,25 @@ from engine.runners.base import Runner
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 
 
-class Sent(NamedTuple):
-    """A request and when it is sent, in seconds from the start."""
+class TimedRequest(NamedTuple):
+    """A request, and the seconds from the start at which it is sent."""
 
     at_s: float
     request: GenerateRequest
 
 
 @dataclass(slots=True)
-class Story:
-    """What came of a request. Times are seconds from the start; the wait in our own hands counts."""
+class RequestOutcome:
+    """The outcome of a request. Times are seconds from the start, and include waits in this process."""
 
-    sent: Sent
+    submitted: TimedRequest
     token_ids: list[int] = field(default_factory=list)
     event_times: list[float] = field(default_factory=list)
-    """One an event that brought tokens."""
+    """Times of the events with tokens."""
 
     @property
     def ttft_s(self) -> float:
-        return self.event_times[0] - self.sent.at_s
+        return self.event_times[0] - self.submitted.at_s
 
     @property
     def gaps_s(self) -> list[float]:
@@ -44,40 +44,40 @@ class Story:
 
 
 class Wait(NamedTuple):
-    """Between submit and admission."""
+    """The wait of a request between submission and admission."""
 
     predicted_s: float
     actual_s: float
 
 
 class Replay(NamedTuple):
-    """One run of a trace."""
+    """The result of replaying a trace."""
 
-    stories: list[Story]
+    outcomes: list[RequestOutcome]
     waits: list[Wait]
-    """In the order of admission."""
+    """Waits in the order of admission."""
     seconds: float
     stats: EngineStats
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(len(story.token_ids) for story in self.stories) / self.seconds
+        return sum(len(outcome.token_ids) for outcome in self.outcomes) / self.seconds
 
     def ttft_ms(self, percent: float) -> float:
-        return percentile([story.ttft_s for story in self.stories], percent) * 1e3
+        return percentile([outcome.ttft_s for outcome in self.outcomes], percent) * 1e3
 
     def itl_ms(self, percent: float) -> float:
-        return percentile([gap for story in self.stories for gap in story.gaps_s], percent) * 1e3
+        return percentile([gap for outcome in self.outcomes for gap in outcome.gaps_s], percent) * 1e3
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
     return float(np.percentile(list(values), percent))
 
 
-class _Clock:
-    """The trace as the executor's source of commands."""
+class _TraceCommands:
+    """The executor's source of commands: the requests of a trace, each when it is due."""
 
-    def __init__(self, trace: Sequence[Sent]) -> None:
+    def __init__(self, trace: Sequence[TimedRequest]) -> None:
         self._due = deque(sorted(enumerate(trace), key=lambda item: item[1].at_s))
         self._started = time.perf_counter()
 
@@ -90,13 +90,13 @@ class _Clock:
             time.sleep(min(max(self._due[0][1].at_s - self.now, 0.0), timeout_s))
         commands: list[Command] = []
         while self._due and self._due[0][1].at_s <= self.now:
-            number, sent = self._due.popleft()
-            commands.append(Submit(number, sent.request))
+            number, timed = self._due.popleft()
+            commands.append(Submit(number, timed.request))
         return commands
 
 
-class _NotedForecast(Forecast):
-    """Keeps each wait beside its prediction."""
+class _RecordingForecast(Forecast):
+    """A forecast that keeps each wait beside its prediction."""
 
     def __init__(self, limits: EngineInfo) -> None:
         super().__init__(limits)
@@ -107,28 +107,28 @@ class _NotedForecast(Forecast):
         self.waits.append(Wait(predicted_s, actual_s))
 
 
-def replay(runner: Runner, config: EngineConfig, trace: Sequence[Sent]) -> Replay:
-    """Run the trace to its end. Raises `BenchmarkError` where a request was refused or failed."""
-    stories = [Story(sent) for sent in trace]
-    clock = _Clock(trace)
+def replay(runner: Runner, config: EngineConfig, trace: Sequence[TimedRequest]) -> Replay:
+    """Replay the trace to its end. Raises `BenchmarkError` where a request is rejected or fails."""
+    outcomes = [RequestOutcome(timed) for timed in trace]
+    commands = _TraceCommands(trace)
     num_open = len(trace)
 
     def take(frame: StepFrame) -> None:
         nonlocal num_open
-        now = clock.now
+        now = commands.now
         if frame.failures:
             raise BenchmarkError(f"a request failed: {frame.failures[0].message}")
         for event in frame.events:
-            story = stories[event.stream_id]
-            story.token_ids += event.token_ids
+            outcome = outcomes[event.stream_id]
+            outcome.token_ids += event.token_ids
             if event.token_ids:
-                story.event_times.append(now)
+                outcome.event_times.append(now)
             num_open -= event.finish_reason is not None
 
-    executor = InflightExecutor(runner, config, clock, take)
-    # The executor tells sums only; for quantiles each wait is noted where it is recorded.
-    executor._intake.forecast = noted = _NotedForecast(executor.info)
+    executor = InflightExecutor(runner, config, commands, take)
+    # The executor has only sums of waits; for quantiles each wait is kept where it is recorded.
+    executor._intake.forecast = forecast = _RecordingForecast(executor.info)
     while num_open:
         executor.step()
     executor.check_invariants()
-    return Replay(stories, noted.waits, clock.now, executor.stats())
+    return Replay(outcomes, forecast.waits, commands.now, executor.stats())

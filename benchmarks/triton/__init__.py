@@ -1,1 +1,1 @@
-"""The v2 protocol beside the real tritonserver, in one run."""
+"""Benchmarks of the v2 protocol, in part beside the real tritonserver."""

@@ -1,4 +1,4 @@
-"""NVIDIA's own load generator against Sluice: whether it takes us for Triton, and what it measures."""
+"""NVIDIA's perf_analyzer against Sluice: whether it accepts Sluice as Triton, and the rates it measures."""
 
 import os
 import re
@@ -6,18 +6,18 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-from benchmarks.figures import BenchmarkError, Figure
-from benchmarks.offline.environments import Environment, Say, interpreter
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress
+from benchmarks.offline.environments import Environment, interpreter
 from benchmarks.triton.repository import write_python_models
 from benchmarks.triton.servers import TRITON, V2Server, sluice
 
 CLIENT = Environment("triton-client", "tritonclient", "2.43.0")
-"""The last one whose wheel has a perf_analyzer of few libraries."""
+"""The last version whose wheel has a perf_analyzer that needs few libraries."""
 _LIBRARIES = ("libb64.so.0d", "libcudart.so.12")
-"""What the program needs and the wheel of nvidia-pytriton has, under names with a hash in them."""
+"""Libraries that the program needs. The wheel of nvidia-pytriton has them under names with a hash."""
 
 CONCURRENCY = 16
-WAYS: dict[str, tuple[str, ...]] = {
+PROTOCOL_FLAGS: dict[str, tuple[str, ...]] = {
     "HTTP": ("-i", "http"),
     "HTTP, shared memory": ("-i", "http", "--shared-memory", "system"),
     "gRPC": ("-i", "grpc"),
@@ -27,20 +27,20 @@ WAYS: dict[str, tuple[str, ...]] = {
 LONGEST_S = 120.0
 
 
-def measure(out: Path, say: Say) -> list[Figure]:
-    """Its inferences/s in every way it can ask. Raises BenchmarkError where it is not content with an answer."""
+def measure(out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure inferences/s in every protocol. Raises BenchmarkError where perf_analyzer reports an error."""
     folder = out.resolve() / "triton"
     write_python_models(folder / "python")
-    program, environment = _install(out / "envs", folder, say)
+    program, environment = _install(out / "envs", folder, report)
     with sluice(folder / "python", folder / "sluice.log") as server:
-        return [_run(name, way, program, environment, server, say) for name, way in WAYS.items()]
+        return [_run(name, flags, program, environment, server, report) for name, flags in PROTOCOL_FLAGS.items()]
 
 
-def _install(environments: Path, folder: Path, say: Say) -> tuple[Path, dict[str, str]]:
-    """The program, and the environment in which it finds its libraries."""
-    program = interpreter(CLIENT, environments, say).with_name("perf_analyzer")
+def _install(environments: Path, folder: Path, report: ReportProgress) -> tuple[Path, dict[str, str]]:
+    """Install the program. Returns it and the environment in which it finds its libraries."""
+    program = interpreter(CLIENT, environments, report).with_name("perf_analyzer")
     program.chmod(0o755)
-    triton = interpreter(TRITON, environments, say)
+    triton = interpreter(TRITON, environments, report)
     site = Path(sysconfig.get_path("platlib", vars={"platbase": str(triton.parents[1])}))
     theirs, links = site / "nvidia_pytriton.libs", folder / "lib"
     links.mkdir(parents=True, exist_ok=True)
@@ -53,13 +53,18 @@ def _install(environments: Path, folder: Path, say: Say) -> tuple[Path, dict[str
 
 
 def _run(
-    name: str, way: tuple[str, ...], program: Path, environment: dict[str, str], server: V2Server, say: Say
+    name: str,
+    flags: tuple[str, ...],
+    program: Path,
+    environment: dict[str, str],
+    server: V2Server,
+    report: ReportProgress,
 ) -> Figure:
-    say(f"perf_analyzer, {name}")
-    port = server.grpc_port if "grpc" in way else server.http_port
-    # One window of each length is taken as it is: on a busy machine it would try for ever to find a stable one.
+    report(f"perf_analyzer, {name}")
+    port = server.grpc_port if "grpc" in flags else server.http_port
+    # Three windows are taken as they are: on a busy machine it would search for a stable one for ever.
     limits = ("--concurrency-range", str(CONCURRENCY), "-p", "2000", "-s", "999", "--max-trials", "3")
-    command = (str(program), "-m", "identity", "-u", f"127.0.0.1:{port}", *way, *limits)
+    command = (str(program), "-m", "identity", "-u", f"127.0.0.1:{port}", *flags, *limits)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LONGEST_S, check=False)
     rate = re.search(r"throughput: ([\d.]+) infer/sec", done.stdout)
     if done.returncode or rate is None:

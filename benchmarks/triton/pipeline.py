@@ -1,8 +1,8 @@
-"""A text classifier of three models, to be tuned: Python tokenizer, ONNX encoder, ONNX head, and their ensemble.
+"""Writes a text classifier to tune: a Python tokenizer, an ONNX encoder, an ONNX head, and their ensemble.
 
-The encoder is a deep averaging network: the mean of its tokens' embeddings through dense layers. A transformer's tokens
-keep two cores busy already one text at a time, so that batching gains it little on a CPU; here one text reads all the
-weights for one row.
+The encoder is a deep averaging network: the mean of its tokens' embeddings passes through dense layers. A transformer
+keeps two cores busy with the tokens of one text, so that batching gains it little on a CPU. Here one text reads all
+weights for a single row.
 """
 
 import shutil
@@ -19,7 +19,7 @@ MAX_BATCH_SIZE = 64
 TEXT = "The delivery came a week late and half of the parts were missing from the box."
 _VOCABULARY = 4096
 _WIDTHS = (512, 3072, 3072, 3072, 512)
-"""22 million weights in all, as many as MiniLM, a common sentence encoder, has."""
+"""Widths of the layers: 22 million weights, as many as MiniLM, a common sentence encoder, has."""
 _NUM_CLASSES = 10
 _TOKENIZER_FILE = Path(__file__).parents[2] / "models" / "rill" / "1" / "tokenizer.json"
 
@@ -50,7 +50,7 @@ class TritonPythonModel:
 
 
 def write_pipeline(folder: Path, tokenizer: str = "", encoder: str = "") -> None:
-    """The models as a repository; `tokenizer` and `encoder` are what is added to their configurations."""
+    """Write the models as a repository. `tokenizer` and `encoder` are text to add to their configurations."""
     shutil.rmtree(folder, ignore_errors=True)
     ids = f'name: "input_ids" data_type: TYPE_INT64 dims: [ {NUM_TOKENS} ]'
     text = 'name: "text" data_type: TYPE_STRING dims: [ 1 ]'
@@ -88,7 +88,7 @@ def _steps() -> str:
 
 
 def _encoder() -> ModelProto:
-    """INT64 [rows, NUM_TOKENS] to FP32 [rows, 512]; token 0 is padding, and no part of the mean."""
+    """Make the graph from INT64 [rows, NUM_TOKENS] to FP32 [rows, 512]. The mean leaves out token 0, the padding."""
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["as_numbers"], to=TensorProto.FLOAT),
         helper.make_node("Sign", ["as_numbers"], ["mask"]),

@@ -1,4 +1,4 @@
-"""Whether those who wait too long in a queue hear of it on time."""
+"""The lateness of rejections by queue timeout."""
 
 import json
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import BenchmarkError, Figure, Target
-from benchmarks.offline.environments import Say
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.triton.servers import V2Server, sluice
 
 CLIENTS = 64
@@ -17,7 +16,7 @@ SECONDS = 4.0
 LIMITS_MS = (100, 200, 500)
 LONGEST_S = 120.0
 LATEST = 0.1
-"""Of the limit: how late a refusal may be."""
+"""Target for the lateness of a rejection, as a share of the limit."""
 _SERVICE_MS = 10
 
 _CODE = f"""\
@@ -44,10 +43,10 @@ dynamic_batching {{
 """
 
 
-def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
-    """How late refusals are, as parts of their limits, from the request's sending to its answer at the client.
+def measure(repeats: int, out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure the lateness of rejections at the client, as shares of their limits.
 
-    `CLIENTS` clients keep a model of one instance busy that serves few of them within their limit.
+    `CLIENTS` clients keep a model busy whose one instance serves few of them within the limit.
     """
     folder = out.resolve() / "triton"
     for limit_ms in LIMITS_MS:
@@ -55,7 +54,7 @@ def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
     figures: list[Figure] = []
     with sluice(folder / "timeouts", folder / "sluice-timeouts.log") as server:
         for limit_ms in LIMITS_MS:
-            say(f"limit of {limit_ms} ms")
+            report(f"limit of {limit_ms} ms")
             figures += _figures(limit_ms, [_late(server, limit_ms) for _ in range(repeats)])
     return figures
 
@@ -76,14 +75,14 @@ def _figures(limit_ms: int, repeats: Sequence[Sequence[float]]) -> list[Figure]:
 
 
 def _late(server: V2Server, limit_ms: int) -> list[float]:
-    """Of each refusal. Raises BenchmarkError where there are too few to speak of, or one came too early."""
+    """Return the lateness of each rejection. Raises BenchmarkError where there are too few, or one is too early."""
     command = (sys.executable, "-m", "benchmarks.triton.timeouts_client", str(server.http_port), _name(limit_ms))
     options = ("--clients", str(CLIENTS), "--seconds", str(SECONDS))
     done = subprocess.run((*command, *options), capture_output=True, text=True, timeout=LONGEST_S, check=False)
     if done.returncode:
         raise BenchmarkError(f"the clients failed: {done.stderr.strip()[-300:]}")
     limit_s = limit_ms / 1e3
-    late = [(waited - limit_s) / limit_s for waited in json.loads(done.stdout)["refused_s"]]
+    late = [(waited - limit_s) / limit_s for waited in json.loads(done.stdout)["rejected_s"]]
     if len(late) < CLIENTS or min(late) < 0:
         raise BenchmarkError(f"{len(late)} refusals, the earliest at {min(late, default=0):.0%} of its limit")
     return late

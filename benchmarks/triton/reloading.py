@@ -1,4 +1,4 @@
-"""Whether anything is left behind by models that come and go: memory, open files, processes."""
+"""Leaks of models that are loaded and unloaded: memory, open files, processes."""
 
 import shutil
 import time
@@ -9,19 +9,18 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.figures import BenchmarkError, Figure, Target
-from benchmarks.offline.environments import Say
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.triton.repository import DENSE_WIDTH, write_onnx_models, write_python_models
 from benchmarks.triton.servers import V2Server, sluice
 from gateway.checkpoint import find_checkpoint
 
 ROUNDS = 1000
 LLM_ROUNDS = 100
-"""Each starts an engine of its own, which takes most of a second."""
+"""Rounds of language models. Each starts an engine, which takes most of a second."""
 SETTLED_SHARE = 0.2
-"""Of the rounds, after which libraries have what they keep for good."""
-PATIENCE_S = 60.0
-MOST_GROWTH_MB = 10.0
+"""Share of the rounds after which libraries have allocated what they keep."""
+TIMEOUT_S = 60.0
+MAX_GROWTH_MB = 10.0
 _ENSEMBLE = """\
 platform: "ensemble"
 max_batch_size: 64
@@ -41,7 +40,7 @@ _SAVED_MODEL = Path(__file__).parents[2] / "tests" / "data" / "tensorflow" / "de
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """A model that comes and goes."""
+    """A model to load and unload."""
 
     backend: str
     name: str
@@ -49,26 +48,26 @@ class Reloaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """What a server holds: memory of its own process, its open files, the processes that it has started."""
+class ResourceUse:
+    """Resources of a server: memory and open files of its own process, and the processes that it has started."""
 
     rss_mb: float
     num_files: int
     num_processes: int
 
 
-def measure(out: Path, say: Say) -> list[Figure]:
-    """Growth over rounds of load and unload, for each backend that is installed here and needs no GPU."""
+def measure(out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure the growth over rounds of load and unload, for each backend that is installed here and needs no GPU."""
     folder = out.resolve() / "triton" / "reloading"
     figures = []
     for model in _write_models(folder / "models"):
         with sluice(folder / "models", folder / "sluice.log", "--model-control-mode=explicit") as server:
-            figures += _growth(server, model, say)
+            figures += _growth(server, model, report)
     return figures
 
 
 def _write_models(folder: Path) -> list[Reloaded]:
-    """A model of each backend; an ensemble takes its step along."""
+    """Write a model of each backend. An ensemble is unloaded with its step."""
     shutil.rmtree(folder, ignore_errors=True)
     write_python_models(folder)
     write_onnx_models(folder)
@@ -97,7 +96,7 @@ def _write_models(folder: Path) -> list[Reloaded]:
 
 
 def _folder_of(model: Path, config: str) -> Path:
-    """The folder of its first version."""
+    """Make the folder of a model with one version. Returns the version's folder."""
     version = model / "1"
     version.mkdir(parents=True)
     (model / "config.pbtxt").write_text(config)
@@ -111,52 +110,52 @@ def _write_torchscript(file: Path) -> None:
     torch.jit.trace(layers, torch.zeros(1, DENSE_WIDTH)).save(str(file))
 
 
-def _growth(server: V2Server, model: Reloaded, say: Say) -> list[Figure]:
+def _growth(server: V2Server, model: Reloaded, report: ReportProgress) -> list[Figure]:
     num_settled = int(model.num_rounds * SETTLED_SHARE)
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}", timeout=PATIENCE_S) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}", timeout=TIMEOUT_S) as client:
         for _ in range(num_settled):
             _round(client, model.name)
         _await_unloaded(client, model.name)
-        before = _holdings(server)
+        before = _resource_use(server)
         for _ in range(model.num_rounds - num_settled):
             _round(client, model.name)
         _await_unloaded(client, model.name)
-        after = _holdings(server)
+        after = _resource_use(server)
     backend = model.backend
-    say(f"{backend}: {before} -> {after}")
-    what = f"{model.num_rounds} loads and unloads"
+    report(f"{backend}: {before} -> {after}")
+    name = f"{model.num_rounds} loads and unloads"
     more_files, more_processes = after.num_files - before.num_files, after.num_processes - before.num_processes
     return [
-        Figure(f"{what}, memory grown", backend, "MB", (after.rss_mb - before.rss_mb,), Target(MOST_GROWTH_MB)),
-        Figure(f"{what}, more open files", backend, "files", (float(more_files),), Target(0)),
-        Figure(f"{what}, more processes", backend, "processes", (float(more_processes),), Target(0)),
+        Figure(f"{name}, memory grown", backend, "MB", (after.rss_mb - before.rss_mb,), Target(MAX_GROWTH_MB)),
+        Figure(f"{name}, more open files", backend, "files", (float(more_files),), Target(0)),
+        Figure(f"{name}, more processes", backend, "processes", (float(more_processes),), Target(0)),
     ]
 
 
 def _round(client: httpx.Client, name: str) -> None:
-    _ask(client, f"/v2/repository/models/{name}/load")
-    _ask(client, f"/v2/repository/models/{name}/unload", {"parameters": {"unload_dependents": True}})
+    _post(client, f"/v2/repository/models/{name}/load")
+    _post(client, f"/v2/repository/models/{name}/unload", {"parameters": {"unload_dependents": True}})
 
 
 def _await_unloaded(client: httpx.Client, name: str) -> None:
-    """An unload is answered before the model has ended."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Wait until no model is loaded: an unload is answered before the model has ended."""
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
-        rows = _ask(client, "/v2/repository/index").json()
+        rows = _post(client, "/v2/repository/index").json()
         if all(row.get("state", "UNAVAILABLE") == "UNAVAILABLE" for row in rows):
             return
         time.sleep(0.1)
-    raise BenchmarkError(f"{name} did not end within {PATIENCE_S:g} s of being unloaded")
+    raise BenchmarkError(f"{name} did not end within {TIMEOUT_S:g} s of being unloaded")
 
 
-def _ask(client: httpx.Client, path: str, body: dict[str, object] | None = None) -> httpx.Response:
+def _post(client: httpx.Client, path: str, body: dict[str, object] | None = None) -> httpx.Response:
     answer = client.post(path, json=body)
     if answer.status_code != 200:
         raise BenchmarkError(f"{path}: {answer.text[:300]}")
     return answer
 
 
-def _holdings(server: V2Server) -> Holdings:
+def _resource_use(server: V2Server) -> ResourceUse:
     children = server.process.children(recursive=True)
     alive = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
-    return Holdings(server.rss_mb(), server.process.num_fds(), len(alive))
+    return ResourceUse(server.rss_mb(), server.process.num_fds(), len(alive))

@@ -1,10 +1,10 @@
-"""The models that both servers are measured with, as Triton's model repositories."""
+"""Writes the models that both servers are measured with, as Triton model repositories."""
 
 from pathlib import Path
 
 WIDTH = 16
 TOKENS = 128
-"""Responses of one request to the decoupled model."""
+"""Number of responses to one request to the decoupled model."""
 MAX_BATCH_SIZE = 64
 
 _IDENTITY = """\
@@ -65,13 +65,13 @@ _DENSE_LAYERS = 4
 
 
 def write_python_models(folder: Path) -> None:
-    """`identity`, one response of its input, and `repeat`, `count` responses."""
+    """Write `identity`, which returns its input, and `repeat`, which sends `count` responses."""
     _write(folder / "identity", _IDENTITY_CONFIG, _IDENTITY)
     _write(folder / "repeat", _REPEAT_CONFIG, _REPEAT)
 
 
 def write_onnx_models(folder: Path) -> None:
-    """The same small network with dynamic batching (`dense_batched`) and without (`dense_single`)."""
+    """Write the same small network with dynamic batching (`dense_batched`) and without (`dense_single`)."""
     for name, batching in (("dense_batched", "dynamic_batching { }"), ("dense_single", "")):
         config = _DENSE_CONFIG.format(name=name, rows=MAX_BATCH_SIZE, width=DENSE_WIDTH, batching=batching)
         model = folder / name
@@ -87,7 +87,7 @@ def _write(model: Path, config: str, code: str) -> None:
 
 
 def _dense_network() -> bytes:
-    """Layers of matrix product and ReLU over rows of `DENSE_WIDTH`, with fixed weights."""
+    """Make layers of matrix product and ReLU over rows of `DENSE_WIDTH`, with fixed weights."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 

@@ -1,6 +1,6 @@
-"""Whether every sequence keeps its state when a thousand are under way at once, and what that costs.
+"""The state of a thousand sequences at once: whether every answer is right, and the rate.
 
-Each model adds up what it is sent. Every answer is compared with the sum that the client keeps itself.
+Each model adds up its inputs. Every answer is compared with the sum that the client computes.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from serving.backend import BackendContext, ModelLookup
+from serving.backend import BackendContext
 from serving.call import infer_one
 from serving.model import Model
 from serving.repository.repository import ModelRepository
@@ -30,7 +30,7 @@ _STRATEGIES = {
     "direct": ("direct { }", 512),
     "oldest": (f"oldest {{ max_candidate_sequences: {NUM_SEQUENCES} }}", 64),
 }
-"""By name: as configured, and `max_batch_size`; with two instances there is a place for every sequence."""
+"""Strategies by name: (configuration, `max_batch_size`). Two instances have a slot for every sequence."""
 _ONNX = """
 backend: "onnxruntime"
 sequence_batching {{
@@ -76,15 +76,15 @@ class TritonPythonModel:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What the clients of one model have seen."""
+class AnswerCounts:
+    """Counts of the answers of one model."""
 
     num_right: int = 0
     num_wrong: int = 0
 
 
 def measure(out: Path, num_sequences: int = NUM_SEQUENCES, num_requests: int = NUM_REQUESTS) -> list[Figure]:
-    """A figure of answers and one of speed a model: ONNX with implicit state and Python with ids, per strategy."""
+    """Measure answers and rate for each strategy, with an ONNX model's implicit state and a Python model's ids."""
     folder = out.resolve() / "triton" / "sequences"
     for name, (strategy, max_batch_size) in _STRATEGIES.items():
         _write(folder / f"onnx_{name}", _ONNX.format(strategy=strategy), max_batch_size, "model.onnx", _sums())
@@ -93,10 +93,7 @@ def measure(out: Path, num_sequences: int = NUM_SEQUENCES, num_requests: int = N
 
 
 async def _measure(folder: Path, num_sequences: int, num_requests: int) -> list[Figure]:
-    def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models)
-
-    repository = ModelRepository([folder], ControlMode.NONE, context)
+    repository = ModelRepository([folder], ControlMode.NONE, BackendContext)
     await repository.start()
     try:
         return [
@@ -112,35 +109,35 @@ async def _measure(folder: Path, num_sequences: int, num_requests: int) -> list[
 
 async def _figures(model: Model, subject: str, num_sequences: int, num_requests: int) -> list[Figure]:
     started = perf_counter()
-    tally = await _add_up(model, num_sequences, num_requests)
+    counts = await _add_up(model, num_sequences, num_requests)
     elapsed = perf_counter() - started
     return [
-        Figure("sequences: right answers", subject, "", (tally.num_right,), Target(num_requests, is_ceiling=False)),
-        Figure("sequences: wrong answers", subject, "", (tally.num_wrong,), Target(0)),
+        Figure("sequences: right answers", subject, "", (counts.num_right,), Target(num_requests, is_ceiling=False)),
+        Figure("sequences: wrong answers", subject, "", (counts.num_wrong,), Target(0)),
         Figure("sequences: rate", subject, "requests/s", (num_requests / elapsed,)),
     ]
 
 
-async def _add_up(model: Model, num_sequences: int, num_requests: int) -> Tally:
-    """All sequences at once, half of them with numbers as ids and half with texts, of lengths drawn by chance."""
-    chance = random.Random(SEED)
-    tally = Tally()
-    cuts = sorted(chance.sample(range(1, num_requests), num_sequences - 1))
+async def _add_up(model: Model, num_sequences: int, num_requests: int) -> AnswerCounts:
+    """Run all sequences at once, half with numbers as ids and half with strings, of random lengths."""
+    rng = random.Random(SEED)
+    counts = AnswerCounts()
+    cuts = sorted(rng.sample(range(1, num_requests), num_sequences - 1))
     lengths = [end - begin for begin, end in itertools.pairwise([0, *cuts, num_requests])]
     ids = [number if number % 2 else f"sequence {number}" for number in range(1, num_sequences + 1)]
     await asyncio.gather(
         *(
-            _add_up_one(model, id, length, random.Random(chance.random()), tally)
+            _add_up_one(model, id, length, random.Random(rng.random()), counts)
             for id, length in zip(ids, lengths, strict=True)
         )
     )
-    return tally
+    return counts
 
 
-async def _add_up_one(model: Model, id: int | str, length: int, chance: random.Random, tally: Tally) -> None:
+async def _add_up_one(model: Model, id: int | str, length: int, rng: random.Random, counts: AnswerCounts) -> None:
     total = 0
     for index in range(length):
-        value = chance.randint(-1_000_000, 1_000_000)
+        value = rng.randint(-1_000_000, 1_000_000)
         total += value
         flags = SequenceFlag.START if index == 0 else SequenceFlag.NONE
         if index == length - 1:
@@ -148,9 +145,9 @@ async def _add_up_one(model: Model, id: int | str, length: int, chance: random.R
         x = Tensor.of("x", np.array([[value]], np.int64))
         response = await infer_one(model, InferRequest({"x": x}, correlation_id=id, sequence=flags))
         if response.outputs[0].array.item() == total:
-            tally.num_right += 1
+            counts.num_right += 1
         else:
-            tally.num_wrong += 1
+            counts.num_wrong += 1
 
 
 def _write(folder: Path, config: str, max_batch_size: int, file: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Both servers as subprocesses on free ports: Sluice of this checkout, and tritonserver out of its PyPI wheel."""
+"""Runs both servers as subprocesses on free ports: this checkout's Sluice, and tritonserver from its PyPI wheel."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ from urllib.request import urlopen
 
 import psutil
 
-from benchmarks.figures import BenchmarkError
-from benchmarks.offline.environments import Environment, Say, interpreter
+from benchmarks.figures import BenchmarkError, ReportProgress
+from benchmarks.offline.environments import Environment, interpreter
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
 
 TRITON = Environment("triton", "nvidia-pytriton", "0.7.0", ("numpy==1.26.*",))
-"""Its Python backend reads arrays of numpy 2 wrongly, so numpy 1 it is."""
+"""The environment of tritonserver. Its Python backend reads arrays of numpy 2 wrongly, so it gets numpy 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class V2Server:
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
     def rss_mb(self) -> float:
-        """Of the server's own process, in MB of 10^6 bytes: workers that hold models are counted apart."""
+        """Return the memory of the server's own process, without its workers, in MB of 10^6 bytes."""
         return float(self.process.memory_info().rss / 1e6)
 
 
 @contextmanager
 def sluice(repository: Path, log: Path, *flags: str) -> Iterator[V2Server]:
-    """This checkout, serving `repository` alone."""
+    """Run this checkout's server with `repository` alone."""
     http, grpc, metrics = _free_ports()
     command = [sys.executable, "-m", "cli", "serve", "--model-repository", str(repository)]
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
@@ -54,9 +54,9 @@ def sluice(repository: Path, log: Path, *flags: str) -> Iterator[V2Server]:
 
 
 @contextmanager
-def tritonserver(repository: Path, environments: Path, log: Path, say: Say) -> Iterator[V2Server]:
-    """The real one, 2.51, installed under `environments` if it is not there."""
-    home, python = _install(environments, say)
+def tritonserver(repository: Path, environments: Path, log: Path, report: ReportProgress) -> Iterator[V2Server]:
+    """Run tritonserver 2.51, which is installed under `environments` where it is missing."""
+    home, python = _install(environments, report)
     http, grpc, metrics = _free_ports()
     command = [
         str(home / "bin" / "tritonserver"),
@@ -79,9 +79,9 @@ def tritonserver(repository: Path, environments: Path, log: Path, say: Say) -> I
         yield server
 
 
-def _install(environments: Path, say: Say) -> tuple[Path, Path]:
-    """Where the server lies, with the worker for this Python in its place; and its environment's interpreter."""
-    python = interpreter(TRITON, environments, say)
+def _install(environments: Path, report: ReportProgress) -> tuple[Path, Path]:
+    """Install the server with the worker for this Python. Returns its folder and its environment's interpreter."""
+    python = interpreter(TRITON, environments, report)
     site = Path(sysconfig.get_path("platlib", vars={"platbase": str(python.parents[1])}))
     home = site / "pytriton" / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -126,7 +126,7 @@ def _await_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> No
 
 
 def _free_ports() -> tuple[int, int, int]:
-    """Ports that were free a moment ago; tritonserver cannot be told to choose one itself."""
+    """Return ports that were free a moment ago: tritonserver cannot choose one itself."""
     with socket.socket() as one, socket.socket() as two, socket.socket() as three:
         for each in (one, two, three):
             each.bind(("127.0.0.1", 0))

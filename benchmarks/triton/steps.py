@@ -1,4 +1,4 @@
-"""What it costs to hand a large tensor from one step of an ensemble to the next."""
+"""The time to pass a large tensor from one step of an ensemble to the next."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from serving.backend import BackendContext, ModelLookup
+from serving.backend import BackendContext
 from serving.call import infer_one
 from serving.model import Model
 from serving.repository.repository import ModelRepository
@@ -33,7 +33,7 @@ class TritonPythonModel:
 
 
 def measure(repeats: int, out: Path) -> list[Figure]:
-    """The time of an ensemble of two steps less that of both models asked alone, per backend."""
+    """Measure the time of an ensemble of two steps, less that of both models alone, for each backend."""
     folder = out.resolve() / "triton" / "steps"
     _write_models(folder)
     samples = uvloop.run(_measure(folder, repeats))
@@ -44,7 +44,7 @@ def measure(repeats: int, out: Path) -> list[Figure]:
 
 
 async def _measure(folder: Path, repeats: int) -> dict[str, list[float]]:
-    repository = _repository(folder)
+    repository = ModelRepository([folder], ControlMode.NONE, BackendContext)
     await repository.start()
     try:
         samples: dict[str, list[float]] = {"onnxruntime": [], "python": []}
@@ -57,7 +57,7 @@ async def _measure(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 
 async def _extra_ms(repository: ModelRepository, backend: str) -> float:
-    """By medians over rounds in turns, so that all three feel the same machine."""
+    """Measure by medians over rounds in turns, so that noise affects all three alike."""
     names = (f"{backend}_first", f"{backend}_second", f"{backend}_both")
     models = [repository.find(name) for name in names]
     times: list[list[float]] = [[], [], []]
@@ -75,13 +75,6 @@ async def _ms(model: Model) -> float:
     elapsed = perf_counter() - started
     assert response.outputs[0].num_elements == tensor.num_elements
     return elapsed * 1e3
-
-
-def _repository(folder: Path) -> ModelRepository:
-    def context(models: ModelLookup) -> BackendContext:
-        return BackendContext(models)
-
-    return ModelRepository([folder], ControlMode.NONE, context)
 
 
 def _write_models(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""Clients of a model whose queue refuses who waits too long: `python -m benchmarks.triton.timeouts_client PORT MODEL`.
+"""Clients of a model with a queue timeout: `python -m benchmarks.triton.timeouts_client PORT MODEL`.
 
-Prints as JSON how long those waited that were refused, in seconds, and how many were answered. A process of its own,
-so that the server's event loop and ours are not one.
+It prints as JSON the seconds that rejected requests waited, and the number of answered requests. It is a process of its
+own, so that it does not share an event loop with the server.
 """
 
 import argparse
@@ -19,24 +19,24 @@ _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 @dataclass
-class Waits:
-    """What came back."""
+class Outcomes:
+    """The outcomes of the requests: answers, and the seconds until each rejection."""
 
     num_answered: int = 0
-    refused_s: list[float] = field(default_factory=list)
+    rejected_s: list[float] = field(default_factory=list)
 
 
-async def _client(port: int, request: bytes, deadline: float, waits: Waits) -> None:
-    """One request after the other on one connection."""
+async def _client(port: int, request: bytes, deadline: float, outcomes: Outcomes) -> None:
+    """Send one request after the other on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         while (sent := perf_counter()) < deadline:
             writer.write(request)
             status = await _status(reader)
             if status == 200:
-                waits.num_answered += 1
+                outcomes.num_answered += 1
             elif status == 503:
-                waits.refused_s.append(perf_counter() - sent)
+                outcomes.rejected_s.append(perf_counter() - sent)
             else:
                 raise RuntimeError(f"the server answered {status}")
     finally:
@@ -44,7 +44,7 @@ async def _client(port: int, request: bytes, deadline: float, waits: Waits) -> N
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    """Of one response, which is read to its end."""
+    """Read one response to its end. Returns its status."""
     head = await reader.readuntil(b"\r\n\r\n")
     status, length = _STATUS.match(head), _LENGTH.search(head)
     assert status is not None and length is not None
@@ -58,15 +58,15 @@ def _request(model: str, width: int) -> bytes:
     return (head + body).encode()
 
 
-async def _load(arguments: argparse.Namespace) -> Waits:
-    waits = Waits()
+async def _load(arguments: argparse.Namespace) -> Outcomes:
+    outcomes = Outcomes()
     request, deadline = _request(arguments.model, arguments.width), perf_counter() + arguments.seconds
-    await asyncio.gather(*(_client(arguments.port, request, deadline, waits) for _ in range(arguments.clients)))
-    return waits
+    await asyncio.gather(*(_client(arguments.port, request, deadline, outcomes) for _ in range(arguments.clients)))
+    return outcomes
 
 
 def main(argv: list[str]) -> None:
-    """Run, and print what came back."""
+    """Run the clients and print the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("model")

@@ -1,7 +1,7 @@
-"""The tuning walk of a text classification pipeline as a guide to Triton tells it, and what each step gained there.
+"""The tuning of a text classification pipeline step by step, as a guide to Triton describes it.
 
-The guide's machine has two GPUs and several cores for tokenizers; here all of it runs on this machine's cores. Its
-configurations are taken as they are (tests/data/seed_configs/004_tuning_*.pbtxt).
+The guide's machine has two GPUs and several cores for tokenizers. Here all of it runs on this machine's cores, with the
+guide's configurations (tests/data/seed_configs/004_tuning_*.pbtxt).
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.figures import Figure, Target
-from benchmarks.offline.environments import Say
+from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.triton.pipeline import ENCODER, NUM_TOKENS, PIPELINE, TEXT, write_pipeline
 from benchmarks.triton.servers import V2Server, sluice
 from benchmarks.triton.wrk import WrkResult, check_wrk, wrk
 
 _CONFIGS = Path(__file__).parents[2] / "tests" / "data" / "seed_configs"
 CLIENTS = 100
-"""As many as the guide's perf_analyzer has."""
+"""Number of clients, as many as the guide's perf_analyzer has."""
 ENCODER_CLIENTS = 64
 SECONDS = 5.0
 _WARM_S = 1.0
@@ -31,7 +30,7 @@ _IDS_REQUEST: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is added to the configurations of tokenizer and encoder, and what the guide saw after it."""
+    """Additions to the configurations of tokenizer and encoder, and the guide's figures with them."""
 
     name: str
     their_rate: float
@@ -50,21 +49,21 @@ STEPS = (
 )
 
 
-def measure(repeats: int, out: Path, say: Say) -> list[Figure]:
-    """Throughput and p99 of every step beside the guide's, and what batching gains the encoder alone."""
+def measure(repeats: int, out: Path, report: ReportProgress) -> list[Figure]:
+    """Measure throughput and p99 of every step beside the guide's, and the gain of batching for the encoder alone."""
     check_wrk()
     folder = out.resolve() / "triton" / "tuning"
     figures: list[Figure] = []
     for step in STEPS:
-        figures += _step_figures(step, _measured(step, folder, repeats, say))
-    return figures + _encoder_gain(folder, repeats, say)
+        figures += _step_figures(step, _measure_step(step, folder, repeats, report))
+    return figures + _encoder_gain(folder, repeats, report)
 
 
-def _measured(step: Step, folder: Path, repeats: int, say: Say) -> list[WrkResult]:
+def _measure_step(step: Step, folder: Path, repeats: int, report: ReportProgress) -> list[WrkResult]:
     with _serving(step, folder) as server:
         results = [wrk(server, PIPELINE, _TEXT_REQUEST, CLIENTS, SECONDS) for _ in range(repeats)]
     for result in results:
-        say(f"{step.name}: {result.rate:,.0f} requests/s, p99 {result.p99_ms:.0f} ms")
+        report(f"{step.name}: {result.rate:,.0f} requests/s, p99 {result.p99_ms:.0f} ms")
     return results
 
 
@@ -87,8 +86,8 @@ def _step_figures(step: Step, results: Sequence[WrkResult]) -> list[Figure]:
     ]
 
 
-def _encoder_gain(folder: Path, repeats: int, say: Say) -> list[Figure]:
-    """The encoder alone, in turns without and with dynamic batching."""
+def _encoder_gain(folder: Path, repeats: int, report: ReportProgress) -> list[Figure]:
+    """Measure the encoder alone, in turns without and with dynamic batching."""
     pairs = []
     for _ in range(repeats):
         rates = []
@@ -96,7 +95,7 @@ def _encoder_gain(folder: Path, repeats: int, say: Say) -> list[Figure]:
             with _serving(step, folder) as server:
                 rates.append(_encoder_rate(server))
         pairs.append((rates[0], rates[1]))
-        say(f"encoder alone: {rates[0]:,.0f} requests/s, with dynamic batching {rates[1]:,.0f}")
+        report(f"encoder alone: {rates[0]:,.0f} requests/s, with dynamic batching {rates[1]:,.0f}")
     name = f"encoder, {ENCODER_CLIENTS} clients"
     gains = tuple(batched / single for single, batched in pairs)
     return [

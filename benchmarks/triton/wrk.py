@@ -1,4 +1,4 @@
-"""wrk, the load generator, against one infer route."""
+"""Runs wrk, a load generator, against one infer route."""
 
 import json
 import re
@@ -17,22 +17,22 @@ _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 
 @dataclass(frozen=True, slots=True)
 class WrkResult:
-    """What one run has seen: requests/s, and the latency that 99 of 100 requests stay below."""
+    """The result of one run: requests/s, and the 99th percentile of the latency."""
 
     rate: float
     p99_ms: float
 
 
 def check_wrk() -> None:
-    """Raises BenchmarkError where it is not installed."""
+    """Raises BenchmarkError where wrk is not installed."""
     if shutil.which("wrk") is None:
         raise BenchmarkError("the HTTP load needs wrk: apt-get install wrk")
 
 
 def wrk(server: V2Server, model: str, request: Mapping[str, object], clients: int, seconds: float) -> WrkResult:
-    """`clients` that ask `model` the same JSON request over and over.
+    """Run `clients` that send the same JSON request to `model` over and over.
 
-    Raises BenchmarkError where any was not answered with a 2xx.
+    Raises BenchmarkError where a response is not 2xx.
     """
     url = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/infer"
     with NamedTemporaryFile("w", suffix=".lua") as script:  # wrk reads it more than once

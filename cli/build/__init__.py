@@ -1,1 +1,1 @@
-"""`sluice build`: from a checkpoint to a model repository that is ready to serve."""
+"""`sluice build`: makes a model repository that is ready to serve from a checkpoint."""

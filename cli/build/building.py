@@ -1,4 +1,4 @@
-"""Runs a build."""
+"""Runs a build with its progress on a console, or writes it as a shell script (`--dry-run`)."""
 
 import signal
 import sys
@@ -9,120 +9,131 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
+from cli.build.configs import RepositoryNames
+from cli.build.manifest import make_manifest, write_manifest
+from cli.build.options import BuildError, BuildOptions
+from cli.build.output import check_output, check_space, format_size, publish, staging
+from cli.build.plan import BuildPaths, BuildPlan, choose_build_runtime, choose_names, make_plan, plan_fetch, work_folder
+from cli.build.source import BuildSource, find_source, read_checkpoint
+from cli.build.steps import Advance, BuildStep, Convert, Copy, Tool, shell_comment, shell_quote
+from cli.build.tensorrt_llm import library_version
 from engine.config import Runtime
 from sluice.gpus import num_gpus
-from cli.build.arguments import Options
-from cli.build.failures import BuildError
-from cli.build.manifest import manifest, write_manifest
-from cli.build.plan import Places, choose, fetch_steps, make_plan, names, work_folder
-from cli.build.progress import Watch
-from cli.build.publishing import check_place, publish, staging
-from cli.build.script import next_commands, script
-from cli.build.source import Source, checkpoint_at, find_source
-from cli.build.space import check_space, size_text
-from cli.build.steps import Step, Tool
-from cli.build.texts import Names
 
-_NUM_OTHER_STEPS = 1
-"""The one that moves the models into the repository."""
+_NUM_PUBLISH_STEPS = 1
 
 
-def dry_run(options: Options) -> str:
-    """The script. Raises AskedError."""
-    source = find_source(options.checkpoint, is_dry=True)
-    models, runtime = names(options, source), choose(options, source)
-    check_place(options.output, models.all, is_forced=options.is_forced)
-    places = Places(options.output, work_folder(options.output), options.output)
-    fetching, checkpoint = fetch_steps(options, source, places)
-    plan = make_plan(options, checkpoint, runtime, models, places)
-    what = f"{options.checkpoint} ({source.description})"
-    return "\n".join(script(options, fetching, plan, places, what)) + "\n"
-
-
-def build(options: Options, console: Console) -> tuple[str, ...]:
+def build(options: BuildOptions, console: Console) -> tuple[str, ...]:
     """Make the repository, and return the names of its new models.
 
-    Raises AskedError, BuildError, SluiceError or OSError.
+    Raises UsageError, BuildError, SluiceError or OSError.
     """
     source = find_source(options.checkpoint, is_dry=False)
-    models, runtime = names(options, source), choose(options, source)
-    check_place(options.output, models.all, is_forced=options.is_forced)
-    with _ended_by_signals(), staging(options.output) as folder:
-        places = Places(folder / "models", folder / "work", options.output)
-        places.root.mkdir()
-        places.work.mkdir()
-        watch = Watch(console)
-        _make(options, source, runtime, models, places, watch)
-        watch.run(_Publish(places, models, folder / "replaced"))
+    models, runtime = choose_names(options, source), choose_build_runtime(options, source)
+    check_output(options.output, models.all, is_forced=options.is_forced)
+    with _exit_on_signals(), staging(options.output) as folder:
+        paths = BuildPaths(folder / "models", folder / "work", options.output)
+        paths.models.mkdir()
+        paths.work.mkdir()
+        progress = StepProgress(console)
+        _make(options, source, runtime, models, paths, progress)
+        progress.run(_Publish(paths, models, folder / "replaced"))
     return models.all
 
 
-def _make(options: Options, source: Source, runtime: Runtime, models: Names, places: Places, watch: Watch) -> None:
-    """Everything under `places.root`."""
-    fetching, checkpoint = fetch_steps(options, source, places)
-    plan = make_plan(options, checkpoint, runtime, models, places)
-    _check_machine((*fetching, *plan.steps), places)
-    watch.expect(len(fetching) + len(plan.steps) + _NUM_OTHER_STEPS)
-    for step in fetching:
-        watch.run(step)
-    if fetching:  # now it is seen what the steps go out from
-        checkpoint = checkpoint_at(checkpoint.path, checkpoint.origin)
-        choose(options, checkpoint)
-        plan = make_plan(options, checkpoint, runtime, models, places)
-        _check_machine(plan.steps, places)
-    for step in plan.steps:
-        watch.run(step)
-    tools = [step for step in (*fetching, *plan.steps) if isinstance(step, Tool)]
-    write_manifest(manifest(options, source, checkpoint, plan, places, tools), places.root / models.model)
+def make_script(options: BuildOptions) -> str:
+    """Return the build as a POSIX shell script. Raises UsageError."""
+    source = find_source(options.checkpoint, is_dry=True)
+    models, runtime = choose_names(options, source), choose_build_runtime(options, source)
+    check_output(options.output, models.all, is_forced=options.is_forced)
+    paths = BuildPaths(options.output, work_folder(options.output), options.output)
+    fetching, checkpoint = plan_fetch(options, source, paths)
+    plan = make_plan(options, checkpoint, runtime, models, paths)
+    return "\n".join(_script_lines(options, source, fetching, plan, paths)) + "\n"
 
 
-def told(options: Options, models: Sequence[str]) -> Iterator[str]:
-    """What was built, and what to do with it."""
+def summary_lines(options: BuildOptions, models: Sequence[str]) -> Iterator[str]:
+    """Yield the models that were built with their sizes, and the commands to run next."""
     width = max(map(len, models))
     for name in models:
         files = [file for file in (options.output / name).rglob("*") if file.is_file()]
-        yield f"  {name:<{width}}  {size_text(sum(file.stat().st_size for file in files)):>10}"
+        yield f"  {name:<{width}}  {format_size(sum(file.stat().st_size for file in files)):>10}"
     yield ""
-    yield from next_commands(options.output)
+    yield from _next_commands(options.output)
+
+
+def _make(
+    options: BuildOptions,
+    source: BuildSource,
+    runtime: Runtime,
+    models: RepositoryNames,
+    paths: BuildPaths,
+    progress: "StepProgress",
+) -> None:
+    """Make all models, and their manifest, in `paths.models`."""
+    fetching, checkpoint = plan_fetch(options, source, paths)
+    plan = make_plan(options, checkpoint, runtime, models, paths)
+    _check_machine((*fetching, *plan.steps), paths)
+    progress.expect(len(fetching) + len(plan.steps) + _NUM_PUBLISH_STEPS)
+    for step in fetching:
+        progress.run(step)
+    if fetching:  # the checkpoint exists only now, so its files can be checked and planned with only now
+        checkpoint = read_checkpoint(checkpoint.path, checkpoint.origin)
+        choose_build_runtime(options, checkpoint)
+        plan = make_plan(options, checkpoint, runtime, models, paths)
+        _check_machine(plan.steps, paths)
+    for step in plan.steps:
+        progress.run(step)
+    tools = [step for step in (*fetching, *plan.steps) if isinstance(step, Tool)]
+    write_manifest(make_manifest(options, source, checkpoint, plan, paths, tools), paths.models / models.model)
 
 
 class _Publish:
-    """The models into the repository."""
+    """The last step of a build: moves the models into the repository."""
 
     purpose = "move the models into the repository"
 
-    def __init__(self, places: Places, models: Names, aside: Path) -> None:
-        self._places, self._models, self._aside = places, models, aside
+    def __init__(self, paths: BuildPaths, models: RepositoryNames, replaced: Path) -> None:
+        self._paths, self._models, self._replaced = paths, models, replaced
 
     def script(self) -> str:
-        raise AssertionError("a script's steps write to where models are served")
+        raise AssertionError("the steps of a script write to the repository itself")
 
     def size_bytes(self) -> int:
         return 0
 
     def run(self, advance: object) -> None:
-        publish(self._places.root, self._places.published, self._models.all, self._aside)
+        publish(self._paths.models, self._paths.published, self._models.all, self._replaced)
 
 
-def _check_machine(steps: Sequence[Step], places: Places) -> None:
-    """Raises BuildError for tools that are not there, AskedError for too little space."""
+def _check_machine(steps: Sequence[BuildStep], paths: BuildPaths) -> None:
+    """Raises BuildError for a missing tool or GPU, UsageError for too little space."""
     tools = [step for step in steps if isinstance(step, Tool)]
-    missing = [tool for tool in tools if not tool.is_there]
+    missing = [tool for tool in tools if not tool.is_available]
     if missing:
-        raise BuildError(places.lasting(_without(missing, tools)))
-    if any(tool.wants_gpu for tool in tools) and not num_gpus():
-        wanting = next(tool for tool in tools if tool.wants_gpu)
+        raise BuildError(paths.to_published(_missing_tools_message(missing, tools)))
+    if any(tool.needs_gpu for tool in tools) and not num_gpus():
+        first = next(tool for tool in tools if tool.needs_gpu)
         raise BuildError(
-            f"there is no NVIDIA GPU here, and one is needed to {wanting.purpose}; run the commands of --dry-run on a "
+            f"there is no NVIDIA GPU here, and one is needed to {first.purpose}; run the commands of --dry-run on a "
             "machine that has one"
         )
-    check_space(places.root, steps)
+    check_space(paths.models, steps)
 
 
-def _without(missing: Sequence[Tool], tools: Sequence[Tool]) -> str:
-    lines = [f"{missing[0].needs} is not here, and needed to {missing[0].purpose}. To have it:"]
-    lines += dict.fromkeys(f"  {tool.had_by}" for tool in missing)
+def _missing_tools_message(missing: Sequence[Tool], tools: Sequence[Tool]) -> str:
+    lines = [f"{missing[0].requires} is not here, and needed to {missing[0].purpose}. To have it:"]
+    lines += dict.fromkeys(f"  {tool.install_command}" for tool in missing)
     lines.append("What would be run (all of it: --dry-run):")
     for tool in tools:
         lines += [f"  {line}" for line in (f"# {tool.purpose}", *tool.script().splitlines())]
@@ -130,15 +141,15 @@ def _without(missing: Sequence[Tool], tools: Sequence[Tool]) -> str:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """As by Ctrl-C: what is half made is taken away."""
+def _exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, as Ctrl-C is an exception, so that the staging folder is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, _end)
+        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP, and so does the build then
+            signal.signal(number, _exit)
     try:
         yield
     finally:
@@ -146,5 +157,86 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
+
+
+class StepProgress:
+    """Runs steps and prints a line for each. On a terminal it also draws a bar, which goes when its step is done."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._num_steps = 0
+        self._num_started = 0
+
+    def expect(self, num_steps: int) -> None:
+        """Set the number of steps that will be run."""
+        self._num_steps = num_steps
+
+    def run(self, step: BuildStep) -> None:
+        """Run a step. Raises what the step raises."""
+        self._num_started += 1
+        self._console.print(f"[{self._num_started}/{self._num_steps}] {step.purpose}", markup=False, highlight=False)
+        with self._bar(step) as advance:
+            step.run(advance)
+
+    @contextmanager
+    def _bar(self, step: BuildStep) -> Iterator[Advance]:
+        """Draw a bar of bytes for steps that count them, else the elapsed time. Tools print their own progress."""
+        if isinstance(step, Tool) or not self._console.is_terminal:
+            yield lambda num_bytes: None
+            return
+        counts_bytes = isinstance(step, Copy | Convert)
+        columns = _byte_columns() if counts_bytes else (SpinnerColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task("", total=(step.size_bytes() or None) if counts_bytes else None)
+            yield lambda num_bytes: progress.advance(task, num_bytes)
+
+
+def _byte_columns() -> tuple[ProgressColumn, ...]:
+    return (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn())
+
+
+def _script_lines(
+    options: BuildOptions, source: BuildSource, fetching: Sequence[BuildStep], plan: BuildPlan, paths: BuildPaths
+) -> Iterator[str]:
+    yield "#!/bin/sh"
+    title = f"{options.checkpoint} ({source.description}) -> {paths.published}, for {_runtime_text(options, plan)}"
+    yield shell_comment(f"{title}; models: {', '.join(plan.names.all)}")
+    yield "set -e"
+    steps = (*fetching, *plan.steps)
+    has_work_folder = any(str(paths.work) in step.script() for step in steps)
+    yield from _missing_tool_lines(tuple(step for step in steps if isinstance(step, Tool)))
+    if has_work_folder:
+        yield f"mkdir -p {shell_quote(paths.work)}"
+    for number, step in enumerate(steps, 1):
+        yield ""
+        yield shell_comment(f"{number}/{len(steps)}: {step.purpose}")
+        yield step.script()
+    if has_work_folder:
+        yield ""
+        yield "# remove the temporary files"
+        yield f"rm -r {shell_quote(paths.work)}"
+    yield ""
+    yield "# then"
+    yield from (shell_comment(line) for line in _next_commands(paths.published))
+
+
+def _next_commands(repository: Path) -> tuple[str, ...]:
+    """Return the commands that check and serve a built repository."""
+    commands = ("doctor", "repository check", "serve --model-repository")
+    return tuple(f"sluice {command} {shell_quote(repository)}" for command in commands)
+
+
+def _runtime_text(options: BuildOptions, plan: BuildPlan) -> str:
+    if plan.runtime is Runtime.OPENVINO:
+        return "OpenVINO"
+    return f"TensorRT-LLM {library_version(options)}"
+
+
+def _missing_tool_lines(tools: Sequence[Tool]) -> Iterator[str]:
+    missing = {tool.install_command: tool.requires for tool in tools if not tool.is_available}
+    if missing:
+        yield "#"
+        yield "# Not here, and needed by what follows:"
+        yield from (f"#   {requires}: {install}" for install, requires in missing.items())

@@ -1,37 +1,36 @@
-"""`sluice build`: a checkpoint becomes a model repository."""
+"""`sluice build`: runs a build, or prints it as a script."""
 
 import sys
 from dataclasses import replace
 
+from cli.build.options import BuildError, UsageError, parse_options
 from gateway.options.arguments import FAILED, USAGE_ERROR
-from cli.build.arguments import parse
 from gateway.options.option import ConfigError
 
 _ERROR = "sluice build: error: "
 
 
-def command(arguments: list[str]) -> int:
-    """Make a model repository of a HuggingFace or NeMo checkpoint."""
-    options = parse(arguments)
-    # What they import is wanted only once the options are right.
+def command(argv: list[str]) -> int:
+    """Make a model repository from a HuggingFace or NeMo checkpoint."""
+    options = parse_options(argv)
+    # Imported only after the options are checked, to report a bad option at once.
     from rich.console import Console
 
-    from sluice.errors import SluiceError
-    from cli.build.building import build, dry_run, told
-    from cli.build.failures import AskedError, BuildError
+    from cli.build.building import build, make_script, summary_lines
     from gateway.options.config import read_config
+    from sluice.errors import SluiceError
 
     try:
         options = replace(options, cache_path=options.cache_path or read_config({}).model.cache_path)
         if options.is_dry:
-            sys.stdout.write(dry_run(options))
+            sys.stdout.write(make_script(options))
             return 0
         models = build(options, Console(stderr=True, soft_wrap=True))
-    except (AskedError, ConfigError) as error:
+    except (UsageError, ConfigError) as error:
         sys.stderr.write(f"{_ERROR}{error}\n")
         return USAGE_ERROR
     except (BuildError, SluiceError, OSError) as error:
         sys.stderr.write(f"{_ERROR}{error}\n")
         return FAILED
-    sys.stdout.writelines(f"{line}\n" for line in (f"Built {options.output}:", *told(options, models)))
+    sys.stdout.writelines(f"{line}\n" for line in (f"Built {options.output}:", *summary_lines(options, models)))
     return 0

@@ -1,4 +1,4 @@
-"""`sluice-build.json`: what was built of what, and with which versions."""
+"""`sluice-build.json`, the manifest of a build: source, settings, versions and commands."""
 
 import hashlib
 import json
@@ -8,29 +8,37 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from engine.config import Runtime
-from engine.model_folder import ModelFormat
-from cli.build.arguments import Options
-from cli.build.files import CONFIG
-from cli.build.plan import Places, Plan
-from cli.build.source import Checkpoint, Source
+from cli.build.checkpoint_files import CONFIG
+from cli.build.options import BuildOptions
+from cli.build.plan import BuildPaths, BuildPlan
+from cli.build.source import BuildSource, SourceCheckpoint
 from cli.build.steps import Tool
 from cli.build.tensorrt_llm import installed_version, library_version
+from engine.config import Runtime
+from engine.model_folder import ModelFormat
 from gateway.hub import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
 
 MANIFEST = "sluice-build.json"
 FORMAT = 1
-"""Raise it when a field changes its meaning."""
+"""Version of the format. It is raised when a field changes its meaning."""
 
 
-def manifest(
-    options: Options, asked: Source, source: Checkpoint, plan: Plan, places: Places, tools: Iterable[Tool]
+def make_manifest(
+    options: BuildOptions,
+    source: BuildSource,
+    checkpoint: SourceCheckpoint,
+    plan: BuildPlan,
+    paths: BuildPaths,
+    tools: Iterable[Tool],
 ) -> dict[str, Any]:
-    """Of the model that is built at `places`, by `tools` among others."""
+    """Return the manifest of the model that was built in `paths`.
+
+    `source` is what CHECKPOINT names, `checkpoint` what was fetched of it, and `tools` are the commands that were run.
+    """
     is_tensorrt = plan.runtime is Runtime.TENSORRT_LLM
     is_engine = plan.format is ModelFormat.TENSORRT_LLM_ENGINE
-    tokenizer = _tokenizer_file(places.root / plan.names.model)
+    tokenizer = _tokenizer_file(paths.models / plan.names.model)
     return {
         "format": FORMAT,
         "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,17 +51,17 @@ def manifest(
         "compute_capability": _compute_capability() if is_engine and options.is_compiled else None,
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
-        "quantization": options.quantization if options.quantization != "none" else source.quantized_by or "none",
+        "quantization": options.quantization if options.quantization != "none" else checkpoint.quantized_by or "none",
         "dtype": options.dtype.value,
         "kv_cache_dtype": options.kv_cache_dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_beam_width": options.max_beam_width,
-        "source": _source(options, asked, source),
+        "source": _source_fields(options, source, checkpoint),
         "tokenizer_file": tokenizer.name if tokenizer else None,
         "tokenizer_sha256": _sha256(tokenizer) if tokenizer else None,
-        "commands": [places.lasting(tool.script()) for tool in tools],
+        "commands": [paths.to_published(tool.script()) for tool in tools],
     }
 
 
@@ -61,20 +69,20 @@ def write_manifest(fields: dict[str, Any], model: Path) -> None:
     (model / MANIFEST).write_text(json.dumps(fields, indent=2) + "\n")
 
 
-def _source(options: Options, asked: Source, source: Checkpoint) -> dict[str, Any]:
-    """`revision` is the hub's commit, where it was downloaded from there: the folder's name in its cache."""
-    is_of_hub = not Path(options.checkpoint).exists() and is_hub_id(options.checkpoint)
-    config = source.path / CONFIG
+def _source_fields(options: BuildOptions, source: BuildSource, checkpoint: SourceCheckpoint) -> dict[str, Any]:
+    """Describe the source. `revision` is the commit of a hub model, which names its folder in the hub's cache."""
+    is_from_hub = not Path(options.checkpoint).exists() and is_hub_id(options.checkpoint)
+    config = checkpoint.path / CONFIG
     return {
-        "checkpoint": options.checkpoint if is_of_hub else str(Path(options.checkpoint).absolute()),
-        "kind": asked.format.value if isinstance(asked, Checkpoint) else "nemo",
-        "revision": source.path.name if is_of_hub else None,
+        "checkpoint": options.checkpoint if is_from_hub else str(Path(options.checkpoint).absolute()),
+        "kind": source.format.value if isinstance(source, SourceCheckpoint) else "nemo",
+        "revision": checkpoint.path.name if is_from_hub else None,
         "config_sha256": _sha256(config) if config.is_file() else None,
     }
 
 
-def _tensorrt_llm_version(options: Options) -> str | None:
-    """What made the engines, or was there; None where a checkpoint was put together without it."""
+def _tensorrt_llm_version(options: BuildOptions) -> str | None:
+    """Return the version that compiled the engines, or the installed one; None where there is neither."""
     return str(library_version(options)) if options.is_compiled else installed_version()
 
 
@@ -89,7 +97,7 @@ def _sha256(file: Path) -> str:
 
 
 def _compute_capability() -> str | None:
-    """Of the first GPU, as "9.0"; None where NVML does not tell."""
+    """Return the compute capability of the first GPU, as "9.0"; None where NVML does not report it."""
     import pynvml
 
     try:

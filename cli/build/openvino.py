@@ -1,71 +1,70 @@
-"""What OpenVINO serves: the checkpoint with its weights compressed beforehand, or an IR."""
+"""Builds for OpenVINO: the checkpoint, with its weights compressed where requested, or an IR."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.errors import SluiceError
+from cli.build.options import BuildOptions, Dtype, UsageError
+from cli.build.source import SourceCheckpoint
+from cli.build.steps import BuildStep, Compress, Convert, Copy
+from engine.model_folder import ModelFormat
 from engine.runners.openvino.source import Kind, identify
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
-from engine.model_folder import ModelFormat
-from cli.build.arguments import Dtype, Options
-from cli.build.failures import AskedError
-from cli.build.source import Checkpoint
-from cli.build.steps import Compress, Convert, Copy, Step
+from sluice.errors import SluiceError
 
 _KV_CACHE_DTYPES = ("auto", "bf16", "f32", "u8")
 DTYPES = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
-"""In the engine's words."""
+"""The engine's names of the types."""
 
 
-def check(options: Options, source: Checkpoint | None) -> None:
-    """Raises AskedError for what OpenVINO, or the checkpoint, cannot do. `source` None: not there yet."""
+def check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
+    """Raises UsageError for what OpenVINO or the checkpoint cannot do. `source` is None before it exists."""
     _check_options(options)
     if source is None:
         return
     try:
         kind, _ = identify(source.path)
     except SluiceError as error:
-        raise AskedError(f"OpenVINO cannot run {source.path}: {error.message}") from None
+        raise UsageError(f"OpenVINO cannot run {source.path}: {error.message}") from None
     if kind is Kind.IR and options.quantization != NONE:
-        raise AskedError(
+        raise UsageError(
             f"--quantization {options.quantization}: {source.path} is an IR, whose weights are stored as they are; "
             "build from the HuggingFace checkpoint"
         )
     if options.quantization != NONE and any((source.path / compressed_file(each)).is_file() for each in QUANTIZATIONS):
-        raise AskedError(
+        raise UsageError(
             f"--quantization {options.quantization}: the weights of {source.path} are compressed already; build from "
             "the original checkpoint, or leave --quantization out"
         )
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: BuildOptions) -> None:
     if options.is_compiled:
-        raise AskedError("--compile makes TensorRT engines; it goes with --runtime tensorrt_llm")
+        raise UsageError("--compile makes TensorRT engines; it goes with --runtime tensorrt_llm")
     known = (NONE, *QUANTIZATIONS)
     if options.quantization not in known:
-        raise AskedError(f"--quantization must be one of {', '.join(known)} for openvino, got {options.quantization!r}")
+        raise UsageError(f"--quantization must be one of {', '.join(known)} for openvino, got {options.quantization!r}")
     if options.dtype is Dtype.FLOAT16:
-        raise AskedError("--dtype must be auto, bfloat16 or float32 for openvino, got float16")
+        raise UsageError("--dtype must be auto, bfloat16 or float32 for openvino, got float16")
     if options.kv_cache_dtype not in _KV_CACHE_DTYPES:
         allowed = ", ".join(_KV_CACHE_DTYPES)
-        raise AskedError(f"--kv-cache-dtype must be one of {allowed} for openvino, got {options.kv_cache_dtype!r}")
+        raise UsageError(f"--kv-cache-dtype must be one of {allowed} for openvino, got {options.kv_cache_dtype!r}")
     if options.num_gpus > 1:
-        raise AskedError("--tensor-parallel-size and --pipeline-parallel-size go with --runtime tensorrt_llm")
+        raise UsageError("--tensor-parallel-size and --pipeline-parallel-size go with --runtime tensorrt_llm")
     if options.max_beam_width > 1:
-        raise AskedError("--max-beam-width must be 1 for openvino: it has no beam search")
+        raise UsageError("--max-beam-width must be 1 for openvino: it has no beam search")
 
 
-def format_of(source: Checkpoint | None) -> ModelFormat:
-    """What the version's folder will hold."""
+def built_format(source: SourceCheckpoint | None) -> ModelFormat:
+    """Return the format of the model in the version's folder."""
     if source is None:
         return ModelFormat.HUGGINGFACE
     kind, _ = identify(source.path)
     return ModelFormat.HUGGINGFACE if kind is Kind.CHECKPOINT else ModelFormat.OPENVINO_IR
 
 
-def steps(options: Options, source: Checkpoint, target: Path) -> Iterator[Step]:
-    """From the checkpoint to the version's folder `target`."""
+def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Iterator[BuildStep]:
+    """Yield the steps that make the version's folder `target` of the checkpoint."""
     kind = identify(source.path)[0] if source.path.is_dir() else Kind.CHECKPOINT
     if kind is Kind.CONVERTIBLE:
         yield Convert(
@@ -84,8 +83,8 @@ def steps(options: Options, source: Checkpoint, target: Path) -> Iterator[Step]:
     yield Copy("put configuration and tokenizer beside it", source.path, target, None)
 
 
-def _weight_format(options: Options, source: Checkpoint) -> str:
-    """As `engine.runners.openvino.convert` asks for it: 16-bit weights are kept as fp16."""
+def _weight_format(options: BuildOptions, source: SourceCheckpoint) -> str:
+    """Return optimum-intel's weight format, as the engine's own conversion chooses it: 16-bit weights stay fp16."""
     if options.quantization != NONE:
         return options.quantization
     stored = source.config.get("dtype", source.config.get("torch_dtype"))

@@ -1,202 +1,224 @@
-"""What a build does, in order: decided from the command line and what there is to build from."""
+"""Plans a build: decides runtime, names and steps from the command line and the source. Writes nothing."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.build import openvino, tensorrt_llm
+from cli.build.checkpoint_files import has_tokenizer
+from cli.build.configs import (
+    MAX_BATCH_SIZE,
+    TOKENIZER_FOLDER,
+    RepositoryNames,
+    ensemble_config,
+    model_config,
+    repository_names,
+    stage_config,
+)
+from cli.build.options import BuildOptions, Dtype, UsageError
+from cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
+from cli.build.steps import BuildStep, Copy, Tool, Write
 from engine.config import EngineConfig, Runtime
-from sluice.errors import SluiceError
 from engine.model_folder import ModelFormat
 from engine.runtimes import RUNTIMES, choose_runtime
+from sluice.errors import SluiceError
 from sluice.gpus import num_gpus
-from cli.build import openvino, tensorrt_llm
-from cli.build.arguments import Dtype, Options
-from cli.build.failures import AskedError
-from cli.build.files import has_tokenizer
-from cli.build.nemo import nemo_steps
-from cli.build.source import Checkpoint, HubModel, Source
-from cli.build.steps import Copy, Step, Tool, Write
-from cli.build.texts import MAX_BATCH_SIZE, TOKENIZER_FOLDER, Names, ensemble_config, model_config, names_of, stage_config
 
 VERSION = "1"
 CONFIG = "config.pbtxt"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _BACKENDS = {Runtime.OPENVINO: "llm", Runtime.TENSORRT_LLM: "tensorrtllm"}
-_OWN_TOKENIZER = "tokenizer"
-"""Folder of the model's, where the version holds what is not HuggingFace's: config.json is another there."""
-_NOT_HUGGINGFACE = (ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE)
+TOKENIZER_DIRECTORY = "tokenizer"
+"""Folder of the tokenizer beside a version that is not in HuggingFace's format, whose config.json is another file."""
+_TENSORRT_LLM_FORMATS = (ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where a build writes: models under `root`, what is wanted for a while only in `work`."""
+class BuildPaths:
+    """Folders that a build writes to: models to `models`, temporary files to `work`."""
 
-    root: Path
+    models: Path
     work: Path
     published: Path
-    """What `root` is moved to in the end."""
+    """The repository. The content of `models` is moved there last, where it is another folder."""
 
-    def lasting(self, text: str) -> str:
-        """A command with places that are there when it is read: those of the build are gone with it."""
-        return text.replace(str(self.root), str(self.published)).replace(
+    def to_published(self, text: str) -> str:
+        """Replace the folders of the build, which are removed with it, by those that a script would write to."""
+        return text.replace(str(self.models), str(self.published)).replace(
             str(self.work), str(work_folder(self.published))
         )
 
 
 def work_folder(repository: Path) -> Path:
-    """Where a script, which cleans up after itself, keeps what is wanted for a while only."""
+    """Return the folder in which a script keeps its temporary files until it removes them."""
     return repository.with_name(f"{repository.name}.work")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """All steps of a build."""
+class BuildPlan:
+    """All steps of a build from a checkpoint."""
 
     runtime: Runtime
     format: ModelFormat
-    names: Names
-    steps: tuple[Step, ...]
+    names: RepositoryNames
+    steps: tuple[BuildStep, ...]
 
 
-def choose(options: Options, source: Source) -> Runtime:
-    """The runtime that is built for. Raises AskedError where it cannot build what is asked."""
-    checkpoint = source if isinstance(source, Checkpoint) else None
+def choose_build_runtime(options: BuildOptions, source: BuildSource) -> Runtime:
+    """Choose the runtime to build for. Raises UsageError where it cannot do what the options request."""
+    checkpoint = source if isinstance(source, SourceCheckpoint) else None
     runtime = options.runtime
     if runtime is Runtime.AUTO:
-        runtime = _made_for(options, checkpoint)
+        runtime = _auto_runtime(options, checkpoint)
     if runtime is Runtime.OPENVINO:
-        openvino.check(options, checkpoint)
+        openvino.check_build(options, checkpoint)
     else:
-        tensorrt_llm.check(options, checkpoint)
+        tensorrt_llm.check_build(options, checkpoint)
         tensorrt_llm.library_version(options)
     return runtime
 
 
-def names(options: Options, source: Source) -> Names:
-    """Raises AskedError for a name that no model can have."""
+def choose_names(options: BuildOptions, source: BuildSource) -> RepositoryNames:
+    """Choose the names of the models. Raises UsageError for a name that no model can have."""
     name = options.name or source.name
-    found = names_of(options.layout, name)
+    names = repository_names(options.layout, name)
     if not _NAME.fullmatch(name):
-        raise AskedError(
+        raise UsageError(
             f"--name must be letters, digits, '.', '_' and '-', and begin with one of the first two, got {name!r}"
         )
-    if len(set(found.all)) != len(found.all):
-        raise AskedError(f"--name {name} is a stage's name too; choose another, or --layout single")
-    return found
+    if len(set(names.all)) != len(names.all):
+        raise UsageError(f"--name {name} is a stage's name too; choose another, or --layout single")
+    return names
 
 
-def fetch_steps(options: Options, source: Source, places: Places) -> tuple[tuple[Step, ...], Checkpoint]:
-    """What makes a HuggingFace checkpoint of it first, and that checkpoint."""
-    if isinstance(source, Checkpoint):
+def plan_fetch(
+    options: BuildOptions, source: BuildSource, paths: BuildPaths
+) -> tuple[tuple[BuildStep, ...], SourceCheckpoint]:
+    """Return the steps that make a HuggingFace checkpoint of the source, and that checkpoint."""
+    if isinstance(source, SourceCheckpoint):
         return (), source
-    folder = places.work / "huggingface"
-    made = Checkpoint(folder, ModelFormat.HUGGINGFACE, source.name, options.checkpoint)
+    folder = paths.work / "huggingface"
+    fetched = SourceCheckpoint(folder, ModelFormat.HUGGINGFACE, source.name, options.checkpoint)
     if isinstance(source, HubModel):
-        return (_download(source, folder),), made
-    steps = nemo_steps(source, places.work, folder, options.nemo_folder, options.nemo_model_id)
-    return tuple(steps), made
+        return (_download(source, folder),), fetched
+    steps = nemo_steps(source, paths.work, folder, options.nemo_folder, options.nemo_model_id)
+    return tuple(steps), fetched
 
 
-def make_plan(options: Options, source: Checkpoint, runtime: Runtime, models: Names, places: Places) -> Plan:
-    """From a checkpoint, which fetch_steps may have yet to make, to the repository. Raises AskedError."""
+def make_plan(
+    options: BuildOptions, source: SourceCheckpoint, runtime: Runtime, names: RepositoryNames, paths: BuildPaths
+) -> BuildPlan:
+    """Plan the steps from a checkpoint to the repository. Raises UsageError.
+
+    The checkpoint need not exist yet: `plan_fetch` may have returned the steps that make it.
+    """
     _check_tokenizer(options, source)
-    seen = source if source.path.is_dir() else None
-    version = places.root / models.model / VERSION
+    existing = source if source.path.is_dir() else None
+    version = paths.models / names.model / VERSION
     if runtime is Runtime.OPENVINO:
-        kind, steps = openvino.format_of(seen), openvino.steps(options, source, version)
+        built = openvino.built_format(existing)
+        steps = openvino.build_steps(options, source, version)
     else:
-        kind, steps = tensorrt_llm.format_of(options, seen), tensorrt_llm.steps(options, source, version, places.work)
-    all_steps = (*steps, *_around(options, source, runtime, kind, models, places.root))
-    return Plan(runtime, kind, models, all_steps)
+        built = tensorrt_llm.built_format(options, existing)
+        steps = tensorrt_llm.build_steps(options, source, version, paths.work)
+    all_steps = (*steps, *_packaging_steps(options, source, runtime, built, names, paths.models))
+    return BuildPlan(runtime, built, names, all_steps)
 
 
-def _made_for(options: Options, source: Checkpoint | None) -> Runtime:
-    """What was asked for may be one runtime's alone; else as `sluice serve` would choose."""
-    if options.is_compiled or options.num_gpus > 1 or options.quantization in tensorrt_llm.ONLY_HERE:
+def _auto_runtime(options: BuildOptions, source: SourceCheckpoint | None) -> Runtime:
+    """Return the only runtime that has what the options request; else the one that `sluice serve` would choose."""
+    if options.is_compiled or options.num_gpus > 1 or options.quantization in tensorrt_llm.ONLY_TENSORRT_LLM:
         return Runtime.TENSORRT_LLM
     if source is None:
-        return Runtime.TENSORRT_LLM if num_gpus() and RUNTIMES[Runtime.TENSORRT_LLM].is_installed() else Runtime.OPENVINO
-    if source.format in _NOT_HUGGINGFACE:
+        is_installed = RUNTIMES[Runtime.TENSORRT_LLM].is_installed
+        return Runtime.TENSORRT_LLM if num_gpus() and is_installed() else Runtime.OPENVINO
+    if source.format in _TENSORRT_LLM_FORMATS:
         return Runtime.TENSORRT_LLM
     try:
         return choose_runtime(EngineConfig(model_path=str(source.path))).runtime
     except SluiceError as error:
-        raise AskedError(error.message) from None
+        raise UsageError(error.message) from None
 
 
 def _download(source: HubModel, folder: Path) -> Tool:
     revision = ("--revision", source.revision) if source.revision else ()
     argv = ("hf", "download", source.hub_id, *revision, "--local-dir", str(folder))
-    return Tool("download the checkpoint", argv, "hf", "pip install huggingface-hub", wants_gpu=False)
+    return Tool("download the checkpoint", argv, "hf", "pip install huggingface-hub", needs_gpu=False)
 
 
-def _check_tokenizer(options: Options, source: Checkpoint) -> None:
+def _check_tokenizer(options: BuildOptions, source: SourceCheckpoint) -> None:
     folder = options.tokenizer or source.path
     if options.tokenizer is None and not source.path.is_dir():
         return
     if not has_tokenizer(folder):
-        what = "--tokenizer" if options.tokenizer else "CHECKPOINT"
-        raise AskedError(
-            f"{what} {folder} has no tokenizer (tokenizer.json or tokenizer.model); name a folder that has the model's "
-            "with --tokenizer"
+        argument = "--tokenizer" if options.tokenizer else "CHECKPOINT"
+        raise UsageError(
+            f"{argument} {folder} has no tokenizer (tokenizer.json or tokenizer.model); name a folder that has the "
+            "model's with --tokenizer"
         )
 
 
-def _around(
-    options: Options, source: Checkpoint, runtime: Runtime, kind: ModelFormat, models: Names, root: Path
-) -> Iterator[Step]:
-    """The tokenizer, configurations and stages."""
+def _packaging_steps(
+    options: BuildOptions,
+    source: SourceCheckpoint,
+    runtime: Runtime,
+    built: ModelFormat,
+    names: RepositoryNames,
+    models: Path,
+) -> Iterator[BuildStep]:
+    """Yield the steps that write tokenizer, configurations and stages."""
     tokenizer = options.tokenizer or source.path
-    parameters = _parameters(options, runtime, kind)
-    if kind in _NOT_HUGGINGFACE:
-        folder = root / models.model / _OWN_TOKENIZER
-        yield Copy("put the tokenizer beside it", tokenizer, folder, None)
-        parameters["tokenizer_dir"] = _OWN_TOKENIZER
+    parameters = _model_parameters(options, runtime, built)
+    if built in _TENSORRT_LLM_FORMATS:
+        yield Copy("put the tokenizer beside it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+        parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
     elif options.tokenizer is not None:
-        yield Copy("put the tokenizer with it", tokenizer, root / models.model / _OWN_TOKENIZER, None)
-        parameters["tokenizer_dir"] = _OWN_TOKENIZER
-    rows = options.max_num_seqs or MAX_BATCH_SIZE
-    text = model_config(models.model, _BACKENDS[runtime], rows, parameters)
-    yield Write("say how the model is served", root / models.model / CONFIG, text)
-    if models.has_stages:
-        yield from _stages(models, tokenizer, rows, root)
+        yield Copy("put the tokenizer with it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+        parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
+    max_batch_size = options.max_num_seqs or MAX_BATCH_SIZE
+    text = model_config(names.model, _BACKENDS[runtime], max_batch_size, parameters)
+    yield Write("say how the model is served", models / names.model / CONFIG, text)
+    if names.has_stages:
+        yield from _stage_steps(names, tokenizer, max_batch_size, models)
 
 
-def _stages(models: Names, tokenizer: Path, rows: int, root: Path) -> Iterator[Step]:
+def _stage_steps(names: RepositoryNames, tokenizer: Path, max_batch_size: int, models: Path) -> Iterator[BuildStep]:
     for name, backend, parameters in (
-        (models.preprocessing, "preprocessing", {"add_special_tokens": "true"}),
-        (models.postprocessing, "postprocessing", {"skip_special_tokens": "true"}),
+        (names.preprocessing, "preprocessing", {"add_special_tokens": "true"}),
+        (names.postprocessing, "postprocessing", {"skip_special_tokens": "true"}),
     ):
-        yield Copy(f"give {name} the tokenizer", tokenizer, root / name / TOKENIZER_FOLDER, None)
-        yield Write(f"say how {name} is served", root / name / CONFIG, stage_config(name, backend, rows, parameters))
-    # An ensemble has no files, but Triton wants a folder for its version, and stores keep no empty ones.
-    note = "The steps are in config.pbtxt.\n"
-    yield Write("give the ensemble a version", root / models.ensemble / VERSION / "README", note)
-    yield Write("join the stages", root / models.ensemble / CONFIG, ensemble_config(models, rows))
+        yield Copy(f"give {name} the tokenizer", tokenizer, models / name / TOKENIZER_FOLDER, None)
+        text = stage_config(name, backend, max_batch_size, parameters)
+        yield Write(f"say how {name} is served", models / name / CONFIG, text)
+    # An ensemble has no files, but Triton wants a folder for its version, and stores keep no empty folders.
+    readme = "The steps are in config.pbtxt.\n"
+    yield Write("give the ensemble a version", models / names.ensemble / VERSION / "README", readme)
+    yield Write("join the stages", models / names.ensemble / CONFIG, ensemble_config(names, max_batch_size))
 
 
-def _parameters(options: Options, runtime: Runtime, kind: ModelFormat) -> dict[str, str]:
-    """Of the model's config.pbtxt. What the files say themselves (an engine's limits) is not said again."""
+def _model_parameters(options: BuildOptions, runtime: Runtime, built: ModelFormat) -> dict[str, str]:
+    """Return the parameters of the model's config.pbtxt, without those that its files state (an engine's limits)."""
     is_tensorrt = runtime is Runtime.TENSORRT_LLM
-    said = {
+    is_stored_as_is = is_tensorrt or built is ModelFormat.OPENVINO_IR
+    parameters = {
         "runtime": runtime.value,
         "exclude_input_in_output": "true",
-        "quantization": "" if is_tensorrt or kind is ModelFormat.OPENVINO_IR else _unless(options.quantization, "none"),
+        "quantization": "" if is_stored_as_is else _unless_default(options.quantization, "none"),
         "dtype": _dtype(options.dtype, is_tensorrt=is_tensorrt),
-        "kv_cache_dtype": "" if options.is_compiled else _unless(options.kv_cache_dtype, "auto"),
-        "tensor_parallel_size": _unless(options.tensor_parallel_size, 1),
-        "pipeline_parallel_size": _unless(options.pipeline_parallel_size, 1),
-        "max_model_len": _unless(options.max_model_len, None),
-        "max_num_seqs": _unless(options.max_num_seqs, None),
-        "max_num_batched_tokens": _unless(options.max_num_batched_tokens, None),
-        "max_beam_width": _unless(options.max_beam_width, 1),
+        "kv_cache_dtype": "" if options.is_compiled else _unless_default(options.kv_cache_dtype, "auto"),
+        "tensor_parallel_size": _unless_default(options.tensor_parallel_size, 1),
+        "pipeline_parallel_size": _unless_default(options.pipeline_parallel_size, 1),
+        "max_model_len": _unless_default(options.max_model_len, None),
+        "max_num_seqs": _unless_default(options.max_num_seqs, None),
+        "max_num_batched_tokens": _unless_default(options.max_num_batched_tokens, None),
+        "max_beam_width": _unless_default(options.max_beam_width, 1),
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in parameters.items() if value}
 
 
-def _unless(value: object, usual: object) -> str:
-    return "" if value == usual else str(value)
+def _unless_default(value: object, default: object) -> str:
+    return "" if value == default else str(value)
 
 
 def _dtype(dtype: Dtype, *, is_tensorrt: bool) -> str:

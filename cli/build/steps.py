@@ -1,4 +1,4 @@
-"""The steps of a build. Each can be run, and be said as lines of a shell script that do the same."""
+"""The steps of a build. Each can be run, and can be written as shell commands that do the same."""
 
 import shlex
 import shutil
@@ -12,72 +12,78 @@ from typing import Protocol
 
 from safetensors import TensorSpec, serialize_file
 
+from cli.build.checkpoint_files import (
+    TOKENIZER_AND_CONFIG_PATTERNS,
+    model_files,
+    model_patterns,
+    size_of,
+    tokenizer_files,
+)
+from cli.build.options import BuildError
 from engine.config import EngineConfig
+from engine.model_folder import ModelFormat
 from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
 from engine.runners.openvino.weights.checkpoint import Checkpoint, compressed_file, weight_files
 from engine.runners.openvino.weights.compression import compress
 from engine.runners.openvino.weights.stored import StoredTensor
-from engine.model_folder import ModelFormat
-from cli.build.failures import BuildError
-from cli.build.files import TOKENIZER_AND_KIN, model_files, model_patterns, size_of, tokenizer_files
 
 Advance = Callable[[int], None]
-"""Told of bytes that were written, for a progress bar."""
+"""Receives the number of bytes that were written since the last call, for a progress bar."""
 
 PYTHON = "python3"
-OTHERS = "model-others.safetensors"
-"""What is not compressed: norms, biases."""
+UNCOMPRESSED_FILE = "model-others.safetensors"
+"""File of the tensors that stay uncompressed: norms and biases."""
 _CHUNK_BYTES = 8 << 20
 _READABLE = 0o644
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
-class Step(Protocol):
-    """One thing to do."""
+class BuildStep(Protocol):
+    """One step of a build."""
 
     @property
     def purpose(self) -> str:
-        """For what, in words that follow 'to'."""
+        """Purpose of the step, as a verb phrase that can follow 'to'."""
         ...
 
     def script(self) -> str:
-        """Shell commands that do the same."""
+        """Return shell commands that do the same as `run`."""
         ...
 
     def size_bytes(self) -> int:
-        """About how much it writes, 0 where that cannot be told."""
+        """Return about how many bytes the step writes, 0 where that is not known."""
         ...
 
     def run(self, advance: Advance) -> None:
-        """Raises BuildError, SluiceError or OSError."""
+        """Do the step. Raises BuildError, SluiceError or OSError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A command of another program. `needs` is what must be there: a program or a script."""
+    """Runs another program. `requires` is the program or the script that must exist for it."""
 
     purpose: str
     argv: tuple[str, ...]
-    needs: str
-    had_by: str
-    """Command that brings what it needs."""
-    writes_bytes: int = 0
-    wants_gpu: bool = True
+    requires: str
+    install_command: str
+    """Command that installs `requires`."""
+    output_bytes: int = 0
+    needs_gpu: bool = True
 
     def script(self) -> str:
-        return wrapped(self.argv)
+        return shell_command(self.argv)
 
     def size_bytes(self) -> int:
-        return self.writes_bytes
+        return self.output_bytes
 
     @property
-    def is_there(self) -> bool:
-        return Path(self.needs).is_file() or shutil.which(self.needs) is not None
+    def is_available(self) -> bool:
+        return Path(self.requires).is_file() or shutil.which(self.requires) is not None
 
     def run(self, advance: Advance) -> None:
-        """Its output goes where ours goes."""
+        """Run the program. Its output goes to standard error."""
         argv = (sys.executable, *self.argv[1:]) if self.argv[0] == PYTHON else self.argv
         code = subprocess.run(argv, stdout=sys.stderr, check=False).returncode
         if code:
@@ -86,13 +92,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A checkpoint's files into a folder: all that serving needs, or the tokenizer's alone."""
+    """Copies or links a checkpoint's files into a folder: all that serving needs, or those of the tokenizer."""
 
     purpose: str
     source: Path
     target: Path
     format: ModelFormat | None
-    """Of the model; None for the tokenizer alone."""
+    """Format of the model; None to copy the tokenizer alone."""
     is_linked: bool = False
 
     def files(self) -> list[Path]:
@@ -100,15 +106,17 @@ class Copy:
 
     def script(self) -> str:
         command = "ln -s" if self.is_linked else "cp -L"
-        return f'mkdir -p {quoted(self.target)}\n{self._loop()} {command} "$file" {quoted(self.target)}/; done'
+        return (
+            f'mkdir -p {shell_quote(self.target)}\n{self._loop()} {command} "$file" {shell_quote(self.target)}/; done'
+        )
 
     def _loop(self) -> str:
-        """A folder that is made by an earlier step has no files yet: their patterns."""
+        """Return the head of a shell loop over the files, or over their patterns where an earlier step makes them."""
         if self.source.is_dir():
-            names = " ".join(quoted(file.absolute() if self.is_linked else file) for file in self.files())
+            names = " ".join(shell_quote(file.absolute() if self.is_linked else file) for file in self.files())
             return f"for file in {names}; do"
-        patterns = TOKENIZER_AND_KIN if self.format is None else model_patterns(self.format)
-        names = " ".join(f"{quoted(self.source)}/{pattern}" for pattern in patterns)
+        patterns = TOKENIZER_AND_CONFIG_PATTERNS if self.format is None else model_patterns(self.format)
+        names = " ".join(f"{shell_quote(self.source)}/{pattern}" for pattern in patterns)
         return f'for file in {names}; do [ ! -e "$file" ] ||'
 
     def size_bytes(self) -> int:
@@ -126,14 +134,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A text file."""
+    """Writes a text file."""
 
     purpose: str
     path: Path
     text: str
 
     def script(self) -> str:
-        return f"mkdir -p {quoted(self.path.parent)}\ncat > {quoted(self.path)} <<'END'\n{self.text}END"
+        return f"mkdir -p {shell_quote(self.path.parent)}\ncat > {shell_quote(self.path)} <<'END'\n{self.text}END"
 
     def size_bytes(self) -> int:
         return len(self.text)
@@ -145,14 +153,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A checkpoint that our graphs do not cover, by optimum-intel; kept in the cache, copied from there."""
+    """Converts a checkpoint by optimum-intel where Sluice has no graph for it. The result stays in the cache too."""
 
     purpose: str
     source: Path
     target: Path
     quantization: str
     weight_format: str
-    """Of optimum-intel, which compresses large models where it is not said."""
+    """Format for optimum-intel, which compresses large models where none is given."""
     cache_path: str | None
 
     def script(self) -> str:
@@ -160,7 +168,7 @@ class Convert:
         argv += ["--task", "text-generation-with-past", "--disable-convert-tokenizer"]
         argv += ["--weight-format", self.weight_format]
         argv += ["--group-size-fallback", "adjust"] if self.quantization == "int4" else []
-        return f"mkdir -p {quoted(self.target)}\n{wrapped([*argv, str(self.target)])}"
+        return f"mkdir -p {shell_quote(self.target)}\n{shell_command([*argv, str(self.target)])}"
 
     def size_bytes(self) -> int:
         return 2 * size_of(model_files(self.source, ModelFormat.HUGGINGFACE))
@@ -173,7 +181,7 @@ class Convert:
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """The weights in 8 or 4 bits, beside those that stay as they are."""
+    """Compresses the weights to 8 or 4 bits, and copies the tensors that stay uncompressed."""
 
     purpose: str
     source: Path
@@ -181,48 +189,48 @@ class Compress:
     quantization: str
 
     def script(self) -> str:
-        """The compression is Sluice's own, so a build of this model alone does it."""
-        aside = f"{self.target}.compressing"
-        argv = ["sluice", "build", str(self.source), "--output", aside, "--name", "model", "--layout", "single"]
+        """Return a build of this model alone: no other program has Sluice's compression."""
+        folder = f"{self.target}.compressing"
+        argv = ["sluice", "build", str(self.source), "--output", folder, "--name", "model", "--layout", "single"]
         argv += ["--runtime", "openvino", "--quantization", self.quantization]
-        move = f"mv {quoted(aside)}/model/1/*.safetensors {quoted(self.target)}/"
-        return f"{wrapped(argv)}\nmkdir -p {quoted(self.target)}\n{move}\nrm -r {quoted(aside)}"
+        move = f"mv {shell_quote(folder)}/model/1/*.safetensors {shell_quote(self.target)}/"
+        return f"{shell_command(argv)}\nmkdir -p {shell_quote(self.target)}\n{move}\nrm -r {shell_quote(folder)}"
 
     def size_bytes(self) -> int:
-        """Of 16-bit weights; embeddings stay at 8 bits."""
+        """Estimate from 16-bit weights; embeddings stay at 8 bits."""
         return size_of(weight_files(self.source)) // 2 if self.source.is_dir() else 0
 
     def run(self, advance: Advance) -> None:
         self.target.mkdir(parents=True, exist_ok=True)
         tensors = Checkpoint.open(self.source).tensors
         with tempfile.TemporaryDirectory(dir=self.target) as folder:
-            made = compress(tensors, weight_files(self.source), self.quantization, Path(folder))
+            compressed = compress(tensors, weight_files(self.source), self.quantization, Path(folder))
             (file,) = Path(folder).iterdir()
             file.chmod(_READABLE)
             file.rename(self.target / compressed_file(self.quantization))
-        others = {name: stored for name, stored in tensors.items() if name not in made}
-        serialize_file({name: _as_it_is(stored) for name, stored in others.items()}, self.target / OTHERS)
+        others = {name: stored for name, stored in tensors.items() if name not in compressed}
+        serialize_file({name: _tensor_spec(stored) for name, stored in others.items()}, self.target / UNCOMPRESSED_FILE)
 
 
-def _as_it_is(stored: StoredTensor) -> TensorSpec:
-    """Where the tensor lies in its file's map, which must live until it is written."""
+def _tensor_spec(stored: StoredTensor) -> TensorSpec:
+    """Describe the tensor where it lies in its file's memory map, which must live until it is written."""
     array = stored.array()
     return TensorSpec(
         dtype=_DTYPES[stored.dtype], shape=list(stored.shape), data_ptr=array.ctypes.data, data_len=array.nbytes
     )
 
 
-def comment(text: str) -> str:
-    """One line, whatever a checkpoint's files or a path say: a second one would be a command."""
+def shell_comment(text: str) -> str:
+    """Format a comment of one line. Line breaks of a path or a checkpoint's file are removed, as they would end it."""
     return f"# {''.join(each if each.isprintable() else ' ' for each in text)}"
 
 
-def quoted(path: Path | str) -> str:
+def shell_quote(path: Path | str) -> str:
     return shlex.quote(str(path))
 
 
-def wrapped(argv: Sequence[str]) -> str:
-    """A command with an option a line, to be read and pasted."""
+def shell_command(argv: Sequence[str]) -> str:
+    """Format a command with one option a line."""
     lines = [[argv[0]]]
     for word in argv[1:]:
         if word.startswith("--"):

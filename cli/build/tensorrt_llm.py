@@ -1,4 +1,4 @@
-"""The commands that make what TensorRT-LLM serves: quantised checkpoints, and engines where it still has them."""
+"""Builds for TensorRT-LLM: the commands of its tools and of ModelOpt, for quantized checkpoints and engines."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -6,28 +6,27 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from engine.model_folder import ModelFormat
+from cli.build.checkpoint_files import model_files, size_of
+from cli.build.options import BuildOptions, UsageError
+from cli.build.source import SourceCheckpoint
+from cli.build.steps import PYTHON, BuildStep, Copy, Tool
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
-from cli.build.arguments import Options
-from cli.build.failures import AskedError
-from cli.build.files import model_files, size_of
-from cli.build.source import Checkpoint
-from cli.build.steps import PYTHON, Copy, Step, Tool
+from engine.model_folder import ModelFormat
 
 NEWEST = "1.2.1"
-"""Release that commands are for where none is installed."""
+"""Release that the commands are for where TensorRT-LLM is not installed."""
 _MODELOPT = "0.37.0"
 """Release of ModelOpt that TensorRT-LLM 1.2 requires."""
 _MODELOPT_RENAMED = Version("0.46")
-"""First release with the scripts in hf_ptq."""
+"""First release with the scripts in the folder hf_ptq."""
 
 CHECKPOINT_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int4_awq", "w4a8_awq")
 ENGINE_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo")
 KV_CACHE_DTYPES = ("auto", "fp8")
-ONLY_HERE = (*CHECKPOINT_QUANTIZATIONS[1:], *ENGINE_QUANTIZATIONS[1:])
+ONLY_TENSORRT_LLM = (*CHECKPOINT_QUANTIZATIONS[1:], *ENGINE_QUANTIZATIONS[1:])
 
 _EXAMPLES = (Path("/app/tensorrt_llm/examples"), Path("TensorRT-LLM/examples"))
-"""In NVIDIA's images; else in a clone of the sources."""
+"""Folders of the examples: in NVIDIA's images, and in a clone of the sources."""
 _CONVERTERS = {
     "llama": ("llama", True),
     "mistral": ("llama", True),
@@ -39,21 +38,22 @@ _CONVERTERS = {
     "phi": ("phi", False),
     "phi3": ("phi", False),
 }
-"""By model_type: the folder of its convert_checkpoint.py, and whether that can split into pipeline stages. They run
-without a GPU; models of other types go through quantize.py, which leaves the precision alone where it is told so."""
+"""By model_type: the folder of its convert_checkpoint.py, and whether that script can split pipeline stages.
+
+The scripts run without a GPU. Models of other types go through quantize.py, which can leave the precision alone."""
 
 
-def library_version(options: Options) -> Version:
-    """Which TensorRT-LLM the commands are for. Raises AskedError for one that they do not fit."""
+def library_version(options: BuildOptions) -> Version:
+    """Return the TensorRT-LLM that the commands are for. Raises UsageError for a version that they do not fit."""
     text = options.tensorrt_llm_version or installed_version() or NEWEST
     try:
         found = Version(text)
     except InvalidVersion:
-        raise AskedError(f"--tensorrt-llm-version must be a version such as {NEWEST}, got {text!r}") from None
+        raise UsageError(f"--tensorrt-llm-version must be a version such as {NEWEST}, got {text!r}") from None
     if is_before(found, str(MINIMUM)):
-        raise AskedError(f"TensorRT-LLM {text} is older than {MINIMUM}, the first that Sluice serves by; update it")
+        raise UsageError(f"TensorRT-LLM {text} is older than {MINIMUM}, the first that Sluice serves by; update it")
     if options.is_compiled and not is_before(found, FIRST_WITHOUT_ENGINES):
-        raise AskedError(
+        raise UsageError(
             f"--compile: compiled engines ended with TensorRT-LLM {LAST_WITH_ENGINES}, and this is {text}. Leave "
             "--compile out: the checkpoint itself is served. Or use an older one (--tensorrt-llm-version "
             f"{NEWEST} --dry-run shows its commands)"
@@ -65,37 +65,37 @@ def installed_version() -> str | None:
     return _installed("tensorrt-llm")
 
 
-def check(options: Options, source: Checkpoint | None) -> None:
-    """Raises AskedError for what TensorRT-LLM, or the checkpoint, cannot do. `source` None: not there yet."""
+def check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
+    """Raises UsageError for what TensorRT-LLM or the checkpoint cannot do. `source` is None before it exists."""
     known = ENGINE_QUANTIZATIONS if options.is_compiled else CHECKPOINT_QUANTIZATIONS
     if options.quantization not in known:
-        raise AskedError(_unknown_quantization(options, known))
+        raise UsageError(_unknown_quantization(options, known))
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         allowed = " or ".join(KV_CACHE_DTYPES)
-        raise AskedError(f"--kv-cache-dtype must be {allowed} for tensorrt_llm, got {options.kv_cache_dtype!r}")
+        raise UsageError(f"--kv-cache-dtype must be {allowed} for tensorrt_llm, got {options.kv_cache_dtype!r}")
     if source is not None:
         _check_source(options, source)
 
 
-def format_of(options: Options, source: Checkpoint | None) -> ModelFormat:
-    """What the version's folder will hold."""
+def built_format(options: BuildOptions, source: SourceCheckpoint | None) -> ModelFormat:
+    """Return the format of the model in the version's folder."""
     if options.is_compiled:
         return ModelFormat.TENSORRT_LLM_ENGINE
     return ModelFormat.HUGGINGFACE if source is None else source.format
 
 
-def steps(options: Options, source: Checkpoint, target: Path, work: Path) -> Iterator[Step]:
-    """From the checkpoint to the version's folder `target`. Raises AskedError as `library_version`."""
+def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
+    """Yield the steps that make the version's folder `target`. Raises UsageError as `library_version` does."""
     library = library_version(options)
     if options.is_compiled:
-        yield from _compiled(options, source, target, work, library)
+        yield from _compile_steps(options, source, target, work, library)
     elif options.quantization == "none":
         yield Copy("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
     else:
-        yield _ptq(options, source, target)
+        yield _modelopt_step(options, source, target)
 
 
-def _unknown_quantization(options: Options, known: tuple[str, ...]) -> str:
+def _unknown_quantization(options: BuildOptions, known: tuple[str, ...]) -> str:
     text = f"--quantization must be one of {', '.join(known)} for tensorrt_llm"
     text += " with --compile" if options.is_compiled else ""
     remedy = ""
@@ -106,72 +106,84 @@ def _unknown_quantization(options: Options, known: tuple[str, ...]) -> str:
     return f"{text}, got {options.quantization!r}{remedy}"
 
 
-def _check_source(options: Options, source: Checkpoint) -> None:
+def _check_source(options: BuildOptions, source: SourceCheckpoint) -> None:
     if source.format is ModelFormat.OPENVINO_IR:
-        raise AskedError(
+        raise UsageError(
             f"{source.path} is an OpenVINO IR, which TensorRT-LLM cannot run; build it with --runtime openvino"
         )
     is_huggingface = source.format is ModelFormat.HUGGINGFACE
     if options.quantization != "none" and (source.quantized_by or not is_huggingface):
-        what = f"is quantised already (by {source.quantized_by})" if source.quantized_by else "is converted already"
-        raise AskedError(
-            f"--quantization {options.quantization}: {source.path} {what}; build from the original checkpoint, or "
+        state = f"is quantised already (by {source.quantized_by})" if source.quantized_by else "is converted already"
+        raise UsageError(
+            f"--quantization {options.quantization}: {source.path} {state}; build from the original checkpoint, or "
             "leave --quantization out"
         )
     if options.is_compiled and source.format is ModelFormat.TENSORRT_LLM_ENGINE:
-        raise AskedError(f"--compile: {source.path} holds compiled engines already; leave --compile out")
+        raise UsageError(f"--compile: {source.path} holds compiled engines already; leave --compile out")
 
 
-def _compiled(options: Options, source: Checkpoint, target: Path, work: Path, library: Version) -> Iterator[Step]:
+def _compile_steps(
+    options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path, library: Version
+) -> Iterator[BuildStep]:
     checkpoint = source.path
     if source.format is ModelFormat.HUGGINGFACE:
         checkpoint = work / "tensorrt_llm_checkpoint"
         examples = options.tensorrt_llm_examples or next(filter(Path.is_dir, _EXAMPLES), _EXAMPLES[-1])
         if options.quantization == "none" and options.kv_cache_dtype == "auto" and _converter(options, source):
-            yield _convert(options, source, checkpoint, examples, library)
+            yield _convert_step(options, source, checkpoint, examples, library)
         else:
-            yield _quantize(options, source, checkpoint, examples, library)
-    yield _engines(options, checkpoint, target, source, library)
+            yield _quantize_step(options, source, checkpoint, examples, library)
+    yield _engine_step(options, checkpoint, target, source, library)
 
 
-def _converter(options: Options, source: Checkpoint) -> str | None:
-    """The folder of the script that converts this model, where there is one that can."""
+def _converter(options: BuildOptions, source: SourceCheckpoint) -> str | None:
+    """Return the folder of the script that can convert this model, None where there is none."""
     folder, has_stages = _CONVERTERS.get(source.model_type, (None, False))
     return folder if has_stages or options.pipeline_parallel_size == 1 else None
 
 
-def _convert(options: Options, source: Checkpoint, target: Path, examples: Path, library: Version) -> Tool:
+def _convert_step(
+    options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
+) -> Tool:
     script = str(examples / "models" / "core" / str(_converter(options, source)) / "convert_checkpoint.py")
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
-    argv += ["--dtype", options.dtype.value, *_split(options)]
+    argv += ["--dtype", options.dtype.value, *_parallelism_flags(options)]
     return Tool(
         "convert the checkpoint for TensorRT-LLM's compiler",
         tuple(argv),
         script,
-        _clone_of_tensorrt_llm(library),
+        _clone_command(library),
         _size(source),
-        wants_gpu=False,
+        needs_gpu=False,
     )
 
 
-def _quantize(options: Options, source: Checkpoint, target: Path, examples: Path, library: Version) -> Tool:
+def _quantize_step(
+    options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
+) -> Tool:
     script = str(examples / "quantization" / "quantize.py")
     is_plain = options.quantization == "none"
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
     argv += ["--dtype", options.dtype.value, "--qformat", "full_prec" if is_plain else options.quantization]
     if options.kv_cache_dtype != "auto":
         argv += ["--kv_cache_dtype", options.kv_cache_dtype]
-    argv += _split(options)
+    argv += _parallelism_flags(options)
     if not is_plain or options.kv_cache_dtype != "auto":
         argv += ["--calib_size", str(options.calib_size)]
         argv += ["--calib_dataset", options.calib_dataset] if options.calib_dataset else []
-    what = "convert the checkpoint" if is_plain else f"quantise the checkpoint to {options.quantization}"
-    purpose = f"{what} for TensorRT-LLM's compiler"
-    return Tool(purpose, tuple(argv), script, _clone_of_tensorrt_llm(library), _size(source))
+    action = "convert the checkpoint" if is_plain else f"quantise the checkpoint to {options.quantization}"
+    purpose = f"{action} for TensorRT-LLM's compiler"
+    return Tool(purpose, tuple(argv), script, _clone_command(library), _size(source))
 
 
-def _engines(options: Options, checkpoint: Path, target: Path, source: Checkpoint, library: Version) -> Tool:
-    """The compiler takes the longest context from the checkpoint, but prompts of 1024 tokens unless it is told more."""
+def _engine_step(
+    options: BuildOptions, checkpoint: Path, target: Path, source: SourceCheckpoint, library: Version
+) -> Tool:
+    """Compile the engines.
+
+    The compiler takes the longest context from the checkpoint, but without --max_input_len it limits prompts to 1024
+    tokens.
+    """
     argv = ["trtllm-build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(target), "--gemm_plugin", "auto"]
     argv += ["--use_paged_context_fmha", "enable", "--max_beam_width", str(options.max_beam_width)]
     for flag, value in (
@@ -186,8 +198,8 @@ def _engines(options: Options, checkpoint: Path, target: Path, source: Checkpoin
     return Tool("compile the engines", tuple(argv), "trtllm-build", install, _size(source))
 
 
-def _ptq(options: Options, source: Checkpoint, target: Path) -> Tool:
-    """ModelOpt quantises the KV cache too unless it is told not to."""
+def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Tool:
+    """Quantize by ModelOpt, which also quantizes the KV cache unless the format `none` is given."""
     release = Version(_installed("nvidia-modelopt") or _MODELOPT)
     folder = "hf_ptq" if release >= _MODELOPT_RENAMED else "llm_ptq"
     script = str((options.modelopt_examples or Path("Model-Optimizer/examples")) / folder / "hf_ptq.py")
@@ -202,16 +214,16 @@ def _ptq(options: Options, source: Checkpoint, target: Path) -> Tool:
     return Tool(f"quantise the checkpoint to {options.quantization}", tuple(argv), script, clone, _size(source))
 
 
-def _split(options: Options) -> list[str]:
+def _parallelism_flags(options: BuildOptions) -> list[str]:
     return ["--tp_size", str(options.tensor_parallel_size), "--pp_size", str(options.pipeline_parallel_size)]
 
 
-def _clone_of_tensorrt_llm(library: Version) -> str:
+def _clone_command(library: Version) -> str:
     return f"git clone --depth 1 --branch v{library} https://github.com/NVIDIA/TensorRT-LLM"
 
 
-def _size(source: Checkpoint) -> int:
-    """At most: nothing that is made of weights is larger than they."""
+def _size(source: SourceCheckpoint) -> int:
+    """Return an upper bound of what a step writes: the size of the weights it reads."""
     return size_of(model_files(source.path, source.format)) if source.path.is_dir() else 0
 
 

@@ -1,0 +1,1 @@
+"""`sluice doctor`: gathers facts about the machine and the models, checks them, reports findings."""

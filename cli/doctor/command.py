@@ -1,4 +1,4 @@
-"""`sluice doctor`: what will work on this machine and what will not."""
+"""`sluice doctor`: its command line, and the run over machine and models."""
 
 import argparse
 import sys
@@ -7,38 +7,57 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.doctor.arguments import parse
-from cli.doctor.facts import Machine
-from cli.doctor.findings import Finding, Level
+from cli.doctor.facts import MachineFacts
+from cli.doctor.findings import DoctorFinding, Severity, findings_json, print_findings
 from cli.doctor.machine import read_machine
 from cli.doctor.machine_checks import check_machine
-from cli.doctor.model_checks import Wanted, check_model
+from cli.doctor.model_checks import ServingOptions, check_model
 from cli.doctor.models import read_model
-from cli.doctor.report import as_json, show
-from cli.doctor.targets import Target, find_targets
+from cli.doctor.targets import ModelTarget, find_targets
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.arguments import FAILED, USAGE_ERROR, OneLineParser
 from sluice.errors import SluiceError
+
+_OVERVIEW = """\
+Check this machine, its libraries and the models to be served. The report lists what will not work, what will work
+badly, and what to do. Nothing is loaded, changed or downloaded.
+
+Without a MODEL only the machine is checked: processor, memory, disk, ports, GPUs, driver, CUDA, libraries.
+"""
+
+_EPILOG = """\
+examples:
+  sluice doctor                                          check this machine
+  sluice doctor /models/llama-3.1-8b                     check whether this model runs here, and on which runtime
+  sluice doctor /models/llama-3.1-70b --tensor-parallel-size 4 --runtime tensorrt_llm
+  sluice doctor /model-repository                        check every language model of a repository
+  sluice doctor --json | jq '.findings[] | select(.level == "fail")'
+
+Memory is estimated from the size of the weights' files, two GiB of each GPU for the runtime, and the KV cache in what
+is left.
+
+Exit codes: 0 where all will work, 1 where something will not, 2 for a bad option or a MODEL that is none.
+"""
 
 
 def command(argv: list[str]) -> int:
-    """Say what of this machine, its libraries and a model will not work, and what to do."""
-    arguments = parse(argv)
+    """Check this machine, its libraries and models, and report what will not work and what to do."""
+    arguments = parse_arguments(argv)
     try:
-        targets = [target for path in arguments.models for target in find_targets(path, _config(arguments))]
-        findings = list(_findings(arguments, targets))
+        targets = [target for path in arguments.models for target in find_targets(path, _engine_config(arguments))]
+        findings = list(_check(arguments, targets))
     except SluiceError as error:
         sys.stderr.write(f"sluice doctor: error: {error.message}\n")
         return USAGE_ERROR
     if arguments.json:
-        sys.stdout.write(as_json(findings).decode() + "\n")
+        sys.stdout.write(findings_json(findings).decode() + "\n")
     else:
-        show(findings, Console())
-    return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
+        print_findings(findings, Console())
+    return FAILED if any(finding.level is Severity.FAIL for finding in findings) else 0
 
 
-def _config(arguments: argparse.Namespace) -> EngineConfig:
+def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model_path="",
         runtime=arguments.runtime,
@@ -51,25 +70,25 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     )
 
 
-def _findings(arguments: argparse.Namespace, targets: list[Target]) -> Iterator[Finding]:
+def _check(arguments: argparse.Namespace, targets: list[ModelTarget]) -> Iterator[DoctorFinding]:
     ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port)
     cache_folder = Path(arguments.cache_path).expanduser()
     machine = read_machine(arguments.host, ports, cache_folder, arguments.engine_python)
-    yield from check_machine(machine, _needed(arguments.runtime, targets))
+    yield from check_machine(machine, _required_runtime(arguments.runtime, targets))
     for target in targets:
-        yield from _of_target(target, machine)
+        yield from _check_target(target, machine)
 
 
-def _needed(asked: Runtime, targets: list[Target]) -> Runtime:
-    """What the machine must have: where the command line leaves it open, a model may not."""
-    configs = [(target, target.config) for target in targets if not isinstance(target.config, Finding)]
-    choices = [target.choice or _choice(config) for target, config in configs]
+def _required_runtime(requested: Runtime, targets: list[ModelTarget]) -> Runtime:
+    """Return the runtime that the machine must support: TensorRT-LLM where a model needs it, else the requested one."""
+    configs = [(target, target.config) for target in targets if not isinstance(target.config, DoctorFinding)]
+    choices = [target.choice or _choose_runtime(config) for target, config in configs]
     runtimes = {choice.runtime for choice in choices if isinstance(choice, RuntimeChoice)}
-    return Runtime.TENSORRT_LLM if Runtime.TENSORRT_LLM in runtimes else asked
+    return Runtime.TENSORRT_LLM if Runtime.TENSORRT_LLM in runtimes else requested
 
 
-def _of_target(target: Target, machine: Machine) -> Iterator[Finding]:
-    if isinstance(target.config, Finding):
+def _check_target(target: ModelTarget, machine: MachineFacts) -> Iterator[DoctorFinding]:
+    if isinstance(target.config, DoctorFinding):
         yield target.config
         return
     config = target.config
@@ -77,14 +96,70 @@ def _of_target(target: Target, machine: Machine) -> Iterator[Finding]:
     try:
         model = read_model(target.name, Path(config.model_path), target.tokenizer, num_gpus=num_gpus)
     except SluiceError as error:
-        yield Finding(Level.FAIL, target.name, error.message)
+        yield DoctorFinding(Severity.FAIL, target.name, error.message)
         return
-    wanted = Wanted(num_gpus, config.quantization, config.kv_cache_dtype, config.max_model_len)
-    yield from check_model(model, machine, target.choice or _choice(config), wanted)
+    options = ServingOptions(num_gpus, config.quantization, config.kv_cache_dtype, config.max_model_len)
+    yield from check_model(model, machine, target.choice or _choose_runtime(config), options)
 
 
-def _choice(config: EngineConfig) -> RuntimeChoice | SluiceError:
+def _choose_runtime(config: EngineConfig) -> RuntimeChoice | SluiceError:
     try:
         return choose_runtime(config)
     except SluiceError as error:
         return error
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line. Exits the process for bad arguments and after --help."""
+    parser = OneLineParser(
+        prog="sluice doctor",
+        usage="sluice doctor [OPTIONS] [MODEL...]",
+        description=_OVERVIEW,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="folder of a checkpoint, an IR, a compiled engine or a model repository, or ORG/NAME of the hub's cache",
+    )
+    parser.add_argument(
+        "--runtime",
+        type=Runtime,
+        choices=list(Runtime),
+        default=Runtime.AUTO,
+        help="runtime that is to serve the models. Default: auto",
+    )
+    _add_sizes(parser)
+    _add_addresses(parser)
+    parser.add_argument("--json", action="store_true", help="write one JSON object to standard output")
+    return parser.parse_args(argv)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how a MODEL is to be served; as for `sluice serve`")
+    group.add_argument("--tensor-parallel-size", "--tp-size", type=_positive, default=1, metavar="N")
+    group.add_argument("--pipeline-parallel-size", "--pp-size", type=_positive, default=1, metavar="N")
+    group.add_argument("--quantization", default="none", metavar="TYPE")
+    group.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
+    group.add_argument(
+        "--engine-python", metavar="PYTHON", help="Python that TensorRT-LLM is installed for, where it is not this one"
+    )
+    group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where the server is to listen and keep its cache")
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS")
+    group.add_argument("--http-port", type=int, default=8000, metavar="PORT")
+    group.add_argument("--grpc-port", type=int, default=8001, metavar="PORT")
+    group.add_argument("--metrics-port", type=int, default=8002, metavar="PORT")
+    group.add_argument("--cache-path", default="~/.cache/sluice", metavar="FOLDER")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)

@@ -1,4 +1,4 @@
-"""What a machine has, as values: gathered elsewhere, judged elsewhere."""
+"""Facts about a machine and a model, as values: `machine` and `models` gather them, the checks judge them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.model_folder import ModelFormat
 
 
-class Capability(NamedTuple):
+class ComputeCapability(NamedTuple):
     """A GPU's compute capability."""
 
     major: int
@@ -19,71 +19,71 @@ class Capability(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as NVML tells of it."""
+class GpuFacts:
+    """One GPU as NVML reports it."""
 
     index: int
     name: str
-    capability: Capability | None
+    capability: ComputeCapability | None
     memory_total_bytes: int
     memory_free_bytes: int
     num_processes: int = 0
-    """That hold memory of it now."""
+    """Number of processes that hold memory of this GPU now."""
     is_partitioned: bool = False
-    """Whether MIG is on: then its slices are what CUDA shows."""
+    """Whether MIG is on. CUDA then shows its slices instead of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """All of them, and the driver. `reason` says why there are none."""
+class NvidiaDriver:
+    """NVIDIA's driver and the GPUs it finds. `reason` says why there are none."""
 
-    driver_version: str = ""
+    version: str = ""
     cuda_version: tuple[int, int] | None = None
-    """The newest that the driver runs."""
-    gpus: tuple[Gpu, ...] = ()
+    """The newest CUDA that the driver runs."""
+    gpus: tuple[GpuFacts, ...] = ()
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Libraries:
-    """What is installed, by distribution."""
+class InstalledLibraries:
+    """Versions of installed libraries, by the name of their distribution."""
 
     versions: Mapping[str, str]
     torch_cuda: tuple[int, int] | None = None
-    """The CUDA that the installed torch was built for; None for a build without."""
+    """The CUDA that the installed torch was built for; None for a build without CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The host."""
+class MachineFacts:
+    """The host on which the server is to run."""
 
     python_version: str
     num_cores: int
     memory_available_bytes: int
     cpu_dtypes: tuple[str, ...]
-    """That OpenVINO computes in natively, as `BF16`."""
+    """Types that OpenVINO computes in natively, such as `BF16`."""
     cache_folder: Path
     disk_free_bytes: int
-    """Where the cache folder is."""
-    gpus: Gpus
-    libraries: Libraries
+    """Free space on the disk of the cache folder."""
+    driver: NvidiaDriver
+    libraries: InstalledLibraries
     busy_ports: tuple[int, ...] = ()
-    """Of the ports to serve at: those that something listens on already."""
+    """Ports to serve at that another process already listens on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a model takes. All of it together: the GPUs that share the layers have their part each."""
+    """The memory a whole model needs. GPUs that share its layers hold a part each."""
 
     weight_bytes: int
     kv_bytes_per_token: int | None
-    """In the type of the computation; None where config.json does not tell."""
+    """Bytes of keys and values in the model's own type; None where config.json does not give its shape."""
     max_model_len: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's folder."""
+    """A model, as its folder describes it."""
 
     name: str
     path: Path
@@ -94,15 +94,15 @@ class ModelFacts:
     size: ModelSize
     has_tokenizer: bool
     num_gpus: int = 1
-    """Tensor times pipeline parallel, as asked or as compiled."""
+    """Tensor times pipeline parallel size, as requested or as compiled."""
     built_by: str = ""
     """Version of TensorRT-LLM that compiled the engine."""
-    built_for: Capability | None = None
-    """The GPU that it was compiled on, where `sluice build` noted it."""
+    built_for: ComputeCapability | None = None
+    """Compute capability of the GPU that the engine was compiled on, where `sluice build` recorded it."""
     transformers_version: str = ""
-    """That wrote config.json."""
+    """Version of transformers that wrote config.json."""
     openvino_problem: str = ""
-    """Why OpenVINO could not run it; "" where it can."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Of sluice-build.json."""
+    """Why OpenVINO cannot run the model; "" where it can."""
+    manifest: Mapping[str, str] = field(default_factory=dict)
+    """Fields of sluice-build.json."""
     tokenizer_sha256: str = ""

@@ -1,42 +1,102 @@
-"""What is told of one thing that was looked at."""
+"""Findings of `sluice doctor`, and the report of them: a table for people, JSON for programs."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
 
 
-class Level(StrEnum):
-    """How bad it is."""
+class Severity(StrEnum):
+    """How much a finding matters, least first."""
 
     OK = "ok"
     NOTE = "note"
-    """It works; one should know."""
+    """It works, and the operator should know."""
     WARN = "warn"
-    """It works, and will be worse than it need be or fail under load."""
+    """It works, but worse than it could, or it fails under load."""
     FAIL = "fail"
     """It will not work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """`remedy` says what to do, "" where nothing is to be done."""
+class DoctorFinding:
+    """The result of one check. `remedy` says what to do, "" where nothing is to be done."""
 
-    level: Level
+    level: Severity
     subject: str
     text: str
     remedy: str = ""
 
 
-def ok(subject: str, text: str) -> Finding:
-    return Finding(Level.OK, subject, text)
+def ok(subject: str, text: str) -> DoctorFinding:
+    return DoctorFinding(Severity.OK, subject, text)
 
 
-def note(subject: str, text: str, remedy: str = "") -> Finding:
-    return Finding(Level.NOTE, subject, text, remedy)
+def note(subject: str, text: str, remedy: str = "") -> DoctorFinding:
+    return DoctorFinding(Severity.NOTE, subject, text, remedy)
 
 
-def warn(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(Level.WARN, subject, text, remedy)
+def warn(subject: str, text: str, remedy: str) -> DoctorFinding:
+    return DoctorFinding(Severity.WARN, subject, text, remedy)
 
 
-def fail(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(Level.FAIL, subject, text, remedy)
+def fail(subject: str, text: str, remedy: str) -> DoctorFinding:
+    return DoctorFinding(Severity.FAIL, subject, text, remedy)
+
+
+_STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Format a size in GiB, or in MiB where it is smaller than one GiB."""
+    if size_bytes < _GIB:
+        return f"{size_bytes / _MIB:.0f} MiB"
+    return f"{size_bytes / _GIB:.1f} GiB"
+
+
+def print_findings(findings: Sequence[DoctorFinding], console: Console) -> None:
+    """Print a line for each finding, its remedy below it, and the verdict last."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, max_width=28)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        style = _STYLES[finding.level]
+        table.add_row(f"[{style}]{finding.level}[/]", _escape(finding.subject), _escape(finding.text))
+        if finding.remedy:
+            table.add_row("", "", f"[{style}]do:[/] {_escape(finding.remedy)}")
+    console.print(table)
+    console.print(_verdict(findings), highlight=False)
+
+
+def findings_json(findings: Iterable[DoctorFinding]) -> bytes:
+    """Encode one object: the worst level as the verdict, and all findings."""
+    listed = list(findings)
+    worst = max((finding.level for finding in listed), key=list(Severity).index, default=Severity.OK)
+    body: dict[str, Any] = {"verdict": worst, "findings": [_fields(finding) for finding in listed]}
+    return orjson.dumps(body, option=orjson.OPT_INDENT_2)
+
+
+def _verdict(findings: Iterable[DoctorFinding]) -> str:
+    levels = [finding.level for finding in findings]
+    num_failing, num_warnings = levels.count(Severity.FAIL), levels.count(Severity.WARN)
+    if num_failing:
+        return f"Will not work as it is: {num_failing} failing, {num_warnings} to mend."
+    if num_warnings:
+        return f"Will work, with {num_warnings} to mend."
+    return "Will work."
+
+
+def _fields(finding: DoctorFinding) -> dict[str, str]:
+    return {"level": finding.level, "subject": finding.subject, "text": finding.text, "remedy": finding.remedy}
+
+
+def _escape(text: str) -> str:
+    """Escape what rich would read as markup."""
+    return text.replace("[", r"\[")

@@ -1,44 +1,70 @@
-"""Gathers what the host has."""
+"""Gathers facts about the host: cores, memory, disk, ports, GPUs by NVML, and installed libraries."""
 
 import os
 import platform
+import re
 import shutil
 import socket
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from cli.doctor.facts import Machine
-from cli.doctor.gpus import read_gpus
-from cli.doctor.libraries import read_libraries
+import msgspec
+
+from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
 from engine.runners.host_memory import available_bytes
 from engine.runners.openvino.precision import cpu_capabilities
+from sluice.errors import ErrorCode, SluiceError
+
+ENGINE_DISTRIBUTIONS = ("tensorrt-llm", "tensorrt", "torch")
+"""Distributions that belong to the engine's environment where the engine has a Python of its own."""
+DISTRIBUTIONS = ("sluice", "openvino", "onnxruntime", "transformers", "tokenizers", *ENGINE_DISTRIBUTIONS)
+ENGINE_PYTHON_TIMEOUT_S = 20.0
+_LIST_DISTRIBUTIONS = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, requires, version
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = [version(name), requires(name) or []]
+    except PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_LOCAL_CUDA = re.compile(r"\+cu(\d{2})(\d+)")
+_CUDA_RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu\d+)?\s*\(?==?\s*(\d+)\.(\d+)")
 
 
-def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_python: str | None = None) -> Machine:
-    """`host` and `ports` are those to serve at; `engine_python` is the engine's, where that has its own.
+def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_python: str | None = None) -> MachineFacts:
+    """Gather the facts of this machine. The server is to listen at `host` and `ports`.
 
-    Takes about a second, most of it OpenVINO's start. Raises SluiceError INVALID for an `engine_python` that is none.
+    `engine_python` is the engine's interpreter where it is not this one. Takes about a second, most of it the start of
+    OpenVINO. Raises SluiceError INVALID where `engine_python` cannot be run.
     """
-    return Machine(
+    return MachineFacts(
         python_version=platform.python_version(),
         num_cores=len(os.sched_getaffinity(0)),
         memory_available_bytes=available_bytes(),
         cpu_dtypes=cpu_capabilities(),
         cache_folder=cache_folder,
-        disk_free_bytes=shutil.disk_usage(_existing(cache_folder)).free,
-        gpus=read_gpus(),
+        disk_free_bytes=shutil.disk_usage(_nearest_existing(cache_folder)).free,
+        driver=read_driver(),
         libraries=read_libraries(engine_python=engine_python),
         busy_ports=tuple(port for port in ports if _is_busy(host, port)),
     )
 
 
-def _existing(folder: Path) -> Path:
-    """The nearest folder above that is there: what is to be made will lie on its disk."""
+def _nearest_existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists: it will be created on the same disk."""
     return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
 def _is_busy(host: str, port: int) -> bool:
-    """Whether it cannot be listened on."""
+    """Whether a server cannot listen on the port."""
     if port == 0:
         return False
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -49,3 +75,123 @@ def _is_busy(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def read_driver(import_nvml: Callable[[], ModuleType] | None = None) -> NvidiaDriver:
+    """Read the driver and its GPUs through NVML. A machine without GPU, driver or NVML is no error.
+
+    `import_nvml` returns the module pynvml.
+    """
+    nvml = (import_nvml or _import_pynvml)()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return NvidiaDriver(reason=f"NVIDIA's driver does not answer ({error})")
+    try:
+        return _read_initialized(nvml)
+    except nvml.NVMLError as error:
+        return NvidiaDriver(reason=f"NVIDIA's driver answers with an error ({error})")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_initialized(nvml: ModuleType) -> NvidiaDriver:
+    cuda = nvml.nvmlSystemGetCudaDriverVersion()
+    gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    return NvidiaDriver(
+        version=_decode(nvml.nvmlSystemGetDriverVersion()),
+        cuda_version=(cuda // 1000, cuda % 1000 // 10),
+        gpus=gpus,
+        reason="" if gpus else "the driver has no GPU",
+    )
+
+
+def _read_gpu(nvml: ModuleType, index: int) -> GpuFacts:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    capability = _query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    mode = _query(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    return GpuFacts(
+        index=index,
+        name=_decode(nvml.nvmlDeviceGetName(handle)),
+        capability=None if capability is None else ComputeCapability(*capability),
+        memory_total_bytes=memory.total,
+        memory_free_bytes=memory.free,
+        num_processes=len(_query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        is_partitioned=bool(mode and mode[0]),
+    )
+
+
+def _query(nvml: ModuleType, function: Callable[[Any], Any], handle: Any) -> Any:
+    """Call an NVML function. Returns None where this GPU does not support it."""
+    try:
+        return function(handle)
+    except nvml.NVMLError:
+        return None
+
+
+def _decode(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _import_pynvml() -> ModuleType:
+    import pynvml
+
+    module: ModuleType = pynvml
+    return module
+
+
+def read_libraries(
+    version_of: Callable[[str], str] = version,
+    requires_of: Callable[[str], list[str] | None] = requires,
+    engine_python: str | None = None,
+) -> InstalledLibraries:
+    """Read the installed versions of DISTRIBUTIONS from their metadata, importing none of them.
+
+    ENGINE_DISTRIBUTIONS are read in the environment of `engine_python`, where that is given. Raises SluiceError INVALID
+    where it cannot be run.
+    """
+    versions = _versions(DISTRIBUTIONS, version_of)
+    if engine_python is not None:
+        of_engine = _read_environment(engine_python)
+        requires_of = partial(_requirements, of_engine)
+        versions = {name: text for name, text in versions.items() if name not in ENGINE_DISTRIBUTIONS}
+        versions |= {name: text for name, (text, _) in of_engine.items()}
+    cuda = _torch_cuda(versions["torch"], requires_of("torch") or []) if "torch" in versions else None
+    return InstalledLibraries(versions, cuda)
+
+
+def _versions(names: Iterable[str], version_of: Callable[[str], str]) -> dict[str, str]:
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = version_of(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _read_environment(python: str) -> dict[str, Any]:
+    """Return (version, requirements) of each of ENGINE_DISTRIBUTIONS that is installed for another Python."""
+    command = (python, "-c", _LIST_DISTRIBUTIONS, *ENGINE_DISTRIBUTIONS)
+    try:
+        output = subprocess.run(command, timeout=ENGINE_PYTHON_TIMEOUT_S, check=True, capture_output=True).stdout
+        return msgspec.json.decode(output, type=dict[str, tuple[str, list[str]]])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        message = f"--engine-python must be a Python that can be run, got {python!r}: {error}"
+        raise SluiceError(ErrorCode.INVALID, message) from None
+
+
+def _requirements(distributions: dict[str, Any], name: str) -> list[str]:
+    requirements: list[str] = distributions[name][1]
+    return requirements
+
+
+def _torch_cuda(torch_version: str, requirements: Iterable[str]) -> tuple[int, int] | None:
+    """Return the CUDA that torch was built for: from its local version (`+cu128`), or the CUDA runtime it requires."""
+    if local := _LOCAL_CUDA.search(torch_version):
+        return int(local[1]), int(local[2])
+    if "+cpu" in torch_version:
+        return None
+    found = next((match for text in requirements if (match := _CUDA_RUNTIME.match(text))), None)
+    return (int(found[1]), int(found[2])) if found else None

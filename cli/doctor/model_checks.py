@@ -1,15 +1,13 @@
-"""What is to be said of one model on one machine. Pure: from facts to findings."""
+"""Checks of one model on one machine: its files, its types, its fit into memory. Pure: from facts to findings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from cli.doctor.facts import Capability, Gpu, Machine, ModelFacts
-from cli.doctor.findings import Finding, fail, note, ok, warn
+from cli.doctor.facts import ComputeCapability, GpuFacts, MachineFacts, ModelFacts, ModelSize
+from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
 from cli.doctor.models import cache_width
-from cli.doctor.sizing import DEFAULT_FRACTION, Fit, fit_gpus, fit_host
-from cli.doctor.units import gib
 from engine.config import Runtime
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
@@ -18,33 +16,51 @@ from engine.runtimes import RUNTIMES, RuntimeChoice
 from sluice.errors import SluiceError
 
 NEEDED_CAPABILITY = {
-    "nvfp4": Capability(10, 0),
-    "fp8": Capability(8, 9),
-    "fp8_e4m3": Capability(8, 9),
-    "fp8_block_scales": Capability(8, 9),
-    "fp8_pb_wo": Capability(8, 9),
-    "w4a8_awq": Capability(8, 9),
-    "mxfp4": Capability(9, 0),
+    "nvfp4": ComputeCapability(10, 0),
+    "fp8": ComputeCapability(8, 9),
+    "fp8_e4m3": ComputeCapability(8, 9),
+    "fp8_block_scales": ComputeCapability(8, 9),
+    "fp8_pb_wo": ComputeCapability(8, 9),
+    "w4a8_awq": ComputeCapability(8, 9),
+    "mxfp4": ComputeCapability(9, 0),
 }
-"""By what the weights are compressed to (TensorRT-LLM's table of precisions by architecture)."""
+"""Oldest compute capability for each precision (TensorRT-LLM's table of precisions by architecture)."""
+RUNTIME_BYTES = 2 << 30
+"""Memory of each GPU for CUDA's context, libraries, workspaces and activations. An estimate."""
+CACHE_FRACTION = 0.9
+"""Share of the memory left after loading that TensorRT-LLM gives the KV cache by default."""
+_WEIGHT_SHARE = {"int8": 0.52, "int4": 0.3}
+"""Size of compressed weights over that of bf16 weights, scales included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServingOptions:
     """How the model is to be served."""
 
     num_gpus: int = 1
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
-    cache_fraction: float = DEFAULT_FRACTION
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """Memory a model needs, and what is left for its KV cache.
+
+    `left_bytes` is negative where the weights alone do not fit. `num_tokens` is what the cache could hold, None where
+    config.json does not give the model's shape.
+    """
+
+    needed_bytes: int
+    left_bytes: int
+    num_tokens: int | None
 
 
 def check_model(
-    model: ModelFacts, machine: Machine, choice: RuntimeChoice | SluiceError, wanted: Wanted
-) -> Iterator[Finding]:
-    """`choice` is the runtime that would serve it, or why there is none."""
-    weights = gib(model.size.weight_bytes)
+    model: ModelFacts, machine: MachineFacts, choice: RuntimeChoice | SluiceError, options: ServingOptions
+) -> Iterator[DoctorFinding]:
+    """Check the model. `choice` is the runtime that would serve it, or the reason why none would."""
+    weights = format_bytes(model.size.weight_bytes)
     what = f"{model.format.value.replace('_', ' ')}, {model.architecture}, {model.dtype or 'dtype unknown'}, "
     yield ok(model.name, f"{what}quantization {model.quantization}, weights of {weights}")
     if isinstance(choice, SluiceError):
@@ -52,23 +68,23 @@ def check_model(
         return
     yield from _check_tokenizer(model)
     yield from _check_versions(model, machine)
-    yield from _check_types(model, choice.runtime, wanted)
+    yield from _check_types(model, choice.runtime, options)
     if choice.runtime is Runtime.TENSORRT_LLM:
         yield ok(model.name, f"runs on TensorRT-LLM: {choice.reason}")
-        yield from _check_on_gpus(model, machine, wanted)
+        yield from _check_on_gpus(model, machine, options)
     elif model.openvino_problem:
         yield fail(model.name, model.openvino_problem, "serve it by TensorRT-LLM on an NVIDIA GPU, or another model")
     else:
         yield ok(model.name, f"runs on OpenVINO: {choice.reason}")
-        yield from _check_on_host(model, machine, wanted)
+        yield from _check_on_host(model, machine, options)
 
 
-def _check_tokenizer(model: ModelFacts) -> Iterator[Finding]:
+def _check_tokenizer(model: ModelFacts) -> Iterator[DoctorFinding]:
     if not model.has_tokenizer:
         where = "`sluice serve --tokenizer`; tokenizer_dir in config.pbtxt"
         remedy = f"put tokenizer.json and tokenizer_config.json of the model there, or name their folder ({where})"
         yield fail(model.name, f"{model.path} has no tokenizer", remedy)
-    built = model.notes.get("tokenizer_sha256")
+    built = model.manifest.get("tokenizer_sha256")
     if built and model.tokenizer_sha256 and built != model.tokenizer_sha256:
         yield warn(
             model.name,
@@ -77,53 +93,50 @@ def _check_tokenizer(model: ModelFacts) -> Iterator[Finding]:
         )
 
 
-def _check_types(model: ModelFacts, runtime: Runtime, wanted: Wanted) -> Iterator[Finding]:
-    """What is asked for beside the model's own."""
+def _check_types(model: ModelFacts, runtime: Runtime, options: ServingOptions) -> Iterator[DoctorFinding]:
+    """Check the requested quantization and KV cache type against those that the runtime has."""
     cache_types, name = RUNTIMES[runtime].kv_cache_dtypes, RUNTIMES[runtime].title
-    if wanted.kv_cache_dtype not in cache_types:
-        text = f"{name} has no KV cache of {wanted.kv_cache_dtype}"
+    if options.kv_cache_dtype not in cache_types:
+        text = f"{name} has no KV cache of {options.kv_cache_dtype}"
         yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(cache_types)}")
-    is_asked = wanted.quantization not in ("none", model.quantization)
-    if is_asked and runtime is Runtime.OPENVINO and wanted.quantization not in QUANTIZATIONS:
-        text = f"OpenVINO does not compress weights to {wanted.quantization}"
+    is_requested = options.quantization not in ("none", model.quantization)
+    if is_requested and runtime is Runtime.OPENVINO and options.quantization not in QUANTIZATIONS:
+        text = f"OpenVINO does not compress weights to {options.quantization}"
         yield fail(model.name, text, f"give --quantization one of none, {', '.join(QUANTIZATIONS)}")
-    elif is_asked and runtime is Runtime.TENSORRT_LLM and model.quantization == "none":
-        text = f"TensorRT-LLM runs weights as they are, and these are not compressed to {wanted.quantization}"
+    elif is_requested and runtime is Runtime.TENSORRT_LLM and model.quantization == "none":
+        text = f"TensorRT-LLM runs weights as they are, and these are not compressed to {options.quantization}"
         yield fail(model.name, text, "make a checkpoint that is (`sluice build --quantization`), or leave it out")
 
 
-def _check_versions(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
+def _check_versions(model: ModelFacts, machine: MachineFacts) -> Iterator[DoctorFinding]:
     installed = machine.libraries.versions
-    wrote, here = model.transformers_version, installed.get("transformers", "")
-    if _is_newer(wrote, here):
+    written_by, installed_here = model.transformers_version, installed.get("transformers", "")
+    if _is_newer(written_by, installed_here):
         yield note(
             model.name,
-            f"config.json was written by transformers {wrote}, {here} is installed",
+            f"config.json was written by transformers {written_by}, {installed_here} is installed",
             "where it does not load, install the newer one",
         )
-    built = model.notes.get("sluice_version")
+    built = model.manifest.get("sluice_version")
     if built and built != installed.get("sluice"):
         yield note(
             model.name, f"built by Sluice {built}, {installed.get('sluice')} is here", "build it again if it fails"
         )
 
 
-def _is_newer(wrote: str, here: str) -> bool:
+def _is_newer(version: str, other: str) -> bool:
     try:
-        return Version(wrote).major > Version(here).major
+        return Version(version).major > Version(other).major
     except InvalidVersion:
         return False
 
 
-# -- on GPUs
-
-
-def _check_on_gpus(model: ModelFacts, machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+def _check_on_gpus(model: ModelFacts, machine: MachineFacts, options: ServingOptions) -> Iterator[DoctorFinding]:
     if model.format is ModelFormat.TENSORRT_LLM_ENGINE:
         yield from _check_engine(model, machine)
-    gpus, num_gpus = machine.gpus.gpus, max(model.num_gpus, wanted.num_gpus)
+    gpus, num_gpus = machine.driver.gpus, max(model.num_gpus, options.num_gpus)
     if not gpus:
-        return  # the machine's own findings say so
+        return  # check_machine reports it
     if num_gpus > len(gpus):
         remedy = f"give --tensor-parallel-size {len(gpus)} or less, or several nodes (--engine-launcher)"
         yield fail(model.name, f"it is to run on {num_gpus} GPUs, and this machine has {len(gpus)}", remedy)
@@ -132,11 +145,11 @@ def _check_on_gpus(model: ModelFacts, machine: Machine, wanted: Wanted) -> Itera
     if len({gpu.name for gpu in used}) > 1:
         text = f"its GPUs differ ({', '.join(gpu.name for gpu in used)}): the slowest and smallest sets the pace"
         yield warn(model.name, text, "choose equal ones by CUDA_VISIBLE_DEVICES")
-    yield from _check_capability(model, used, wanted)
-    yield from _check_gpu_memory(model, used, wanted)
+    yield from _check_capability(model, used, options)
+    yield from _check_gpu_memory(model, used, options)
 
 
-def _check_engine(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
+def _check_engine(model: ModelFacts, machine: MachineFacts) -> Iterator[DoctorFinding]:
     installed = machine.libraries.versions.get("tensorrt-llm")
     if installed is not None and not is_before(Version(installed), FIRST_WITHOUT_ENGINES):
         yield fail(
@@ -150,7 +163,7 @@ def _check_engine(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
             f"the engine was compiled by TensorRT-LLM {model.built_by}, {installed} is installed: it runs no other's",
             f"compile it again (`sluice build`), or install tensorrt-llm=={model.built_by}",
         )
-    gpus = machine.gpus.gpus
+    gpus = machine.driver.gpus
     if model.built_for is not None and gpus and gpus[0].capability not in (None, model.built_for):
         yield fail(
             model.name,
@@ -159,45 +172,70 @@ def _check_engine(model: ModelFacts, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _check_capability(model: ModelFacts, gpus: tuple[Gpu, ...], wanted: Wanted) -> Iterator[Finding]:
-    for words in dict.fromkeys((model.quantization, wanted.quantization, wanted.kv_cache_dtype)):
-        needed = NEEDED_CAPABILITY.get(words)
+def _check_capability(
+    model: ModelFacts, gpus: tuple[GpuFacts, ...], options: ServingOptions
+) -> Iterator[DoctorFinding]:
+    for precision in dict.fromkeys((model.quantization, options.quantization, options.kv_cache_dtype)):
+        needed = NEEDED_CAPABILITY.get(precision)
         lacking = [gpu for gpu in gpus if needed and gpu.capability is not None and gpu.capability < needed]
         if lacking:
-            text = f"{words} needs compute capability {needed}, GPU {lacking[0].index} has {lacking[0].capability}"
+            text = f"{precision} needs compute capability {needed}, GPU {lacking[0].index} has {lacking[0].capability}"
             yield fail(model.name, text, "take a checkpoint in bf16, int8 or int4, or a newer GPU")
 
 
-def _check_gpu_memory(model: ModelFacts, gpus: tuple[Gpu, ...], wanted: Wanted) -> Iterator[Finding]:
+def _check_gpu_memory(
+    model: ModelFacts, gpus: tuple[GpuFacts, ...], options: ServingOptions
+) -> Iterator[DoctorFinding]:
     free = min(gpu.memory_free_bytes for gpu in gpus)
-    width = cache_width(wanted.kv_cache_dtype, model.dtype)
-    fit = fit_gpus(model.size, free, len(gpus), width, wanted.cache_fraction)
-    each = f"about {gib(fit.needed_bytes)} of each GPU's {gib(free)} for weights and runtime"
+    width = cache_width(options.kv_cache_dtype, model.dtype)
+    fit = _fit_gpus(model.size, free, len(gpus), width)
+    usage = f"about {format_bytes(fit.needed_bytes)} of each GPU's {format_bytes(free)} for weights and runtime"
     remedy = "more GPUs (--tensor-parallel-size), a compressed checkpoint (fp8, int4), or free what others hold"
-    yield from _check_fit(model, fit, each, remedy, wanted)
+    yield from _check_fit(model, fit, usage, remedy, options)
 
 
-# -- on the host
-
-
-def _check_on_host(model: ModelFacts, machine: Machine, wanted: Wanted) -> Iterator[Finding]:
-    width = cache_width(wanted.kv_cache_dtype, model.dtype)
-    is_compressed = model.quantization == wanted.quantization
-    fit = fit_host(model.size, machine.memory_available_bytes, "none" if is_compressed else wanted.quantization, width)
-    each = f"about {gib(fit.needed_bytes)} of {gib(machine.memory_available_bytes)} of memory for weights"
+def _check_on_host(model: ModelFacts, machine: MachineFacts, options: ServingOptions) -> Iterator[DoctorFinding]:
+    width = cache_width(options.kv_cache_dtype, model.dtype)
+    is_compressed = model.quantization == options.quantization
+    quantization = "none" if is_compressed else options.quantization
+    fit = _fit_host(model.size, machine.memory_available_bytes, quantization, width)
+    available = format_bytes(machine.memory_available_bytes)
+    usage = f"about {format_bytes(fit.needed_bytes)} of {available} of memory for weights"
     remedy = "compress it (--quantization int8), take a smaller model, or a machine with more memory"
-    yield from _check_fit(model, fit, each, remedy, wanted)
+    yield from _check_fit(model, fit, usage, remedy, options)
 
 
-def _check_fit(model: ModelFacts, fit: Fit, each: str, remedy: str, wanted: Wanted) -> Iterator[Finding]:
-    longest = wanted.max_model_len or model.size.max_model_len
+def _check_fit(
+    model: ModelFacts, fit: MemoryFit, usage: str, remedy: str, options: ServingOptions
+) -> Iterator[DoctorFinding]:
+    longest = options.max_model_len or model.size.max_model_len
     if fit.left_bytes <= 0:
-        yield fail(model.name, f"{each}: it does not fit", remedy)
+        yield fail(model.name, f"{usage}: it does not fit", remedy)
     elif fit.num_tokens is None or longest is None:
-        yield ok(model.name, f"{each}; {gib(fit.left_bytes)} are left for the KV cache")
+        yield ok(model.name, f"{usage}; {format_bytes(fit.left_bytes)} are left for the KV cache")
     elif fit.num_tokens < longest:
-        text = f"{each}; what is left caches {fit.num_tokens} tokens, one request may have {longest}"
+        text = f"{usage}; what is left caches {fit.num_tokens} tokens, one request may have {longest}"
         yield warn(model.name, text, f"{remedy}; or lower --max-model-len")
     else:
-        text = f"{each}; what is left could cache {fit.num_tokens} tokens, {fit.num_tokens // longest} requests of"
+        text = f"{usage}; what is left could cache {fit.num_tokens} tokens, {fit.num_tokens // longest} requests of"
         yield ok(model.name, f"{text} {longest}")
+
+
+def _fit_gpus(size: ModelSize, free_bytes: int, num_gpus: int, cache_width: float) -> MemoryFit:
+    """Fit the model on GPUs that share weights and cache evenly. `free_bytes` is the least that any has free."""
+    needed = size.weight_bytes // num_gpus + RUNTIME_BYTES
+    left = free_bytes - needed
+    return MemoryFit(needed, left, _cache_tokens(size, int(left * CACHE_FRACTION) * num_gpus, cache_width))
+
+
+def _fit_host(size: ModelSize, available_bytes: int, quantization: str, cache_width: float) -> MemoryFit:
+    """Fit the model in the host's memory. Weights are mapped from their files; they count, as paging is slow."""
+    needed = int(size.weight_bytes * _WEIGHT_SHARE.get(quantization, 1.0))
+    left = available_bytes - needed
+    return MemoryFit(needed, left, _cache_tokens(size, left, cache_width))
+
+
+def _cache_tokens(size: ModelSize, cache_bytes: int, cache_width: float) -> int | None:
+    if not size.kv_bytes_per_token:
+        return None
+    return max(int(cache_bytes / (size.kv_bytes_per_token * cache_width)), 0)

@@ -1,4 +1,4 @@
-"""What a model's folder tells without loading it."""
+"""Reads the facts of a model from its folder, without loading it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import Capability, ModelFacts, ModelSize
+from cli.doctor.facts import ComputeCapability, ModelFacts, ModelSize
 from engine.model_folder import ModelFormat, model_format
 from engine.runners.openvino.source import identify
 from engine.runners.openvino.weights.checkpoint import compressed_file
@@ -15,7 +15,7 @@ from engine.runners.openvino.weights.compressed import QUANTIZATIONS
 from sluice.errors import ErrorCode, SluiceError
 
 MANIFEST = "sluice-build.json"
-"""What `sluice build` notes beside config.pbtxt."""
+"""The file that `sluice build` writes beside config.pbtxt."""
 TOKENIZER = "tokenizer.json"
 _TOKENIZERS = (TOKENIZER, "tokenizer.model", "tekken.json", "vocab.json")
 _WEIGHTS = {
@@ -25,24 +25,25 @@ _WEIGHTS = {
     ModelFormat.TENSORRT_LLM_ENGINE: ("*.engine",),
 }
 _BYTES = {"float32": 4, "float": 4, "float8_e4m3fn": 1, "fp8": 1, "nvfp4": 0.5625, "int8": 1, "u8": 1, "auto": 2, "": 2}
-"""nvfp4: 4 bits, and a scale of 8 for each 16 of them."""
+"""Bytes of a value by type. nvfp4 has 4 bits for a value, and a scale of 8 bits for each 16 values."""
 _DEFAULT_BYTES = 2
 
 Fields = dict[str, Any]
 
 
 def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gpus: int = 1) -> ModelFacts:
-    """`tokenizer` is its folder where that is another. `num_gpus` are those it is to be spread over.
+    """Read the facts of the model in `folder`, which is to run on `num_gpus` GPUs.
 
-    Raises SluiceError NOT_FOUND where the folder holds no model, INVALID where its config.json cannot be read.
+    `tokenizer` is the tokenizer's folder, where it is not the model's. Raises SluiceError NOT_FOUND where the folder
+    holds no model, INVALID where its config.json cannot be read.
     """
     kind = model_format(folder)
     if kind is None:
         raise SluiceError(ErrorCode.NOT_FOUND, f"{folder} holds no model: it has neither config.json nor an IR")
-    whole = _read_json(folder / "config.json")
-    config = _of_decoder(whole)
-    build = whole.get("build_config") or {}
-    notes = _notes(folder)
+    root = _read_json(folder / "config.json")
+    config = _decoder_fields(root)
+    build = root.get("build_config") or {}
+    manifest = _read_manifest(folder)
     mapping = config.get("mapping") or {}
     return ModelFacts(
         name=name,
@@ -54,11 +55,11 @@ def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gp
         size=_size(folder, kind, config, build),
         has_tokenizer=_has_tokenizer(tokenizer or folder),
         num_gpus=int(mapping.get("world_size") or num_gpus),
-        built_by=str(whole.get("version") or "") if kind is ModelFormat.TENSORRT_LLM_ENGINE else "",
-        built_for=_capability(notes.get("compute_capability")),
-        transformers_version=str(whole.get("transformers_version") or ""),
+        built_by=str(root.get("version") or "") if kind is ModelFormat.TENSORRT_LLM_ENGINE else "",
+        built_for=_capability(manifest.get("compute_capability")),
+        transformers_version=str(root.get("transformers_version") or ""),
         openvino_problem=_openvino_problem(folder, kind),
-        notes=notes,
+        manifest=manifest,
         tokenizer_sha256=_sha256((tokenizer or folder) / TOKENIZER),
     )
 
@@ -72,12 +73,12 @@ def _read_json(path: Path) -> Fields:
         raise SluiceError(ErrorCode.INVALID, f"cannot read {path}: {error}") from None
 
 
-def _of_decoder(whole: Fields) -> Fields:
-    """A compiled engine keeps the model's own fields one level down, and so do models that also see."""
+def _decoder_fields(root: Fields) -> Fields:
+    """Return config.json with the decoder's fields on top: compiled engines and multimodal models nest them."""
     for key in ("pretrained_config", "text_config"):
-        if isinstance(whole.get(key), dict):
-            return {**whole, **whole[key]}
-    return whole
+        if isinstance(root.get(key), dict):
+            return {**root, **root[key]}
+    return root
 
 
 def _dtype(config: Fields) -> str:
@@ -85,12 +86,12 @@ def _dtype(config: Fields) -> str:
 
 
 def _quantization(folder: Path, config: Fields) -> str:
-    """In the words of whoever compressed it; "none" for weights as they were trained."""
-    of_modelopt = (_read_json(folder / "hf_quant_config.json").get("quantization") or {}).get("quant_algo")
-    of_tensorrt = (config.get("quantization") or {}).get("quant_algo")
-    of_transformers = (config.get("quantization_config") or {}).get("quant_method")
-    of_ours = next((each for each in QUANTIZATIONS if (folder / compressed_file(each)).is_file()), None)
-    return str(of_modelopt or of_tensorrt or of_transformers or of_ours or "none").lower()
+    """Return the name that the quantization tool gave its method; "none" for weights as they were trained."""
+    by_modelopt = (_read_json(folder / "hf_quant_config.json").get("quantization") or {}).get("quant_algo")
+    by_tensorrt = (config.get("quantization") or {}).get("quant_algo")
+    by_transformers = (config.get("quantization_config") or {}).get("quant_method")
+    by_sluice = next((each for each in QUANTIZATIONS if (folder / compressed_file(each)).is_file()), None)
+    return str(by_modelopt or by_tensorrt or by_transformers or by_sluice or "none").lower()
 
 
 def _size(folder: Path, kind: ModelFormat, config: Fields, build: Fields) -> ModelSize:
@@ -99,7 +100,7 @@ def _size(folder: Path, kind: ModelFormat, config: Fields, build: Fields) -> Mod
 
 
 def _weight_bytes(folder: Path, patterns: Iterable[str]) -> int:
-    """Of the first kind of files that there is: a folder may hold the same weights twice."""
+    """Sum the files of the first pattern that matches: a folder may hold the same weights in two formats."""
     for pattern in patterns:
         if sizes := [file.stat().st_size for file in folder.glob(pattern)]:
             return sum(sizes)
@@ -107,7 +108,7 @@ def _weight_bytes(folder: Path, patterns: Iterable[str]) -> int:
 
 
 def _kv_bytes_per_token(config: Fields) -> int | None:
-    """Keys and values of all layers. Attention with a latent cache (DeepSeek's) keeps one vector instead of both."""
+    """Return the bytes of keys and values of all layers. A latent cache (DeepSeek's) has one vector for both."""
     layers = config.get("num_hidden_layers")
     if not layers:
         return None
@@ -121,9 +122,9 @@ def _kv_bytes_per_token(config: Fields) -> int | None:
 
 
 def cache_width(dtype: str, model_dtype: str) -> float:
-    """What a cached value takes in `dtype`, over what it takes in the model's own."""
-    own = _BYTES.get(model_dtype.removeprefix("torch."), _DEFAULT_BYTES)
-    return 1.0 if dtype == "auto" else _BYTES.get(dtype, _DEFAULT_BYTES) / own
+    """Return the bytes of a cached value in `dtype`, over those in the model's own type."""
+    model_width = _BYTES.get(model_dtype.removeprefix("torch."), _DEFAULT_BYTES)
+    return 1.0 if dtype == "auto" else _BYTES.get(dtype, _DEFAULT_BYTES) / model_width
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -134,14 +135,14 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
-def _notes(folder: Path) -> Fields:
-    """A version's folder lies in the model's."""
+def _read_manifest(folder: Path) -> Fields:
+    """Read the build manifest, which lies in the model's folder or, for a version, in the folder above."""
     return _read_json(folder / MANIFEST) or _read_json(folder.parent / MANIFEST)
 
 
-def _capability(text: Any) -> Capability | None:
+def _capability(text: Any) -> ComputeCapability | None:
     major, _, minor = str(text or "").partition(".")
-    return Capability(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+    return ComputeCapability(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
 def _openvino_problem(folder: Path, kind: ModelFormat) -> str:

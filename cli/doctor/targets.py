@@ -1,4 +1,4 @@
-"""From a path on the command line to the models to look at."""
+"""Finds the models that a MODEL argument names: a folder, a hub name, or the language models of a repository."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from cli.doctor.findings import Finding, fail, note
+from cli.doctor.findings import DoctorFinding, fail, note
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import model_format
 from engine.runtimes import RuntimeChoice
@@ -22,30 +22,30 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One model as it would be served; a finding in place of its configuration where it could not."""
+class ModelTarget:
+    """One model to check. `config` is how it would be served, or a finding where it could not be."""
 
     name: str
-    config: EngineConfig | Finding
+    config: EngineConfig | DoctorFinding
     tokenizer: Path | None = None
-    """Its folder where that is not the model's."""
+    """The tokenizer's folder, where it is not the model's."""
     choice: RuntimeChoice | None = None
-    """The runtime, where it was chosen for the configuration."""
+    """The runtime, where the model's configuration already chose one."""
 
 
-def find_targets(path: str, config: EngineConfig) -> Iterator[Target]:
-    """The model of a folder, or every language model of a repository; `config` is the command line's.
+def find_targets(path: str, config: EngineConfig) -> Iterator[ModelTarget]:
+    """Yield the model in a folder, or every language model of a repository. `config` holds the command line's options.
 
     Raises SluiceError NOT_FOUND where `path` is neither.
     """
     folder = Path(path).expanduser()
     if not folder.exists() and is_hub_id(path):
-        yield _of_hub(path, config)
+        yield _hub_target(path, config)
     elif model_format(folder) is not None:
-        yield Target(model_name(folder), _at(config, folder))
+        yield ModelTarget(model_name(folder), _config_at(config, folder))
     elif versions := [each for each in _versions(folder) if model_format(each) is not None]:
-        yield Target(folder.name, _at(config, versions[0]))
-    elif folder.is_dir() and (models := list(_of_repository(folder, config))):
+        yield ModelTarget(folder.name, _config_at(config, versions[0]))
+    elif folder.is_dir() and (models := list(_repository_targets(folder, config))):
         yield from models
     elif not folder.is_dir():
         raise SluiceError(ErrorCode.NOT_FOUND, f"{path} is no folder; a MODEL is one, or ORG/NAME of the hub")
@@ -57,24 +57,24 @@ def find_targets(path: str, config: EngineConfig) -> Iterator[Target]:
         )
 
 
-def _at(config: EngineConfig, folder: Path, runtime: Runtime | None = None) -> EngineConfig:
+def _config_at(config: EngineConfig, folder: Path, runtime: Runtime | None = None) -> EngineConfig:
     return msgspec.structs.replace(config, model_path=str(folder), runtime=runtime or config.runtime)
 
 
-def _of_hub(name: str, config: EngineConfig) -> Target:
+def _hub_target(name: str, config: EngineConfig) -> ModelTarget:
     folder = cached(name)
     if folder is None:
         text = "it is not in the hub's local cache, so nothing is known of it"
-        return Target(name, note(name, text, f"`sluice serve {name}` downloads it"))
-    return Target(model_name(folder), _at(config, folder))
+        return ModelTarget(name, note(name, text, f"`sluice serve {name}` downloads it"))
+    return ModelTarget(model_name(folder), _config_at(config, folder))
 
 
 def _versions(folder: Path) -> list[Path]:
-    """Newest first."""
+    """Return the folder's versions, newest first."""
     return [folder / str(version) for version in sorted(versions_in(folder), reverse=True)] if folder.is_dir() else []
 
 
-def _of_repository(repository: Path, config: EngineConfig) -> Iterator[Target]:
+def _repository_targets(repository: Path, config: EngineConfig) -> Iterator[ModelTarget]:
     registry = BackendRegistry()
     for folder in sorted(child for child in repository.iterdir() if child.is_dir()):
         try:
@@ -83,12 +83,12 @@ def _of_repository(repository: Path, config: EngineConfig) -> Iterator[Target]:
             continue  # `sluice repository check` says what is wrong with it
         if isinstance(registry.find(candidate.config.backend), LlmBackend) and candidate.versions:
             source = ModelSource(folder, max(candidate.versions), candidate.config)
-            yield _of_source(source, config)
+            yield _source_target(source, config)
 
 
-def _of_source(source: ModelSource, config: EngineConfig) -> Target:
+def _source_target(source: ModelSource, config: EngineConfig) -> ModelTarget:
     try:
-        setup = set_up(source, lambda path, runtime: _at(config, Path(path), runtime))
+        setup = set_up(source, lambda path, runtime: _config_at(config, Path(path), runtime))
     except SluiceError as error:
-        return Target(source.name, fail(source.name, error.message, "see `sluice repository check`"))
-    return Target(source.name, setup.engine, setup.checkpoint.tokenizer, setup.choice)
+        return ModelTarget(source.name, fail(source.name, error.message, "see `sluice repository check`"))
+    return ModelTarget(source.name, setup.engine, setup.checkpoint.tokenizer, setup.choice)

@@ -1,0 +1,1 @@
+"""`sluice repository`: maintains a Triton model repository without serving it."""

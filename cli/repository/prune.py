@@ -1,4 +1,4 @@
-"""`sluice repository prune`."""
+"""`sluice repository prune`: deletes old versions of the models in a repository."""
 
 import argparse
 import sys
@@ -16,9 +16,9 @@ _STEP = 1024
 
 
 def prune(arguments: argparse.Namespace) -> int:
-    """Show what goes, ask a terminal, delete; return the exit code."""
+    """Show the versions to delete, ask for confirmation on a terminal, delete them; return the exit code."""
     try:
-        roots = _roots(arguments.paths)
+        roots = _local_roots(arguments.paths)
         check_roots(roots)
     except SluiceError as error:
         return _fail(error.message, USAGE_ERROR)
@@ -26,7 +26,7 @@ def prune(arguments: argparse.Namespace) -> int:
         plan = plan_prune(roots, arguments.keep, BackendRegistry())
     except (SluiceError, OSError) as error:
         return _fail(f"{error}; nothing was deleted", FAILED)
-    sys.stdout.writelines(f"{line}\n" for line in _table(plan))
+    sys.stdout.writelines(f"{line}\n" for line in _table_lines(plan))
     if arguments.dry_run or not (plan.removals or plan.leftovers):
         return 0
     if not arguments.yes and not sys.stdin.isatty():
@@ -36,14 +36,14 @@ def prune(arguments: argparse.Namespace) -> int:
     return _delete(plan)
 
 
-def _roots(paths: list[str]) -> list[Path]:
+def _local_roots(paths: list[str]) -> list[Path]:
     remote = next((path for path in paths if store_location(path) is not None), None)
     if remote is not None:
         raise SluiceError(ErrorCode.INVALID, f"{remote} is no folder of this machine: prune deletes only in those")
     return [Path(local_path(path)) for path in paths]
 
 
-def _table(plan: PrunePlan) -> Iterator[str]:
+def _table_lines(plan: PrunePlan) -> Iterator[str]:
     removals = (*plan.removals, *plan.leftovers)
     if removals:
         width = max(len("model"), *(len(each.model) for each in removals))

@@ -1,1 +1,1 @@
-"""The Grafana dashboards of deploy/grafana/dashboards, written by `python -m deploy.dashboards`."""
+"""The source of the Grafana dashboards in deploy/grafana/dashboards. `python -m deploy.dashboards` writes them."""

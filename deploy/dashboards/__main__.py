@@ -1,4 +1,4 @@
-"""Write the dashboards' JSON: `python -m deploy.dashboards`."""
+"""Writes the JSON of the dashboards: `python -m deploy.dashboards`."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ DASHBOARDS = (TOKENS, MODELS, GPUS)
 FOLDER = Path(__file__).parents[1] / "grafana" / "dashboards"
 
 
-def file_of(dashboard: Dashboard) -> Path:
+def dashboard_path(dashboard: Dashboard) -> Path:
     return FOLDER / f"{dashboard.uid}.json"
 
 
-def text_of(dashboard: Dashboard) -> str:
+def dashboard_text(dashboard: Dashboard) -> str:
     return json.dumps(dashboard_json(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
     for each in DASHBOARDS:
-        file_of(each).write_text(text_of(each))
+        dashboard_path(each).write_text(dashboard_text(each))

@@ -1,14 +1,14 @@
-"""What bounds language models: queue, KV blocks, steps, and the machine."""
+"""Rows about the limits of language models: queue, KV blocks, steps, engine and machine."""
 
-from deploy.dashboards.model_queries import HERE, OF, RATE, rate, ratio, total
 from deploy.dashboards.panels import Draw, Panel, Query, Row, Threshold, Unit, warns
+from deploy.dashboards.queries import HERE, OF, RATE, rate, ratio, total
 
 QUEUE = Row(
     "Queue",
     (
         Panel(
             "Running and waiting",
-            "Sequences that run, requests that wait to be admitted, and the most that one step runs.",
+            "Running sequences, requests that wait for admission, and the most sequences of one step.",
             (
                 Query(f"max by (model) (sluice_engine_max_num_seqs{{{OF}}})", "{{model}} most"),
                 Query(total("sluice_sequences_running"), "{{model}} running"),
@@ -17,14 +17,14 @@ QUEUE = Row(
             Unit.COUNT,
         ),
         Panel(
-            "Prompt tokens that wait",
-            "--max-queue-tokens bounds them.",
+            "Waiting prompt tokens",
+            "Prompt tokens of waiting requests. --max-queue-tokens limits them.",
             (Query(total("sluice_tokens_waiting"), "{{model}}"),),
             Unit.SHORT,
         ),
         Panel(
-            "Wait to be admitted",
-            "Predicted for a request that came now; mean of those admitted; and by how much the predictions were off.",
+            "Wait for admission",
+            "Predicted wait of a new request, mean wait of admitted ones, and mean error of the predictions.",
             (
                 Query(f"max by (model) (sluice_predicted_wait_seconds{{{OF}}})", "{{model}} predicted"),
                 Query(ratio("sluice_engine_wait_seconds_total", "sluice_engine_waits_total"), "{{model}} mean"),
@@ -43,7 +43,7 @@ KV = Row(
         Panel(
             "KV blocks",
             "Used: held by running sequences. Cached: free, with a prefix that a request could reuse. Free: neither. "
-            "Reserved (used included): what the running ones may come to need; admission is by this.",
+            "Reserved: all blocks that the running sequences may need, used ones included; admission counts these.",
             (
                 Query(total("sluice_kv_blocks_used"), "{{model}} used"),
                 Query(total("sluice_kv_blocks_cached"), "{{model}} cached"),
@@ -54,8 +54,8 @@ KV = Row(
             width=12,
         ),
         Panel(
-            "Prompt tokens found in the cache",
-            "Share of prompt tokens that were not computed, because a request before had the same beginning.",
+            "Prompt tokens from the prefix cache",
+            "Share of prompt tokens that were not computed, since an earlier request had the same prefix.",
             (
                 Query(
                     ratio(
@@ -71,11 +71,11 @@ KV = Row(
             max=1,
         ),
         Panel(
-            "Pauses for want of blocks",
-            "Sequences that were paused, and tokens computed again for them. 0 unless the policy is max_utilization.",
+            "Preemptions",
+            "Preempted sequences, and tokens recomputed for them. 0 unless the policy is max_utilization.",
             (
-                Query(rate("sluice_engine_preemptions_total"), "{{model}} pauses"),
-                Query(rate("sluice_engine_recomputed_tokens_total"), "{{model}} tokens again"),
+                Query(rate("sluice_engine_preemptions_total"), "{{model}} preemptions"),
+                Query(rate("sluice_engine_recomputed_tokens_total"), "{{model}} recomputed tokens"),
             ),
             Unit.OPERATIONS,
             width=6,
@@ -86,15 +86,15 @@ STEPS = Row(
     "Batches and steps",
     (
         Panel(
-            "Steps in a second",
-            "Each is one plan and one forward pass of the whole batch.",
+            "Steps per second",
+            "A step is one plan and one forward pass of the whole batch.",
             (Query(rate("sluice_engine_steps_total"), "{{model}}"),),
             Unit.OPERATIONS,
             width=6,
         ),
         Panel(
-            "Tokens of a step",
-            "The batch: tokens sampled (with no speculation: sequences), and prompt tokens computed beside them.",
+            "Tokens per step",
+            "Tokens sampled (without speculation: one for each sequence), and prompt tokens computed in the same step.",
             (
                 Query(
                     ratio("sluice_engine_generation_tokens_total", "sluice_engine_steps_total"), "{{model}} generated"
@@ -105,7 +105,7 @@ STEPS = Row(
             width=6,
         ),
         Panel(
-            "Time of a step",
+            "Time per step",
             "runner: the model. overhead: planning, sampling and everything else.",
             (
                 Query(
@@ -119,8 +119,8 @@ STEPS = Row(
             width=6,
         ),
         Panel(
-            "Drafts that were accepted",
-            "Share of speculation's draft tokens that the model agreed with. 0 where there is no speculation.",
+            "Accepted draft tokens",
+            "Share of speculation's draft tokens that the model accepted. 0 without speculation.",
             (
                 Query(
                     f"{rate('sluice_engine_accepted_tokens_total')} "
@@ -139,7 +139,7 @@ ENGINE = Row(
     (
         Panel(
             "Engines",
-            "What runs each model.",
+            "The runtime of each model.",
             (
                 Query(
                     f"sluice_engine_info{{{OF}}}",
@@ -151,8 +151,8 @@ ENGINE = Row(
             width=12,
         ),
         Panel(
-            "Time to load",
-            "How long each engine took to load its model; a recovery after a crash takes as long.",
+            "Load time",
+            "Seconds that each engine took to load its model. A recovery after a crash takes as long.",
             (Query(f"max by (model) (sluice_engine_load_seconds{{{OF}}})", "{{model}}"),),
             Unit.SECONDS,
             Draw.NUMBER,
@@ -161,8 +161,8 @@ ENGINE = Row(
         ),
         Panel(
             "Engines replaced",
-            "Engines that crashed or hung, requests that went on in the next one, and requests that were failed as "
-            "engines crashed on them.",
+            "Engines that crashed or hung, requests that resumed in the next engine, and requests that failed "
+            "because engines crashed on them.",
             (
                 Query(f"sum by (model) (increase(sluice_engine_restarts_total{{{OF}}}[5m]))", "{{model}} restarts"),
                 Query(
@@ -178,8 +178,8 @@ ENGINE = Row(
             width=6,
         ),
         Panel(
-            "Silence of the engine",
-            "Time since it last spoke. At --engine-heartbeat-timeout-secs (10 s) it is killed and replaced.",
+            "Age of the heartbeat",
+            "Time since the engine's last frame. At --engine-heartbeat-timeout-secs (10 s) it is killed and replaced.",
             (
                 Query(
                     f"max by (instance, model) (sluice_engine_heartbeat_age_seconds{{{OF}}})", "{{instance}} {{model}}"
@@ -191,7 +191,7 @@ ENGINE = Row(
         ),
         Panel(
             "Recovery and missed deadlines",
-            "How long the last recovery took, and requests in a second that ended at a deadline.",
+            "Seconds of the last recovery, and requests per second that ended at a deadline.",
             (
                 Query(f"max by (model) (sluice_engine_last_recovery_seconds{{{OF}}})", "{{model}} recovery, s"),
                 Query(rate("sluice_engine_timeouts_total"), "{{model}} deadlines, per s"),
@@ -200,8 +200,8 @@ ENGINE = Row(
             width=6,
         ),
         Panel(
-            "Gateway: processor and files",
-            "Cores that the gateway's own process uses, and the share of its file descriptors that are open.",
+            "Gateway: CPU and files",
+            "CPU cores that the gateway's process uses, and the share of its file descriptors that are open.",
             (
                 Query(f'rate(process_cpu_seconds_total{{job="sluice", {HERE}}}[{RATE}])', "{{instance}} cores"),
                 Query(
@@ -214,16 +214,16 @@ ENGINE = Row(
         ),
         Panel(
             "Gateway: memory",
-            "Resident memory of the gateway's own process; engines have their own.",
+            "Resident memory of the gateway's process, without the engines.",
             (Query(f'process_resident_memory_bytes{{job="sluice", {HERE}}}', "{{instance}}"),),
             Unit.BYTES,
             width=12,
         ),
         Panel(
             "Machine",
-            "Share of all processors that is busy, and of the memory that is used.",
+            "Share of the machine's CPU time and memory in use.",
             (
-                Query(f"nv_cpu_utilization{{{HERE}}}", "{{instance}} processors"),
+                Query(f"nv_cpu_utilization{{{HERE}}}", "{{instance}} CPU"),
                 Query(
                     f"nv_cpu_memory_used_bytes{{{HERE}}} / nv_cpu_memory_total_bytes{{{HERE}}}", "{{instance}} memory"
                 ),

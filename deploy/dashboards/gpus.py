@@ -1,56 +1,55 @@
-"""GPUs by NVML, and what TensorRT-LLM says of itself."""
+"""The dashboard of GPUs: NVML's metrics, and the iteration statistics of TensorRT-LLM."""
 
 from deploy.dashboards.panels import Dashboard, Draw, Panel, Query, Row, Unit, Variable, warns
+from deploy.dashboards.queries import HERE, RATE
 
-_HERE = 'instance=~"$instance"'
-_RATE = "$__rate_interval"
 _GPU = "{{instance}} {{gpu_uuid}}"
 
 _GPUS = Row(
     "GPUs",
     (
         Panel(
-            "Utilisation",
-            "Share of time in which a kernel ran. 70 to 90 % is right under load: more leaves nothing for peaks, less "
-            "is paid for and not used.",
-            (Query(f"nv_gpu_utilization{{{_HERE}}}", _GPU),),
+            "Utilization",
+            "Share of the time in which a kernel ran. 70 to 90 % is right under load: more leaves no room for "
+            "peaks, less is idle hardware.",
+            (Query(f"nv_gpu_utilization{{{HERE}}}", _GPU),),
             Unit.SHARE,
             thresholds=warns(0.9, 0.97),
             max=1,
         ),
         Panel(
             "Memory",
-            "Used, and all there is. TensorRT-LLM takes its share for KV blocks at the start, used or not.",
+            "Used and total memory. TensorRT-LLM allocates its share for KV blocks at the start, used or not.",
             (
-                Query(f"nv_gpu_memory_used_bytes{{{_HERE}}}", f"{_GPU} used"),
-                Query(f"nv_gpu_memory_total_bytes{{{_HERE}}}", f"{_GPU} total"),
+                Query(f"nv_gpu_memory_used_bytes{{{HERE}}}", f"{_GPU} used"),
+                Query(f"nv_gpu_memory_total_bytes{{{HERE}}}", f"{_GPU} total"),
             ),
             Unit.BYTES,
         ),
         Panel(
             "Memory used",
             "Share of each GPU's memory. Above 97 % the next large batch may not fit.",
-            (Query(f"nv_gpu_memory_used_bytes{{{_HERE}}} / nv_gpu_memory_total_bytes{{{_HERE}}}", _GPU),),
+            (Query(f"nv_gpu_memory_used_bytes{{{HERE}}} / nv_gpu_memory_total_bytes{{{HERE}}}", _GPU),),
             Unit.SHARE,
             thresholds=warns(0.9, 0.97),
             max=1,
         ),
         Panel(
             "Power",
-            "Drawn, and the limit at which clocks are lowered.",
+            "Power drawn, and the limit at which clocks are lowered.",
             (
-                Query(f"nv_gpu_power_usage{{{_HERE}}}", f"{_GPU} drawn"),
-                Query(f"nv_gpu_power_limit{{{_HERE}}}", f"{_GPU} limit"),
+                Query(f"nv_gpu_power_usage{{{HERE}}}", f"{_GPU} drawn"),
+                Query(f"nv_gpu_power_limit{{{HERE}}}", f"{_GPU} limit"),
             ),
             Unit.WATTS,
         ),
         Panel(
-            "Energy of a token",
-            "Joules that all GPUs of a server take for a generated token.",
+            "Energy per token",
+            "Joules that all GPUs of a server use per generated token.",
             (
                 Query(
-                    f"sum by (instance) (rate(nv_energy_consumption{{{_HERE}}}[{_RATE}])) "
-                    f"/ (sum by (instance) (rate(sluice_generation_tokens_total{{{_HERE}}}[{_RATE}])) > 0)"
+                    f"sum by (instance) (rate(nv_energy_consumption{{{HERE}}}[{RATE}])) "
+                    f"/ (sum by (instance) (rate(sluice_generation_tokens_total{{{HERE}}}[{RATE}])) > 0)"
                 ),
             ),
             Unit.JOULES,
@@ -58,7 +57,7 @@ _GPUS = Row(
         Panel(
             "Energy",
             "Joules since the server started.",
-            (Query(f"nv_energy_consumption{{{_HERE}}}", _GPU),),
+            (Query(f"nv_energy_consumption{{{HERE}}}", _GPU),),
             Unit.JOULES,
         ),
     ),
@@ -68,19 +67,19 @@ _PROCESSES = Row(
     "Models on GPUs",
     (
         Panel(
-            "GPUs there are",
-            "Their names, and the version of their driver.",
-            (Query(f"sluice_gpu_info{{{_HERE}}}", "{{index}}: {{name}}, driver {{driver_version}}"),),
+            "Installed GPUs",
+            "Names of the GPUs, and the version of the driver.",
+            (Query(f"sluice_gpu_info{{{HERE}}}", "{{index}}: {{name}}, driver {{driver_version}}"),),
             Unit.COUNT,
             Draw.NAMES,
             width=12,
         ),
         Panel(
             "Memory by model",
-            "What the processes of each model's engine hold. In a container the driver may hide whose memory is whose.",
+            "Memory of the processes of each model's engine. In a container the driver may hide the processes.",
             (
                 Query(
-                    f"sum by (instance, gpu_uuid, model) (sluice_gpu_process_memory_bytes{{{_HERE}}})",
+                    f"sum by (instance, gpu_uuid, model) (sluice_gpu_process_memory_bytes{{{HERE}}})",
                     "{{instance}} {{gpu_uuid}} {{model}}",
                 ),
             ),
@@ -94,11 +93,11 @@ _ITERATIONS = Row(
     "Iterations, by the names of Triton's TensorRT-LLM backend",
     (
         Panel(
-            "Requests of an iteration",
-            "active: in the engine. scheduled: in the last iteration. context: in prefill. max: the bound.",
+            "Requests per iteration",
+            "active: in the engine. scheduled: in the last iteration. context: in prefill. max: the limit.",
             (
                 Query(
-                    f"sum by (model, request_type) (nv_trt_llm_request_metrics{{{_HERE}}})",
+                    f"sum by (model, request_type) (nv_trt_llm_request_metrics{{{HERE}}})",
                     "{{model}} {{request_type}}",
                 ),
             ),
@@ -106,35 +105,35 @@ _ITERATIONS = Row(
         ),
         Panel(
             "KV blocks",
-            "By TensorRT-LLM's count, where it runs the model; reused: found in the cache.",
+            "TensorRT-LLM's count of its blocks. reused: found in the prefix cache.",
             (
                 Query(
                     "sum by (model, kv_cache_block_type) "
-                    f'(nv_trt_llm_kv_cache_block_metrics{{{_HERE}, kv_cache_block_type=~"max|free|used|reused"}})',
+                    f'(nv_trt_llm_kv_cache_block_metrics{{{HERE}, kv_cache_block_type=~"max|free|used|reused"}})',
                     "{{model}} {{kv_cache_block_type}}",
                 ),
             ),
             Unit.SHORT,
         ),
         Panel(
-            "Batch of an iteration",
-            "Prompt tokens, sequences in decode, and paused ones.",
+            "Batch per iteration",
+            "Prompt tokens, sequences in decode, and paused sequences.",
             (
                 Query(
                     "sum by (model, inflight_batcher_specific_metric) (nv_trt_llm_inflight_batcher_metrics"
-                    f'{{{_HERE}, inflight_batcher_specific_metric!="micro_batch_id"}})',
+                    f'{{{HERE}, inflight_batcher_specific_metric!="micro_batch_id"}})',
                     "{{model}} {{inflight_batcher_specific_metric}}",
                 ),
             ),
             Unit.SHORT,
         ),
         Panel(
-            "Iterations in a second",
-            "How fast the counter of iterations goes up.",
+            "Iterations per second",
+            "Rate of the iteration counter.",
             (
                 Query(
                     "sum by (model) (deriv(nv_trt_llm_general_metrics"
-                    f'{{{_HERE}, general_type="iteration_counter"}}[{_RATE}]))',
+                    f'{{{HERE}, general_type="iteration_counter"}}[{RATE}]))',
                     "{{model}}",
                 ),
             ),
@@ -143,11 +142,10 @@ _ITERATIONS = Row(
         ),
         Panel(
             "Memory of the runtime",
-            "What TensorRT-LLM says that it uses of the GPU, of the machine, and of pinned memory. Nothing from other "
-            "runtimes.",
+            "GPU, host and pinned memory that TensorRT-LLM reports for itself. Other runtimes report none.",
             (
                 Query(
-                    f"sum by (model, memory_type) (nv_trt_llm_runtime_memory_metrics{{{_HERE}}})",
+                    f"sum by (model, memory_type) (nv_trt_llm_runtime_memory_metrics{{{HERE}}})",
                     "{{model}} {{memory_type}}",
                 ),
             ),

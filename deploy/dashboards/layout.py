@@ -1,4 +1,4 @@
-"""Dashboards as the JSON that Grafana reads (schema version 39, which Grafana 11 and later take)."""
+"""Encodes dashboards as Grafana's JSON (schema version 39, which Grafana 11 and later accept)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ SCHEMA_VERSION = 39
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS = 24
 _HEIGHT = {Draw.NUMBER: 4, Draw.NAMES: 4}
-_USUAL_HEIGHT = 8
+_DEFAULT_HEIGHT = 8
 _TAG = "sluice"
 
 Json = dict[str, Any]
@@ -31,12 +31,12 @@ def dashboard_json(dashboard: Dashboard) -> Json:
         "annotations": {"list": [_alerts()]},
         "links": [_link_to_others()],
         "templating": {"list": [_datasource(), *(_variable(each) for each in dashboard.variables)]},
-        "panels": list(_laid_out(dashboard.rows)),
+        "panels": list(_place_panels(dashboard.rows)),
     }
 
 
-def _laid_out(rows: Iterable[Row]) -> Iterator[Json]:
-    """Row by row from the top, panels from the left until a line is full."""
+def _place_panels(rows: Iterable[Row]) -> Iterator[Json]:
+    """Yield headings and panels with their positions: row by row, panels from the left until a line is full."""
     number, y = 0, 0
     for row in rows:
         number += 1
@@ -44,7 +44,7 @@ def _laid_out(rows: Iterable[Row]) -> Iterator[Json]:
         y += 1
         x = line_height = 0
         for panel in row.panels:
-            height = _HEIGHT.get(panel.draw, _USUAL_HEIGHT)
+            height = _HEIGHT.get(panel.draw, _DEFAULT_HEIGHT)
             if x + panel.width > _COLUMNS:
                 x, y, line_height = 0, y + line_height, 0
             number += 1
@@ -59,7 +59,7 @@ def _heading(row: Row, number: int, y: int) -> Json:
 
 
 def _panel(panel: Panel, number: int, place: Json) -> Json:
-    kind, options = _drawn(panel)
+    kind, options = _panel_type(panel)
     return {
         "id": number,
         "type": kind,
@@ -73,8 +73,8 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     }
 
 
-def _drawn(panel: Panel) -> tuple[str, Json]:
-    """Grafana's kind of panel, and the options of that kind."""
+def _panel_type(panel: Panel) -> tuple[str, Json]:
+    """Return Grafana's panel type, and the options of that type."""
     match panel.draw:
         case Draw.NUMBER:
             reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
@@ -175,7 +175,7 @@ def _variable(variable: Variable) -> Json:
 
 
 def _alerts() -> Json:
-    """Alerts that fire show on every curve."""
+    """Return the annotation that shows firing alerts on every graph."""
     return {
         "name": "Alerts",
         "datasource": _DATASOURCE,

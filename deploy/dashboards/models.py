@@ -1,11 +1,10 @@
-"""Models of the repository: Triton's families."""
+"""The dashboard of the repository's models, by Triton's metrics."""
 
 from deploy.dashboards.panels import Dashboard, Draw, Panel, Query, Row, Unit, Variable, warns
+from deploy.dashboards.queries import OF, RATE, rate
 
-_OF = 'instance=~"$instance", model=~"$model"'
-_RATE = "$__rate_interval"
 _SECONDS = 1e6
-"""Microseconds in one; Triton's durations are microseconds."""
+"""Microseconds in a second: Triton's durations are in microseconds."""
 _STAGES = (
     ("nv_inference_queue_duration_us", "queue"),
     ("nv_inference_compute_input_duration_us", "input"),
@@ -14,8 +13,8 @@ _STAGES = (
 )
 
 
-def _rate(metric: str, by: str = "model, version", also: str = "") -> str:
-    return f"sum by ({by}) (rate({metric}{{{_OF}{also}}}[{_RATE}]))"
+def _rate(metric: str, by: str = "model, version") -> str:
+    return rate(metric, by)
 
 
 def _of_a_request(duration: str) -> str:
@@ -23,7 +22,7 @@ def _of_a_request(duration: str) -> str:
 
 
 def _quantile_of_minute(quantile: str) -> str:
-    summary = f'nv_inference_request_summary_us{{{_OF}, quantile="{quantile}"}}'
+    summary = f'nv_inference_request_summary_us{{{OF}, quantile="{quantile}"}}'
     return f"max by (model, version) ({summary}) / {_SECONDS:g}"
 
 
@@ -33,35 +32,35 @@ def _first_response(quantile: float) -> str:
 
 
 def _sum(metric: str) -> str:
-    return f"sum by (model, version) ({metric}{{{_OF}}})"
+    return f"sum by (model, version) ({metric}{{{OF}}})"
 
 
 _REQUESTS = Row(
     "Requests",
     (
         Panel(
-            "Answered in a second",
-            "Requests that succeeded.",
+            "Successful requests per second",
+            "Requests that succeeded, by version.",
             (Query(_rate("nv_inference_request_success"), "{{model}}/{{version}}"),),
             Unit.PER_SECOND,
         ),
         Panel(
-            "Failed in a second, by reason",
-            "REJECTED: the queue was full or the wait too long. CANCELED: the client left. BACKEND: the model. "
-            "In steady state only clients leave.",
+            "Failed requests per second, by reason",
+            "REJECTED: the queue was full or the wait too long. CANCELED: the client disconnected. BACKEND: the model. "
+            "In steady state only CANCELED occurs.",
             (Query(_rate("nv_inference_request_failure", "model, reason"), "{{model}} {{reason}}"),),
             Unit.PER_SECOND,
             Draw.STACKED,
         ),
         Panel(
             "Waiting",
-            "Requests that wait for a batch and a free instance. More than a batch for long: saturated.",
+            "Requests that wait for a batch and a free instance. A model with more than a batch waiting is saturated.",
             (Query(_sum("nv_inference_pending_request_count"), "{{model}}/{{version}}"),),
             Unit.COUNT,
         ),
         Panel(
-            "Loads that failed",
-            "Versions and configurations that could not be loaded. What served before goes on.",
+            "Failed loads",
+            "Versions and configurations that could not be loaded. The versions loaded before stay in service.",
             (
                 Query(
                     'sum by (model) (sluice_model_load_failures_total{instance=~"$instance"}) or vector(0)', "{{model}}"
@@ -71,11 +70,11 @@ _REQUESTS = Row(
             thresholds=warns(1, 5),
         ),
         Panel(
-            "Requests of a protocol in a second",
-            "Language models and the RAG pipeline, by the API that they were asked by.",
+            "Requests per second, by protocol",
+            "Requests to language models and the RAG pipeline, by the API of the request.",
             (
                 Query(
-                    f'sum by (protocol) (rate(sluice_requests_total{{instance=~"$instance"}}[{_RATE}]))', "{{protocol}}"
+                    f'sum by (protocol) (rate(sluice_requests_total{{instance=~"$instance"}}[{RATE}]))', "{{protocol}}"
                 ),
             ),
             Unit.PER_SECOND,
@@ -88,30 +87,30 @@ _LATENCY = Row(
     "Latency",
     (
         Panel(
-            "Mean time of a request, by stage",
-            "Queue: more instances or better batching help. Inference: a better model or faster hardware does.",
+            "Mean request time, by stage",
+            "More instances or better batching shorten queue time; a faster model or hardware shortens inference.",
             tuple(Query(_of_a_request(duration), f"{{{{model}}}} {stage}") for duration, stage in _STAGES),
             Unit.SECONDS,
             Draw.STACKED,
             width=12,
         ),
         Panel(
-            "Mean time of a request, whole",
-            "From arrival to the last response.",
+            "Mean request time",
+            "Time from arrival to the last response.",
             (Query(_of_a_request("nv_inference_request_duration_us"), "{{model}}/{{version}}"),),
             Unit.SECONDS,
             width=12,
         ),
         Panel(
             "Percentiles of the last minute",
-            "From arrival to the last response. Needs --metrics-config summary_latencies=true.",
+            "Time from arrival to the last response. Needs --metrics-config summary_latencies=true.",
             tuple(Query(_quantile_of_minute(q), f"{{{{model}}}} p{float(q) * 100:g}") for q in ("0.5", "0.9", "0.99")),
             Unit.SECONDS,
             width=12,
         ),
         Panel(
-            "Time to the first response",
-            "Of every kind of model, streams included. Needs --metrics-config histogram_latencies=true.",
+            "Time to first response",
+            "Time to the first response, streams included. Needs --metrics-config histogram_latencies=true.",
             tuple(Query(_first_response(q), f"{{{{model}}}} p{q * 100:g}") for q in (0.5, 0.99)),
             Unit.SECONDS,
             width=12,
@@ -122,8 +121,8 @@ _BATCHING = Row(
     "Batching",
     (
         Panel(
-            "Inferences and executions in a second",
-            "A batch of n is n inferences and one execution.",
+            "Inferences and executions per second",
+            "A batch of n counts as n inferences and one execution.",
             (
                 Query(_rate("nv_inference_count"), "{{model}} inferences"),
                 Query(_rate("nv_inference_exec_count"), "{{model}} executions"),
@@ -132,8 +131,8 @@ _BATCHING = Row(
             width=12,
         ),
         Panel(
-            "Size of a batch",
-            "Mean number of inferences in an execution. The nearer to max_batch_size, the better batching works.",
+            "Batch size",
+            "Mean number of inferences per execution. Batching works well where it comes near max_batch_size.",
             (
                 Query(
                     f"{_rate('nv_inference_count')} / ({_rate('nv_inference_exec_count')} > 0)", "{{model}}/{{version}}"
@@ -148,8 +147,8 @@ _CACHE = Row(
     "Response cache",
     (
         Panel(
-            "Hits",
-            "Share of look-ups that found the answer. Below 70 % the cache is too small, or the requests differ.",
+            "Hit rate",
+            "Share of look-ups that found a response. Below 70 % the cache is too small, or the requests differ.",
             (
                 Query(
                     f"{_rate('nv_cache_num_hits_per_model')} / ({_rate('nv_cache_num_hits_per_model')} "
@@ -161,8 +160,8 @@ _CACHE = Row(
             max=1,
         ),
         Panel(
-            "Look-ups in a second",
-            "Hits and misses.",
+            "Look-ups per second",
+            "Hits and misses of the response cache.",
             (
                 Query(_rate("nv_cache_num_hits_per_model"), "{{model}} hits"),
                 Query(_rate("nv_cache_num_misses_per_model"), "{{model}} misses"),
@@ -171,24 +170,24 @@ _CACHE = Row(
         ),
         Panel(
             "Fill",
-            "Share of the cache in memory that is used, and responses evicted in a second. Of Redis ask Redis.",
+            "Used share of the cache in memory, and responses evicted per second. Redis has metrics of its own.",
             (
                 Query('nv_cache_util{instance=~"$instance"}', "{{instance}} used"),
-                Query(f'rate(nv_cache_num_evictions{{instance=~"$instance"}}[{_RATE}])', "{{instance}} evicted"),
+                Query(f'rate(nv_cache_num_evictions{{instance=~"$instance"}}[{RATE}])', "{{instance}} evicted"),
             ),
             Unit.SHORT,
         ),
     ),
 )
 _RAG = Row(
-    "Answers from documents",
+    "RAG",
     (
         Panel(
-            "Questions in a second, by outcome",
-            "What came by /v1/rag.",
+            "Questions per second, by outcome",
+            "Requests to /v1/rag, by outcome.",
             (
                 Query(
-                    f'sum by (outcome) (rate(sluice_requests_total{{instance=~"$instance", protocol="rag"}}[{_RATE}]))',
+                    f'sum by (outcome) (rate(sluice_requests_total{{instance=~"$instance", protocol="rag"}}[{RATE}]))',
                     "{{outcome}}",
                 ),
             ),
@@ -198,13 +197,13 @@ _RAG = Row(
         ),
         Panel(
             "Mean time of the pipeline's steps",
-            "Encoding the question, searching, writing the prompt.",
+            "The steps encode the question, search, and write the prompt.",
             (
                 Query(
                     "sum by (model) (rate(nv_inference_request_duration_us"
-                    f'{{instance=~"$instance", model=~"query_encoder|retriever|rag_prompt"}}[{_RATE}])) / {_SECONDS:g} '
+                    f'{{instance=~"$instance", model=~"query_encoder|retriever|rag_prompt"}}[{RATE}])) / {_SECONDS:g} '
                     "/ (sum by (model) (rate(nv_inference_request_success"
-                    f'{{instance=~"$instance", model=~"query_encoder|retriever|rag_prompt"}}[{_RATE}])) > 0)',
+                    f'{{instance=~"$instance", model=~"query_encoder|retriever|rag_prompt"}}[{RATE}])) > 0)',
                     "{{model}}",
                 ),
             ),
@@ -218,7 +217,7 @@ _RAG = Row(
 MODELS = Dashboard(
     "sluice-models",
     "Sluice: models",
-    "Models of the repository, by Triton's metrics: requests, where their time goes, batches and caches.",
+    "Models of the repository, by Triton's metrics: requests, their time by stage, batches and caches.",
     (Variable("instance", 'up{job="sluice"}', "instance"), Variable("model", "nv_inference_request_success", "model")),
     (_REQUESTS, _LATENCY, _BATCHING, _CACHE, _RAG),
 )

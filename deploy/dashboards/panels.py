@@ -1,11 +1,11 @@
-"""What a dashboard is made of. Positions and numbers are given when it is laid out."""
+"""The parts of a dashboard. `layout` gives them positions and numbers."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Unit(StrEnum):
-    """Grafana's names of units."""
+    """Units, by Grafana's names."""
 
     SHORT = "short"
     COUNT = "none"
@@ -20,19 +20,19 @@ class Unit(StrEnum):
 
 
 class Draw(StrEnum):
-    """How a panel shows its series."""
+    """The ways in which a panel draws its series."""
 
     LINES = "lines"
     STACKED = "stacked"
     NUMBER = "number"
     NAMES = "names"
-    """What the series are called; their values say nothing."""
+    """The names of the series. Their values mean nothing."""
     HEATMAP = "heatmap"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL, and what its series are called. `legend` may hold {{labels}}."""
+    """A PromQL query with the name of its series. `legend` may contain {{labels}}."""
 
     promql: str
     legend: str = "{{instance}}"
@@ -40,7 +40,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """From `value` up the panel is `color`; below the first one it is green."""
+    """A colour for values from `value` up. Below the first threshold a panel is green."""
 
     value: float
     color: str
@@ -48,7 +48,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. `width` is of the 24 columns of a dashboard."""
+    """One panel. `width` counts the 24 columns of a dashboard."""
 
     title: str
     description: str
@@ -60,12 +60,12 @@ class Panel:
     max: float | None = None
     decimals: int | None = None
     words: tuple[tuple[str, str, str], ...] = ()
-    """(value, text, colour): words that stand for values."""
+    """Texts to show for values: (value, text, colour)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading."""
+    """Panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard: the values of `label` in the series of `metric`."""
+    """A choice at the top of a dashboard among the values of `label` in the series of `metric`."""
 
     name: str
     metric: str
@@ -82,7 +82,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """`uid` is its address, which never changes."""
+    """One dashboard. `uid` is its address, which must not change."""
 
     uid: str
     title: str

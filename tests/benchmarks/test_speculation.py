@@ -1,4 +1,4 @@
-"""The speculation benchmark compares what it says it compares."""
+"""The speculation benchmark measures each workload with and without drafts."""
 
 import pytest
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import main, serve
+from cli import serve
+from cli.__main__ import BROKEN_PIPE, main
 from gateway.options.command_line import parse_flags
 from gateway.options.config import GROUPS, options_of
 
@@ -13,24 +14,24 @@ HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load
 
 
 def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["--help"]) == 0
+    assert main(["--help"]) == 0
     overview = capsys.readouterr().out
     assert "  serve      Serve models: OpenAI API" in overview
     assert "  load       " in overview
 
 
 def test_without_arguments_it_shows_the_overview_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([]) == 2
+    assert main([]) == 2
     assert "commands:" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["--version"]) == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"sluice {version('sluice')}\n"
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["sevre"]) == 2
+    assert main(["sevre"]) == 2
     assert (
         capsys.readouterr().err
         == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, serve\n"
@@ -38,7 +39,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--http-port", "x"], "sluice serve: error: --http-port must be a whole number from 0 to 65535, got 'x'\n"),
         (["--nonsense"], "sluice serve: error: unrecognized arguments: --nonsense (see sluice serve --help)\n"),
@@ -51,7 +52,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_bad_option_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     try:
         code = serve.command(arguments)
@@ -60,7 +61,7 @@ def test_a_bad_option_is_one_line_and_code_2(
         code = end.code
     assert code == 2
     error = capsys.readouterr().err
-    assert error.startswith(said)
+    assert error.startswith(message)
     assert error.count("\n") == 1
 
 
@@ -81,7 +82,7 @@ def test_http_address_is_triton_s_name_for_host() -> None:
 
 def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
     script = (
-        "import sys; from cli.main import main; main(['serve', '--http-port', 'x']); "
+        "import sys; from cli.__main__ import main; main(['serve', '--http-port', 'x']); "
         f"print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
@@ -97,4 +98,4 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: P
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(30) == main.BROKEN_PIPE
+        assert process.wait(30) == BROKEN_PIPE

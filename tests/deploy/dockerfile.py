@@ -1,4 +1,4 @@
-"""Dockerfiles as lists of instructions."""
+"""Parses Dockerfiles into stages of instructions."""
 
 import json
 import re
@@ -18,7 +18,7 @@ class Instruction(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """From one FROM to the next; `image` is what stands behind it."""
+    """The instructions from one FROM to the next. `image` is the argument of FROM."""
 
     image: str
     instructions: tuple[Instruction, ...]
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
         return [each.text for each in self.instructions if each.name == name]
 
     def command(self, name: str) -> list[str]:
-        """Of ENTRYPOINT or CMD in the exec form. A shell form is no JSON, and raises ValueError."""
+        """Return the command of ENTRYPOINT or CMD in exec form. A shell form is no JSON and raises ValueError."""
         [text] = self.texts(name)
         command: list[str] = json.loads(text)
         return command
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
 
 
 def stages(path: Path) -> list[Stage]:
-    """In their order; the last one is the image."""
+    """Return the stages in order. The last one is the image."""
     lines = (line for line in path.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#"))
     whole = re.sub(r"\\\n", " ", "\n".join(lines)).splitlines()
     instructions = [Instruction(*line.split(None, 1)) for line in whole]

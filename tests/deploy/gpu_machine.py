@@ -1,7 +1,7 @@
-"""A server's metrics page as it would be on a machine with GPUs and TensorRT-LLM, where there are none.
+"""The metrics page of a server on a simulated machine with GPUs and TensorRT-LLM.
 
-Their families are made by the code that makes them there, of facts as NVML and TensorRT-LLM give them; all others are
-the server's.
+The product's own code makes the metrics of GPUs and TensorRT-LLM, from facts as NVML and TensorRT-LLM give them. All
+other metrics come from the server.
 """
 
 import threading
@@ -29,7 +29,7 @@ _ENGINE_PID = 4711
 
 
 class _Gpus(Collector):
-    """Two of them, that an engine uses. Their energy goes up from scrape to scrape."""
+    """Collects two GPUs that an engine uses. Their energy grows with each scrape."""
 
     def __init__(self) -> None:
         self._scrapes = count(1)
@@ -58,11 +58,11 @@ def _sample(index: int, joules: float) -> GpuSample:
 
 
 def _on_tensorrt_llm() -> Any:
-    """A model whose engine says of itself what TensorRT-LLM does: what the page asks of one, and no more."""
-    said = IterationStats(
+    """Return a model whose engine reports TensorRT-LLM's statistics, with the attributes that the page reads."""
+    iteration = IterationStats(
         iteration=9000, latency_ms=11.5, gpu_memory_bytes=68 * _GIB, cpu_memory_bytes=_GIB, pinned_memory_bytes=_GIB
     )
-    engine = SimpleNamespace(stats=EngineStats(8, 2, 600, 400, 900, 9000, 90.0, 9.0, 5000, 70_000, iteration=said))
+    engine = SimpleNamespace(stats=EngineStats(8, 2, 600, 400, 900, 9000, 90.0, 9.0, 5000, 70_000, iteration=iteration))
     engine.heartbeat_age_s = lambda: 0.01
     info = SimpleNamespace(scheduler_policy="guaranteed_no_evict", max_num_seqs=64, num_blocks=1000, block_size=32)
     text = SimpleNamespace(engine=engine, info=info, activity=TextActivity())
@@ -74,7 +74,7 @@ def _on_tensorrt_llm() -> Any:
 
 @contextmanager
 def page_with_gpus(metrics_url: str) -> Iterator[str]:
-    """`host:port` of the page. What a scrape sends, its key too, goes on to the server."""
+    """Serve the page and yield its `host:port`. The API key of a scrape is passed on to the server."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Gpus())
     registry.register(TrtLlmCollector(lambda: [_on_tensorrt_llm()]))
@@ -82,8 +82,8 @@ def page_with_gpus(metrics_url: str) -> Iterator[str]:
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = {"authorization": self.headers.get("authorization", "")}
-            answer = client.get(metrics_url, headers=asked)
+            headers = {"authorization": self.headers.get("authorization", "")}
+            answer = client.get(metrics_url, headers=headers)
             self.send_response(answer.status_code)
             self.send_header("content-type", answer.headers["content-type"])
             self.end_headers()
@@ -92,7 +92,7 @@ def page_with_gpus(metrics_url: str) -> Iterator[str]:
                 self.wfile.write(generate_latest(registry))
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     thread = threading.Thread(target=server.serve_forever, name="page-with-gpus")

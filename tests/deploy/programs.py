@@ -1,4 +1,4 @@
-"""Programs that tests run where they are installed."""
+"""Finds programs that tests run where they are installed."""
 
 import shutil
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def program(*names: str) -> list[str] | None:
-    """The first of `names` on the path or beside this Python; None where there is none."""
+    """Return the first of `names` on the path or beside this Python, None where there is none."""
     for name in names:
         found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
         if found is not None:

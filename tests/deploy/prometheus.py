@@ -1,4 +1,4 @@
-"""A real Prometheus over the configuration that is shipped, and promtool."""
+"""Runs a real Prometheus with the shipped configuration, and promtool."""
 
 import shutil
 import socket
@@ -16,7 +16,7 @@ import yaml
 from tests import paths
 
 SHIPPED = paths.ROOT / "deploy" / "prometheus"
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 SCRAPE_S = 1
 
 needs_prometheus = pytest.mark.skipif(
@@ -27,11 +27,11 @@ needs_prometheus = pytest.mark.skipif(
 
 def promtool(*arguments: str | Path, input: str | None = None) -> subprocess.CompletedProcess[str]:
     command = ["promtool", *map(str, arguments)]
-    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 def configured(folder: Path, target: str, api_key: str) -> Path:
-    """The shipped configuration in `folder`, for one server and a test's patience: all else is as shipped."""
+    """Write the shipped configuration to `folder`, changed for one server and short intervals."""
     shutil.copytree(SHIPPED, folder, dirs_exist_ok=True)
     key_file = folder / "api_key"
     key_file.write_text(api_key)
@@ -49,7 +49,7 @@ def configured(folder: Path, target: str, api_key: str) -> Path:
 
 
 def backfill(data: Path, series: Mapping[str, float], begin_s: float, end_s: float) -> None:
-    """Make it look as if `series` had been recorded every 15 seconds between two moments."""
+    """Write samples of `series` every 15 seconds between two times, as if they had been recorded."""
     names = {series_name.partition("{")[0] for series_name in series}
     lines = [f"# TYPE {name} gauge" for name in sorted(names)]
     for name, value in series.items():
@@ -61,7 +61,7 @@ def backfill(data: Path, series: Mapping[str, float], begin_s: float, end_s: flo
 
 
 class Prometheus:
-    """One that runs."""
+    """The API of a running Prometheus."""
 
     def __init__(self, url: str, log_path: Path) -> None:
         self._client = httpx.Client(base_url=url, timeout=10.0)
@@ -74,13 +74,13 @@ class Prometheus:
         return body["data"]
 
     def query(self, promql: str) -> list[dict[str, Any]]:
-        """The series of an instant query, those that are NaN left out."""
+        """Return the series of an instant query, without those that are NaN."""
         result: list[dict[str, Any]] = self.get("query", query=promql)["result"]
         return [series for series in result if series["value"][1] != "NaN"]
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Ask until it holds. Fails after a deadline."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Wait until the condition holds. Fails after a deadline."""
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, f"{what}\n{self._log_path.read_text()[-3000:]}"
             time.sleep(0.25)
@@ -107,7 +107,7 @@ def running_prometheus(config: Path, data: Path) -> Iterator[Prometheus]:
 def started(
     command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Prometheus]:
-    """The one that `command` runs, once it is ready. Its log goes to `folder`."""
+    """Run `command` and yield its Prometheus once it is ready. Its log goes to `folder`."""
     log_path = folder / "prometheus.log"
     with log_path.open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -118,7 +118,7 @@ def started(
     finally:
         prometheus.close()
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 def free_port() -> int:

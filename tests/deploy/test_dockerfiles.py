@@ -1,4 +1,4 @@
-"""The images, as far as reading tells."""
+"""Checks of the Dockerfiles that need no Docker."""
 
 import re
 import subprocess
@@ -39,7 +39,7 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
 
 @by_image
 def test_an_image_is_built_in_one_stage_and_shipped_in_another(path: Path) -> None:
-    """Without pip's leavings; and nothing is compiled or downloaded in the one that is shipped."""
+    """The shipped stage has no files of pip, and compiles and downloads nothing."""
     build, image = stages(path)
     assert build.image == image.image
     assert all("--from=build" in text for text in image.texts("COPY"))
@@ -79,7 +79,7 @@ def test_no_secret_is_in_an_image(path: Path) -> None:
 
 
 def test_both_images_serve_alike() -> None:
-    """They differ in what runs the engine."""
+    """The images differ only in the Python that runs the engine."""
     (_, cpu), (_, gpu) = map(stages, DOCKERFILES)
     assert gpu.environment() == cpu.environment() | {"SLUICE_ENGINE_PYTHON": "/opt/sluice-engine/bin/engine-python"}
     for name in ("USER", "EXPOSE", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
@@ -98,7 +98,7 @@ def test_the_pinned_versions_are_those_that_sluice_allows() -> None:
 
 
 def test_everything_that_the_dependencies_need_is_pinned() -> None:
-    """As they are installed here; those of extras and other systems are not asked for."""
+    """Requirements are those installed here, without extras and other systems."""
     found = pins()
     for name in found:
         try:
@@ -115,12 +115,22 @@ def test_torch_is_not_in_the_image() -> None:
 
 
 def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
-    """Packages, and what pyproject.toml puts into them. Not tests, repositories, virtual environments or secrets."""
+    """The build context has the packages and the files that pyproject.toml adds: no tests, environments or secrets."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "LICENSE", "deploy/docker"}
     text = (ROOT / ".dockerignore").read_text()
     assert set(OPENED.findall(text)) == needed
     assert "*" in text.splitlines()
+
+
+def test_git_ignores_no_file_of_the_project() -> None:
+    """The wheel leaves out ignored files, and ruff does not check them."""
+    git = program("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    command = [*git, "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert ignored.stdout == ""
 
 
 def test_the_entry_point_is_the_command_of_the_package() -> None:

@@ -1,6 +1,6 @@
-"""What the image runs, run without Docker as the image would run it.
+"""The image's commands, run without Docker as the image would run them.
 
-As a user without rights or capabilities, with a root that cannot be written: only the volumes and /tmp can.
+They run as a user without rights or capabilities on a read-only root: only the volumes and /tmp can be written.
 """
 
 import os
@@ -42,7 +42,7 @@ KEY = "a key"
 
 
 class Container:
-    """Folders in place of the image's, and commands in it."""
+    """Runs commands with folders in place of the image's."""
 
     def __init__(self, folder: Path, interpreter: str) -> None:
         self.writable = folder / "writable"
@@ -52,10 +52,10 @@ class Container:
             os.chown(self.writable / name, int(USER), int(USER))
 
     def _environment(self, folder: Path, interpreter: str) -> dict[str, str]:
-        """The image's, moved; its programs are this environment's, under an interpreter that everybody may run."""
+        """Return the image's environment with moved paths, and this environment's programs for any user."""
         programs = folder / "bin"
         programs.mkdir()
-        for name, code in (("sluice", "from cli.main import main; raise SystemExit(main())"), ("python", None)):
+        for name, code in (("sluice", "from cli.__main__ import main; raise SystemExit(main())"), ("python", None)):
             command = [interpreter, *(() if code is None else ("-c", code))]
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
@@ -94,7 +94,7 @@ class Container:
 
     @contextmanager
     def serving(self, log_path: Path, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-        """The image's own command, and the address that it listens on."""
+        """Run the image's own command. Yields the process and the address on which it listens."""
         words = [*IMAGE.command("ENTRYPOINT"), *IMAGE.command("CMD")]
         with log_path.open("w") as log:
             process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Container:
 
 
 def _interpreter() -> str | None:
-    """One of this version that a user without rights can run; this one may lie in root's home."""
+    """Return a Python of this version that any user can run: this one may lie in root's home."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for each in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
         tried = subprocess.run([*UNPRIVILEGED, "sh", "-c", f"exec {each} -c 0"], capture_output=True, timeout=30)
@@ -127,7 +127,7 @@ def _interpreter() -> str | None:
 
 @pytest.fixture
 def container() -> Iterator[Container]:
-    """In a folder that others than root may enter, which pytest's are not."""
+    """Make a container in a folder that all users may enter, unlike pytest's folders."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("setpriv", "unshare"))):
         pytest.skip("only root, with setpriv and unshare, can become somebody else on a read-only root")
     interpreter = _interpreter()
@@ -142,7 +142,7 @@ def container() -> Iterator[Container]:
 
 
 def test_the_container_is_as_closed_as_it_should_be(container: Container) -> None:
-    """So that the other tests show something."""
+    """The restrictions hold, or the other tests would prove nothing."""
     shown = container.run(
         "sh", "-c", "id -u; grep CapEff /proc/self/status; touch $HOME/a && touch $TMPDIR/a && echo wrote"
     )
@@ -152,7 +152,7 @@ def test_the_container_is_as_closed_as_it_should_be(container: Container) -> Non
 
 
 def test_the_gpu_image_s_engine_has_another_python_than_its_gateway(tmp_path: Path) -> None:
-    """With the paths of this machine: an interpreter of another name, which alone finds TensorRT-LLM (the stand-in)."""
+    """An interpreter of another name alone finds TensorRT-LLM (the stand-in), with the paths of this machine."""
     other = tmp_path / "image-python"
     other.symlink_to(sys.executable)
     stand_in = ROOT / "tests" / "stand_ins"

@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that scrapes a loaded server."""
+"""Every query of every dashboard returns data from a real Prometheus that scrapes a busy server."""
 
 import re
 import time
@@ -20,11 +20,11 @@ from tests.server_process import ServerProcess, running_bundled
 pytestmark = needs_prometheus
 HOUR_S = 3600
 ONLY_AFTER_TROUBLE = {"sluice_model_load_failures_total", "sluice_response_cache_up"}
-"""What a server tells when a load has failed, and of a response cache in Redis."""
+"""Metrics that exist only after a failed load, or with a response cache in Redis."""
 
 
-class Asked(NamedTuple):
-    """A query of a panel, its variables filled in as Grafana fills them in for All."""
+class PanelQuery(NamedTuple):
+    """A query of a panel, with its variables replaced as Grafana replaces them for All."""
 
     title: str
     promql: str
@@ -36,7 +36,7 @@ def filled(promql: str) -> str:
 
 
 QUERIES = [
-    Asked(f"{dashboard.uid}: {panel['title']} {target['refId']}", filled(target["expr"]))
+    PanelQuery(f"{dashboard.uid}: {panel['title']} {target['refId']}", filled(target["expr"]))
     for dashboard in DASHBOARDS
     for panel in dashboard_json(dashboard)["panels"]
     for target in panel.get("targets", ())
@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With a day of history, of which the baseline of latencies is made."""
+    """Run Prometheus with a day of history, which the baseline of latencies needs."""
     folder = tmp_path_factory.mktemp("prometheus")
     data = folder / "data"
     latency = 'job_model:sluice_latency_seconds:p99_5m{{job="sluice",model="{}",latency="{}"}}'
@@ -81,7 +81,7 @@ def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_promtool_finds_nothing_wrong_with_the_page_but_triton_s_names(server: ServerProcess) -> None:
-    """Triton's names break its customs, and are kept for the dashboards made for them."""
+    """Triton's names break Prometheus's conventions, and are kept for the dashboards made for them."""
     page = httpx.get(server.metrics_url, headers=HEADERS).text
     checked = promtool("check", "metrics", input=page)
     complaints = (checked.stdout + checked.stderr).splitlines()
@@ -101,24 +101,24 @@ def test_no_rule_fails_to_evaluate(prometheus: Prometheus) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("asked", QUERIES, ids=[asked.title for asked in QUERIES])
-def test_a_panel_s_query_returns_data(prometheus: Prometheus, asked: Asked) -> None:
-    prometheus.wait(lambda: prometheus.query(asked.promql) != [], f"no data for {asked.promql}")
+@pytest.mark.parametrize("query", QUERIES, ids=[query.title for query in QUERIES])
+def test_a_panel_s_query_returns_data(prometheus: Prometheus, query: PanelQuery) -> None:
+    prometheus.wait(lambda: prometheus.query(query.promql) != [], f"no data for {query.promql}")
 
 
 def test_rules_ask_for_metrics_that_there_are(prometheus: Prometheus) -> None:
-    """promtool's tests make the series that they want, so a slip in a name would go unseen there."""
-    asked = {name for rule in rules_of(RULES) for name in names_in(rule["expr"])}
+    """promtool's tests make their own series, so they would not detect a misspelt metric."""
+    used = {name for rule in rules_of(RULES) for name in names_in(rule["expr"])}
     prometheus.wait(
-        lambda: asked <= {*prometheus.get("label/__name__/values"), *ONLY_AFTER_TROUBLE},
-        f"not all of these are there: {sorted(asked)}",
+        lambda: used <= {*prometheus.get("label/__name__/values"), *ONLY_AFTER_TROUBLE},
+        f"not all of these are there: {sorted(used)}",
     )
     documented = (ROOT / "docs" / "metrics.md").read_text()
     assert all(f"`{name}`" in documented for name in ONLY_AFTER_TROUBLE)
 
 
 def names_in(promql: str) -> list[str]:
-    """The metrics that a query asks for: what is left without labels, their values and groupings."""
+    """Return the metrics of a query: the names left without labels, values and groupings."""
     bare = re.sub(r"\{[^}]*\}|\b(by|on) \([^)]*\)", "", promql)
     return re.findall(r"\b(?:up\b|(?:sluice|nv|process|job)_[\w:]+)", bare)
 
@@ -131,6 +131,6 @@ def test_the_variables_of_dashboards_have_values(prometheus: Prometheus) -> None
 
 
 def test_failures_under_load_alert(prometheus: Prometheus) -> None:
-    """The traffic makes a model fail on purpose."""
+    """The traffic makes a model fail, and the alert fires."""
     firing = 'ALERTS{alertname="SluiceInferencesFailed", alertstate="firing", model="doubled", reason="BACKEND"}'
     prometheus.wait(lambda: prometheus.query(firing) != [], "the alert does not fire")

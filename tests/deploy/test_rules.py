@@ -1,4 +1,4 @@
-"""Recording and alert rules: what promtool says of them, and that every alert is shown to fire."""
+"""Recording and alert rules: promtool accepts them, and a test shows that every alert fires."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ALERT_NAMES = [rule["alert"] for rule in ALERTS]
 
 
 def shown(state: str) -> set[str]:
-    """The alerts that some test expects in that state."""
+    """Return the alerts that a promtool test expects in that state."""
     text = "".join(path.read_text() for path in TESTS)
     return set(re.findall(rf'\{{alertname="(\w+)", alertstate="{state}"', text))
 
@@ -41,7 +41,7 @@ def test_promtool_takes_the_rules() -> None:
 
 @needs_prometheus
 def test_promtool_takes_the_configuration(tmp_path: Path) -> None:
-    """With a file of an API key, which promtool looks for."""
+    """promtool checks that the file of the API key exists."""
     checked = promtool("check", "config", configured(tmp_path, "gateway:8002", ""))
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

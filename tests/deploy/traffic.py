@@ -1,4 +1,4 @@
-"""Requests of every kind to a server, until told to stop: what makes each panel show something."""
+"""Sends requests of every kind to a server until it is stopped, so that each panel has data."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ class TritonPythonModel:
 
 
 def write_repository(folder: Path) -> Path:
-    """One batched Python model with a response cache, which fails for negative numbers."""
+    """Write a batched Python model with a response cache, which fails for negative numbers."""
     version = folder / "doubled" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(_CONFIG.format(name="doubled"))
@@ -49,7 +49,7 @@ def write_repository(folder: Path) -> Path:
 
 @contextmanager
 def traffic(base_url: str) -> Iterator[None]:
-    """Goes on in a thread of its own while the context lasts. Raises what a client met that it should not have."""
+    """Send traffic from a thread while the context lasts. Raises the first unexpected failure of a client."""
     stopping = threading.Event()
     failures: list[BaseException] = []
 
@@ -78,8 +78,8 @@ async def _all_kinds(base_url: str, stopping: threading.Event) -> None:
                 return
             await asyncio.gather(
                 *(_chat(client, f"Tell me of the number {round_number} and {each}.") for each in range(3)),
-                _leave(client),
-                _ask_wrongly(client),
+                _disconnect(client),
+                _send_bad_request(client),
                 _expire(client),
                 _question(client),
                 *(_infer(client, each) for each in (1, 2, 3, round_number)),
@@ -99,19 +99,19 @@ def _chat_body(text: str) -> dict[str, Any]:
     return {"model": "rill", "messages": messages, "max_tokens": 24, "stream": True}
 
 
-async def _leave(client: httpx.AsyncClient) -> None:
+async def _disconnect(client: httpx.AsyncClient) -> None:
     body = _chat_body("Tell me a long story.") | {"max_tokens": 400, "ignore_eos": True}
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         await anext(response.aiter_lines())
 
 
-async def _ask_wrongly(client: httpx.AsyncClient) -> None:
+async def _send_bad_request(client: httpx.AsyncClient) -> None:
     answer = await client.post("/v1/chat/completions", json=_chat_body("Hello") | {"max_tokens": -1})
     assert answer.status_code == 400
 
 
 async def _expire(client: httpx.AsyncClient) -> None:
-    """A request that ends at its deadline, if the machine is slow enough to let it."""
+    """Send a request that ends at its deadline, where the machine is slow enough."""
     body = _chat_body("Count.") | {"stream": False, "max_tokens": 400, "ignore_eos": True}
     await client.post("/v1/chat/completions", json=body, headers={"x-sluice-timeout-ms": "20"})
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from cli.serve import _pipeline
+from cli.serve import bundled_pipeline
 from gateway.bundled import PIPELINE, documentation, models_folder, pipeline_repository
 from gateway.options.config import ServeConfig
 from gateway.options.engine import ModelOptions
@@ -57,7 +57,7 @@ def test_a_language_model_cannot_have_the_name_of_a_step(name: str) -> None:
 
 def test_the_bundled_model_may_have_another_name() -> None:
     config = ServeConfig(model=ModelOptions(served_model_name="chat"))
-    with _pipeline(config, models_folder() / "rill" / "1") as whole:
+    with bundled_pipeline(config, models_folder() / "rill" / "1") as whole:
         assert whole.rag.is_served
         (path,) = whole.repository.paths
         assert config_of(path, "rag_pipeline").ensemble_scheduling.step[-1].model_name == "chat"

@@ -1,7 +1,7 @@
-"""Small checkpoints made from a seed, so that the repository holds their numbers' recipe and not the numbers.
+"""Small checkpoints made from a seed, so that the repository contains the seed and not the weights.
 
-Needs neither torch nor transformers. The bits are those of numpy's PCG64, which are the same everywhere
-and in every version.
+It needs neither torch nor transformers. The random bits come from numpy's PCG64, which is the same on every machine and
+in every version.
 """
 
 import json
@@ -17,7 +17,7 @@ _SAFETENSORS_NAMES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 
 class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a checkpoint is made from. `tensors` are shapes by name."""
+    """Everything that a checkpoint is made from. `tensors` has shapes by name."""
 
     config: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]
@@ -25,11 +25,11 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "f32"
     num_shards: int = 1
     embedding_scale: float = 1.0
-    """Small where the model scales its embeddings up, so that its output is no echo of its input."""
+    """A small scale for models that scale their embeddings up, so that the output is not an echo of the input."""
 
 
 def write_checkpoint(blueprint: Blueprint, directory: Path) -> None:
-    """Write config.json, the weights and, where there are several files of them, their index."""
+    """Write config.json, the weights and, for several files of weights, their index."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(blueprint.config))
     names = sorted(blueprint.tensors)
@@ -40,15 +40,15 @@ def write_checkpoint(blueprint: Blueprint, directory: Path) -> None:
         f"model-{i + 1:05}-of-{blueprint.num_shards:05}.safetensors": names[i :: blueprint.num_shards]
         for i in range(blueprint.num_shards)
     }
-    for file, held in shards.items():
-        _write_tensors(blueprint, held, directory / file)
-    weight_map = {name: file for file, held in shards.items() for name in held}
+    for file, shard in shards.items():
+        _write_tensors(blueprint, shard, directory / file)
+    weight_map = {name: file for file, shard in shards.items() for name in shard}
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def random_tensor(blueprint: Blueprint, name: str) -> NDArray[np.float32]:
-    """Layers speak louder than embeddings; norms and biases are far from what they start training with."""
+    """Return random weights. Layers weigh more than embeddings; norms and biases are far from their initial values."""
     shape = blueprint.tensors[name]
     offset, scale = 0.0, 2 / np.sqrt(shape[-1])
     if "norm" in name and name.endswith("weight"):
@@ -66,7 +66,7 @@ def random_tensor(blueprint: Blueprint, name: str) -> NDArray[np.float32]:
 
 
 def _write_tensors(blueprint: Blueprint, names: list[str], path: Path) -> None:
-    """The safetensors format by hand: numpy has no bf16, and the library's numpy writer therefore neither."""
+    """Write the safetensors format directly: numpy has no bf16, so the library's numpy writer has none either."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     chunks, offset = [], 0
     for name in names:

@@ -1,6 +1,6 @@
-"""A small model of every family, each with what is peculiar to it: windows, ropes, biases, multipliers.
+"""A small model of every family, with the family's own features: windows, ropes, biases, multipliers.
 
-Used by the recording script and by the live comparison; needs torch and transformers.
+The recording script and the live comparison use it. It needs torch and transformers.
 """
 
 import json
@@ -30,9 +30,9 @@ SHORT_FACTORS, LONG_FACTORS = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], [1.0, 1.4, 2.1, 3.
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One checkpoint to record. `edits` are made to the saved config.json; None takes a field out.
+    """One checkpoint to record. `edits` change the saved config.json; None removes a field.
 
-    `lengths` are those of the prompts. `max_model_len` is what the runner is told, where not the default.
+    `lengths` are those of the prompts. `max_model_len` is passed to the runner where it is not the default.
     """
 
     model_type: str
@@ -46,7 +46,7 @@ class Recipe:
     max_model_len: int | None = None
 
     def blueprint(self, seed: int) -> Blueprint:
-        """The checkpoint of this recipe and a seed; the shapes are those of transformers' own model."""
+        """Return the checkpoint of this recipe and a seed, with the shapes of transformers' own model."""
         config = AutoConfig.for_model(self.model_type, **{**SHAPE, **self.fields})
         model = AutoModelForCausalLM.from_config(config)
         fields = {**json.loads(config.to_json_string()), **self.edits}

@@ -1,7 +1,7 @@
-"""Make the small IR under tests/data/checkpoints/gpt2_ir, and record what transformers generates from its checkpoint.
+"""Makes the small IR under tests/data/checkpoints/gpt2_ir, and records what transformers generates from its checkpoint.
 
-Run as `python -m tests.goldens.ir` in an environment with `sluice[convert]`. The result is checked in, so
-that the tests do not need it.
+Run it as `python -m tests.goldens.ir` in an environment with `sluice[convert]`. The result is checked in, so that the
+tests do not need that environment.
 """
 
 import json
@@ -24,7 +24,7 @@ FILES = ("config.json", "generation_config.json", "openvino_model.xml", "openvin
 
 
 def main() -> None:
-    """Write both."""
+    """Write the IR and the goldens."""
     torch.manual_seed(0)
     model = random_gpt2()
     cases = [case(model, torch.randint(3, 256, (1, length))) for length in PROMPT_LENGTHS]
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def random_gpt2() -> transformers.GPT2LMHeadModel:
-    """Wide weights, so that the likeliest token wins clearly."""
+    """Make a GPT-2 with widely spread weights, so that the likeliest token wins clearly."""
     shape = {"vocab_size": 256, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 2}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, bos_token_id=1, eos_token_id=2)).eval()
     for weights in model.parameters():
@@ -46,7 +46,7 @@ def random_gpt2() -> transformers.GPT2LMHeadModel:
 
 
 def case(model: transformers.GPT2LMHeadModel, prompt: torch.Tensor) -> dict[str, Any]:
-    """A prompt [1, length] and its greedy continuation; `margin` is the least lead of a token over the next."""
+    """Record the greedy continuation of a prompt [1, length]. `margin` is the least lead of a token over the next."""
     output = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -67,7 +67,7 @@ def case(model: transformers.GPT2LMHeadModel, prompt: torch.Tensor) -> dict[str,
 
 
 def export(model: transformers.GPT2LMHeadModel, folder: Path) -> None:
-    """Through optimum-intel's own command."""
+    """Export the model by optimum-intel's own command."""
     model.save_pretrained(folder / "checkpoint")
     options = ["--task", "text-generation-with-past", "--disable-convert-tokenizer", "--weight-format", "fp32"]
     subprocess.run(

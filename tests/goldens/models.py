@@ -1,6 +1,6 @@
-"""Randomly initialised transformers models, small and with clear favourites among the tokens.
+"""Small, randomly initialised transformers models whose likeliest tokens win clearly.
 
-Used by the recording script and by the live comparison; needs torch and transformers.
+The recording script and the live comparison use them. They need torch and transformers.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ TINY_LLAMA = LlamaConfig(
     bos_token_id=None,
     eos_token_id=2,
 )
-"""Grouped-query attention, tied embeddings, Llama 3.1's rope."""
+"""A model with grouped-query attention, tied embeddings and Llama 3.1's rope."""
 
 TINY_QWEN3 = Qwen3Config(
     vocab_size=192,
@@ -54,19 +54,19 @@ TINY_QWEN3 = Qwen3Config(
     bos_token_id=None,
     eos_token_id=2,
 )
-"""One key head a query head, untied embeddings, normed heads."""
+"""A model with one key head for each query head, untied embeddings and normed heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What greedy decoding made of a prompt; `margin` is the least by which a token won over the second best."""
+    """The greedy continuation of a prompt. `margin` is the least lead of a token over the second best."""
 
     token_ids: list[int]
     margin: float
 
 
 def random_model(config: PretrainedConfig, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model whose layers speak louder than its embeddings, so that its output is not an echo of its input."""
+    """Make a model whose layers weigh more than its embeddings, so that its output is not an echo of its input."""
     generator = np.random.default_rng(seed)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -94,9 +94,9 @@ def save_checkpoint(model: PreTrainedModel, directory: Path, eos_token_id: int |
 
 
 def load_checkpoint(directory: Path) -> PreTrainedModel:
-    """The saved model, computing in float32 whatever it is stored in.
+    """Load the saved model to compute in float32, whatever its stored type.
 
-    By the plainest of transformers' implementations, and the only one that does Gemma 2's softcap.
+    It uses transformers' eager attention, the only implementation with Gemma 2's softcap.
     """
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -104,7 +104,7 @@ def load_checkpoint(directory: Path) -> PreTrainedModel:
 def generate_greedily(
     model: PreTrainedModel, prompt: list[int], max_tokens: int, repetition_penalty: float = 1.0
 ) -> Continuation:
-    """transformers' own `generate`; it ends after `max_tokens` or with an end-of-sequence token."""
+    """Run transformers' `generate`. It ends after `max_tokens` or with an end-of-sequence token."""
     input_ids = torch.tensor([prompt])
     with torch.no_grad():
         result = model.generate(

@@ -1,7 +1,7 @@
-"""Make the small checkpoints under tests/data/checkpoints and record what transformers generates from them.
+"""Makes the small checkpoints under tests/data/checkpoints, and records what transformers generates from them.
 
-Run by `make goldens`, in an environment with torch and transformers. The result is checked in, so
-that the tests need neither.
+`make goldens` runs it in an environment with torch and transformers. The result is checked in, so that the tests need
+neither.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.goldens.models import (
 DATA = Path(__file__).parents[1] / "data"
 NUM_CASES = 32
 LEAST_MARGIN = 1e-3
-"""Float32 sums in another order differ by some 1e-5: a token that wins by less than this proves nothing."""
+"""Float32 sums in another order differ by some 1e-5. A token that wins by less than this proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def record(recording: Recording) -> None:
 
 
 def _write_goldens(path: Path, head: dict[str, str | float], cases: list[Case]) -> None:
-    """One JSON object, a case a line, so that a changed case is a changed line."""
+    """Write one JSON object with a case on each line, so that a changed case is a changed line."""
     path.parent.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(asdict(case)) for case in cases)
     path.write_text(json.dumps(head)[:-1] + f', "cases": [\n{lines}\n]}}\n')
 
 
 def record_cases(model: PreTrainedModel, seed: int) -> list[Case]:
-    """Prompts of 1 to 200 tokens, outputs of 1 to 64; every fourth with a repetition penalty."""
+    """Record prompts of 1 to 200 tokens and outputs of 1 to 64, every fourth with a repetition penalty."""
     generator = np.random.default_rng(seed)
     lengths = [1, 2, 31, 32, 33, 200, *generator.integers(1, 201, NUM_CASES - 6).tolist()]
     cases = []

@@ -1,6 +1,6 @@
-"""Record what transformers makes of a small model of every family. Run by `make goldens`.
+"""Records what transformers generates from a small model of every family. `make goldens` runs it.
 
-`python -m tests.goldens.record_families NAME...` records only those named.
+`python -m tests.goldens.record_families NAME...` records only the named families.
 """
 
 import json
@@ -22,20 +22,20 @@ from tests.goldens.models import generate_greedily, load_checkpoint
 
 DATA = paths.DATA / "families"
 LEAST_MARGIN = 2e-3
-"""Float32 sums in another order differ by some 1e-5: a token that wins by less than this proves nothing."""
-MOST_SEEDS = 40
+"""Float32 sums in another order differ by some 1e-5. A token that wins by less than this proves nothing."""
+MAX_SEEDS = 40
 
 
 def record(name: str, recipe: Recipe) -> None:
-    """Write one golden, with the first seed whose tokens all win clearly, and are not ended at once."""
-    for seed in range(MOST_SEEDS):
+    """Write one golden, with the first seed whose tokens all win clearly and whose outputs are not too short."""
+    for seed in range(MAX_SEEDS):
         blueprint = recipe.blueprint(seed)
         golden = _golden(blueprint, recipe)
         shortest = min(len(case["token_ids"]) for case in golden["cases"])
         if golden["margin"] > LEAST_MARGIN and shortest > recipe.max_tokens // 2:
             _write(DATA / f"{name}.json", blueprint, golden)
             return
-    raise ValueError(f"{name}: no seed below {MOST_SEEDS} under which every token wins by {LEAST_MARGIN}")
+    raise ValueError(f"{name}: no seed below {MAX_SEEDS} under which every token wins by {LEAST_MARGIN}")
 
 
 def _golden(blueprint: Blueprint, recipe: Recipe) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _golden(blueprint: Blueprint, recipe: Recipe) -> dict[str, Any]:
 
 
 def _logits(model: PreTrainedModel, prompt: list[int]) -> list[list[float]]:
-    """Those of the prompt's middle and last token."""
+    """Return the logits of the prompt's middle and last token."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt])).logits[0]
     return [[float(f"{value:.6g}") for value in logits[row].tolist()] for row in (len(prompt) // 2, -1)]
@@ -77,5 +77,5 @@ def _write(path: Path, blueprint: Blueprint, golden: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or RECIPES:
-        record(wanted, RECIPES[wanted])
+    for name in sys.argv[1:] or RECIPES:
+        record(name, RECIPES[name])

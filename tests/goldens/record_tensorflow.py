@@ -1,11 +1,11 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Makes the TensorFlow models of the tests, and what TensorFlow answers for them.
+"""Makes the TensorFlow models of the tests, and records TensorFlow's outputs for them.
 
     python -m venv tf && tf/bin/pip install tensorflow-cpu==2.21.0
     tf/bin/python tests/goldens/record_tensorflow.py
 
-Each model is a folder under tests/data/tensorflow as it lies in a version's folder, next to `answers.npz` with the
-inputs and outputs of one run of each signature: arrays `SIGNATURE/in/NAME` and `SIGNATURE/out/NAME`.
+Each model is a folder under tests/data/tensorflow, as in a version's folder. `answers.npz` beside it has the inputs and
+outputs of one run of each signature: arrays `SIGNATURE/in/NAME` and `SIGNATURE/out/NAME`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ Answers = dict[str, Any]
 
 
 def dense(generator: np.random.Generator) -> tuple[tf.Module, Signatures]:
-    """Two layers with variables; outputs whose names are not those of their operations."""
+    """Make two layers with variables, whose outputs have other names than their operations."""
     module = tf.Module()
     module.w = tf.Variable(generator.standard_normal((8, 16)).astype(np.float32))
     module.b = tf.Variable(generator.standard_normal(16).astype(np.float32))
@@ -41,7 +41,7 @@ def dense(generator: np.random.Generator) -> tuple[tf.Module, Signatures]:
 
 
 def swapped(_: np.random.Generator) -> tuple[tf.Module, Signatures]:
-    """Several inputs and outputs whose names sort otherwise than they are given, one of them handed through."""
+    """Make inputs and outputs whose names sort in another order than they are given; one input is passed through."""
 
     @tf.function(
         input_signature=[tf.TensorSpec([None, 3], tf.float32, "zeta"), tf.TensorSpec([None, 3], tf.float32, "alpha")]
@@ -53,7 +53,7 @@ def swapped(_: np.random.Generator) -> tuple[tf.Module, Signatures]:
 
 
 def loop(_: np.random.Generator) -> tuple[tf.Module, Signatures]:
-    """Control flow, a scalar, and an input that nothing reads."""
+    """Make a model with control flow, a scalar, and an input that nothing reads."""
 
     @tf.function(
         input_signature=[
@@ -72,7 +72,7 @@ def loop(_: np.random.Generator) -> tuple[tf.Module, Signatures]:
 
 
 def jpeg(_: np.random.Generator) -> tuple[tf.Module, Signatures]:
-    """An operation that OpenVINO does not have."""
+    """Make a model with an operation that OpenVINO does not have."""
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, "image")])
     def serve(image: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def record_saved_model(name: str, make: Any) -> None:
 
 
 def record_graph_def() -> None:
-    """`model.graphdef`, frozen, with an operation behind its outputs that nobody asks for."""
+    """Record a frozen `model.graphdef`, with an operation after its outputs that is not needed."""
     folder = ROOT / "graphdef"
     folder.mkdir(parents=True, exist_ok=True)
     v1 = tf.compat.v1

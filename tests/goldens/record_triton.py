@@ -1,9 +1,9 @@
-"""Record how the real tritonserver answers `tests/triton/exam` into `tests/data/triton/exchanges.jsonl`.
+"""Records the answers of the real tritonserver to `tests/triton/exam` in `tests/data/triton/exchanges.jsonl`.
 
     python -m tests.goldens.record_triton ENVIRONMENT
 
-ENVIRONMENT is a virtual environment with nvidia-pytriton, whose wheel holds the server, and numpy below 2: with numpy 2
-the server's Python stub reads arrays wrongly and says nothing.
+ENVIRONMENT is a virtual environment with nvidia-pytriton, whose wheel has the server, and numpy below 2: with numpy 2
+the server's Python stub reads arrays wrongly without an error.
 """
 
 import argparse
@@ -34,7 +34,7 @@ STOP_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The parts of an environment that hold the server."""
+    """The parts of an environment that belong to the server."""
 
     site_packages: Path
     python_library: Path
@@ -52,7 +52,7 @@ class Installation:
         return self.site_packages / "pytriton" / "tritonserver"
 
     def copy_backends(self, target: Path) -> None:
-        """The backend wants the stub of the interpreter at its side."""
+        """Copy the backends, with the stub for this interpreter in the Python backend's folder."""
         shutil.copytree(self.server / "backends", target)
         stub = self.server / "python_backend_stubs" / self.python_version / "triton_python_backend_stub"
         shutil.copy(stub, target / "python")
@@ -75,33 +75,33 @@ class Ports:
 
 @contextmanager
 def real_server(environment: Path, models: Path) -> Iterator[Ports]:
-    """Runs tritonserver on a copy of `models`, since its stubs write byte code beside them."""
+    """Run tritonserver on a copy of `models`, since its stubs write byte code beside them."""
     with TemporaryDirectory(prefix="triton-") as folder:
-        workplace, ports = Path(folder), Ports.free()
+        working_directory, ports = Path(folder), Ports.free()
         installation = Installation.find(environment)
-        installation.copy_backends(workplace / "backends")
-        shutil.copytree(models, workplace / "models")
-        with (workplace / "log").open("wb") as log:
+        installation.copy_backends(working_directory / "backends")
+        shutil.copytree(models, working_directory / "models")
+        with (working_directory / "log").open("wb") as log:
             process = subprocess.Popen(
-                _command(installation, workplace, ports),
+                _command(installation, working_directory, ports),
                 env=_variables(environment, installation),
                 stdout=log,
                 stderr=log,
-                cwd=workplace,
+                cwd=working_directory,
             )
             try:
-                _wait_until_ready(process, ports, workplace / "log")
+                _wait_until_ready(process, ports, working_directory / "log")
                 yield ports
             finally:
                 _stop(process)
 
 
-def _command(installation: Installation, workplace: Path, ports: Ports) -> list[str]:
-    models = sorted(path.name for path in (workplace / "models").iterdir())
+def _command(installation: Installation, working_directory: Path, ports: Ports) -> list[str]:
+    models = sorted(path.name for path in (working_directory / "models").iterdir())
     return [
         str(installation.server / "bin" / "tritonserver"),
-        f"--model-repository={workplace / 'models'}",
-        f"--backend-directory={workplace / 'backends'}",
+        f"--model-repository={working_directory / 'models'}",
+        f"--backend-directory={working_directory / 'backends'}",
         f"--cache-directory={installation.server / 'caches'}",
         "--cache-config=local,size=10485760",
         f"--http-port={ports.http}",
@@ -116,7 +116,7 @@ def _command(installation: Installation, workplace: Path, ports: Ports) -> list[
 
 
 def _variables(environment: Path, installation: Installation) -> dict[str, str]:
-    """The stub takes its packages from the first python3 on the path."""
+    """Return the server's environment. The stub takes its packages from the first python3 on the path."""
     libraries = (installation.site_packages / "nvidia_pytriton.libs", installation.python_library)
     return {
         "PATH": f"{environment.absolute() / 'bin'}:/usr/local/bin:/usr/bin:/bin",
@@ -144,10 +144,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def record(asked: Iterable[Exchange], ports: Ports) -> Iterator[Exchange]:
-    """Raises when the server ends or keeps silent: such questions are left out, and some silences are chance."""
+def record(questions: Iterable[Exchange], ports: Ports) -> Iterator[Exchange]:
+    """Yield each exchange with its answer. Raises RuntimeError where the server ends or does not answer.
+
+    Questions that end the server are left out of the exam. A missing answer may also be chance.
+    """
     with open_wire(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}") as wire:
-        for question in asked:
+        for question in questions:
             try:
                 answer = wire.ask(question)
             except ConnectionRefusedError as error:

@@ -1,4 +1,4 @@
-"""A real HTTP server whose every write is scripted, and a clock that only the script moves."""
+"""A real HTTP server whose every write is scripted, and a clock that only the script advances."""
 
 import asyncio
 import json
@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from load.config import LoadConfig, Pace, Target, TokenRange, Workload
+from load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
 from load.run import Run, run_load
 from load.stream import Failure
 
 
 @dataclass
 class Wire:
-    """One request as the server sees it, and the raw ways to answer."""
+    """One request as the server receives it, with the raw writes of an answer."""
 
     head: bytes
     body: dict[str, Any]
@@ -32,7 +32,7 @@ class Wire:
         self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 
     def send(self, data: bytes) -> None:
-        """One HTTP chunk, whatever it holds."""
+        """Write one HTTP chunk."""
         self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def event(self, data: object) -> None:
@@ -48,7 +48,7 @@ class Wire:
         self.writer.write(b"0\r\n\r\n")
 
     def finish(self, completion_tokens: int) -> None:
-        """What follows the last token of a clean stream."""
+        """Write what follows the last token of a complete stream."""
         self.event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         self.usage(completion_tokens)
         self.event(b"[DONE]")
@@ -65,7 +65,7 @@ Script = Callable[[Wire], Awaitable[None]]
 
 
 async def good_stream(wire: Wire) -> None:
-    """Exactly what was asked for, a token an event."""
+    """Send exactly the requested tokens, one an event."""
     wire.start_stream()
     for _ in range(wire.body["max_tokens"]):
         wire.token()
@@ -105,7 +105,7 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[ScriptedServer]:
-    """A scripted server on a port of its own. Handlers that still wait at the end are cancelled."""
+    """Run a scripted server on a free port. Handlers that still wait at the end are cancelled."""
     scripted = ScriptedServer(script)
     handlers: set[asyncio.Task[None]] = set()
 
@@ -125,7 +125,7 @@ async def serving(script: Script) -> AsyncIterator[ScriptedServer]:
 
 
 class ManualClock:
-    """Time that stands still until `advance`. `was_read` is set whenever somebody looks at it."""
+    """A clock that stands still until `advance`. `was_read` is set at every call of `now`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -146,22 +146,22 @@ class ManualClock:
         self._moved = asyncio.Event()
 
     async def seen(self, write: Callable[[], None]) -> None:
-        """Let the server write, and wait until the client has taken the bytes in."""
+        """Let the server write, and wait until the client has read the bytes."""
         self.was_read.clear()
         write()
         await self.was_read.wait()
 
 
 def load_config(url: str, **settings: Any) -> LoadConfig:
-    """A small run; `settings` go to whichever part has the field."""
+    """Configure a small run. Each of `settings` goes to the part that has the field."""
     target: dict[str, Any] = {"model": "m", "timeout_s": 30.0}
     workload: dict[str, Any] = {"prompt_tokens": TokenRange(5, 5), "output_tokens": TokenRange(3, 3)}
     pace: dict[str, Any] = {"num_requests": 1}
     if "request_rate" not in settings:
         pace["concurrency"] = 1
-    for part, kind in ((target, Target), (workload, Workload), (pace, Pace)):
+    for part, kind in ((target, LoadTarget), (workload, Workload), (pace, RequestPace)):
         part |= {name: value for name, value in settings.items() if name in kind.__dataclass_fields__}
-    return LoadConfig(Target(url, **target), Pace(**pace), Workload(**workload), settings.get("slo"))
+    return LoadConfig(LoadTarget(url, **target), RequestPace(**pace), Workload(**workload), settings.get("slo"))
 
 
 def run_against(script: Script, **settings: Any) -> Run:
@@ -175,7 +175,7 @@ def run_against(script: Script, **settings: Any) -> Run:
 
 
 def only_failure(script: Script, **settings: Any) -> Failure:
-    """The failure of a run that is one failed request."""
+    """Return the failure of a run with one failed request."""
     (result,) = run_against(script, **settings).results
     assert result.failure is not None
     return result.failure

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 
-from load.apis import ChatDialect, CompletionsDialect, Dialect, GenerateDialect, Piece, dialect_of
-from load.config import Api, Workload
+from load.apis import ChatApi, CompletionsApi, GenerateApi, ParsedEvent, StreamingApi, make_api
+from load.config import ApiKind, Workload
 
-TOKEN = Piece(has_text=True)
+TOKEN = ParsedEvent(has_text=True)
 
 
-def read(dialect: Dialect, event: object) -> Piece:
-    return dialect.read(json.dumps(event).encode())
+def parse(api: StreamingApi, event: object) -> ParsedEvent:
+    return api.parse(json.dumps(event).encode())
 
 
 def choice(**fields: Any) -> dict[str, Any]:
@@ -18,46 +18,46 @@ def choice(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("event", "piece"),
+    ("event", "parsed"),
     [
         (choice(text=" a"), TOKEN),
-        (choice(text=" a", finish_reason="stop"), Piece(has_text=True, finish_reason="stop")),
-        (choice(text=""), Piece()),
-        ({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}, Piece(False, None, 3, 4)),
-        ({"error": {"message": "engine died", "code": 500}}, Piece(error="engine died")),
-        ({"error": "plain"}, Piece(error="plain")),
+        (choice(text=" a", finish_reason="stop"), ParsedEvent(has_text=True, finish_reason="stop")),
+        (choice(text=""), ParsedEvent()),
+        ({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}, ParsedEvent(False, None, 3, 4)),
+        ({"error": {"message": "engine died", "code": 500}}, ParsedEvent(error="engine died")),
+        ({"error": "plain"}, ParsedEvent(error="plain")),
     ],
 )
-def test_completions_events(event: object, piece: Piece) -> None:
-    assert read(CompletionsDialect(), event) == piece
+def test_completions_events(event: object, parsed: ParsedEvent) -> None:
+    assert parse(CompletionsApi(), event) == parsed
 
 
 @pytest.mark.parametrize(
-    ("delta", "piece"),
+    ("delta", "parsed"),
     [
-        ({"role": "assistant", "content": ""}, Piece()),
+        ({"role": "assistant", "content": ""}, ParsedEvent()),
         ({"content": "a"}, TOKEN),
         ({"reasoning_content": "hm"}, TOKEN),
         ({"reasoning": "hm"}, TOKEN),
-        ({"content": None}, Piece()),
-        ({}, Piece()),
+        ({"content": None}, ParsedEvent()),
+        ({}, ParsedEvent()),
     ],
 )
-def test_chat_events_count_only_where_text_arrives(delta: dict[str, Any], piece: Piece) -> None:
-    assert read(ChatDialect(), choice(delta=delta)) == piece
+def test_chat_events_count_only_where_text_arrives(delta: dict[str, Any], parsed: ParsedEvent) -> None:
+    assert parse(ChatApi(), choice(delta=delta)) == parsed
 
 
 @pytest.mark.parametrize(
-    ("event", "piece"),
+    ("event", "parsed"),
     [
         ({"model_name": "m", "model_version": "1", "text_output": "a"}, TOKEN),
-        ({"text_output": "ab", "num_output_tokens": 2}, Piece(has_text=True, num_tokens=2)),
-        ({"text_output": "", "finish_reason": "length"}, Piece(finish_reason="length")),
-        ({"error": "asked to fail"}, Piece(error="asked to fail")),
+        ({"text_output": "ab", "num_output_tokens": 2}, ParsedEvent(has_text=True, num_tokens=2)),
+        ({"text_output": "", "finish_reason": "length"}, ParsedEvent(finish_reason="length")),
+        ({"error": "asked to fail"}, ParsedEvent(error="asked to fail")),
     ],
 )
-def test_generate_stream_events(event: object, piece: Piece) -> None:
-    assert read(GenerateDialect(), event) == piece
+def test_generate_stream_events(event: object, parsed: ParsedEvent) -> None:
+    assert parse(GenerateApi(), event) == parsed
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,21 @@ def test_generate_stream_events(event: object, piece: Piece) -> None:
 )
 def test_what_is_not_the_protocol_raises(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CompletionsDialect().read(data)
+        CompletionsApi().parse(data)
 
 
-@pytest.mark.parametrize("api", Api)
-def test_bodies_ask_for_exact_lengths_unless_told_otherwise(api: Api) -> None:
-    dialect = dialect_of(api)
-    exact = json.loads(dialect.body("m", "hello", 5, Workload()))
+@pytest.mark.parametrize("kind", ApiKind)
+def test_bodies_ask_for_exact_lengths_unless_configured_otherwise(kind: ApiKind) -> None:
+    api = make_api(kind)
+    exact = json.loads(api.body("m", "hello", 5, Workload()))
     assert (exact["max_tokens"], exact["ignore_eos"], exact["stream"]) == (5, True, True)
-    free = json.loads(dialect.body("m", "hello", 5, Workload(ignore_eos=False, extra_body={"temperature": 0.5})))
+    free = json.loads(api.body("m", "hello", 5, Workload(ignore_eos=False, extra_body={"temperature": 0.5})))
     assert "ignore_eos" not in free
     assert free["temperature"] == 0.5
 
 
 def test_each_api_has_its_path_and_its_place_for_the_prompt() -> None:
-    chat, completions, generate = (dialect_of(api) for api in Api)
+    chat, completions, generate = (make_api(kind) for kind in ApiKind)
     assert chat.path("m") == "/v1/chat/completions"
     assert completions.path("m") == "/v1/completions"
     assert generate.path("m") == "/v2/models/m/generate_stream"

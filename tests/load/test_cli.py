@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from load.cli import command
+from load.__main__ import command
 from tests.load.scripted_server import Script, ScriptedServer, Wire, good_stream, serving
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from load.config import ConfigError, Pace, Slo, TokenRange
+from load.config import LoadConfigError, RequestPace, Slo, TokenRange
 
 
 @pytest.mark.parametrize(("text", "low", "high"), [("128", 128, 128), ("32..256", 32, 256), ("1..1", 1, 1)])
@@ -11,7 +11,7 @@ def test_token_range_reads_what_it_writes(text: str, low: int, high: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "0", "9..3", "a..b", "1..", "1.5", "-4"])
 def test_token_range_refuses(text: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(LoadConfigError):
         TokenRange.parse(text)
 
 
@@ -21,12 +21,12 @@ def test_slo_names_its_targets() -> None:
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft=fast", "speed=3"])
 def test_slo_refuses(text: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(LoadConfigError):
         Slo.parse(text)
 
 
 def test_a_run_needs_a_pace_and_an_end() -> None:
-    with pytest.raises(ConfigError, match="request_rate"):
-        Pace(num_requests=1)
-    with pytest.raises(ConfigError, match="duration_s"):
-        Pace(concurrency=1)
+    with pytest.raises(LoadConfigError, match="request_rate"):
+        RequestPace(num_requests=1)
+    with pytest.raises(LoadConfigError, match="duration_s"):
+        RequestPace(concurrency=1)

@@ -3,7 +3,7 @@ import asyncio
 import httptools
 import pytest
 
-from load.config import ConfigError
+from load.config import LoadConfigError
 from load.connection import ConnectionPool, encode_request
 from load.run import run_load
 from load.stream import FailureKind
@@ -63,7 +63,7 @@ def test_a_connection_closed_without_an_answer() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://me:secret@host"])
 def test_urls_must_be_http(url: str) -> None:
-    with pytest.raises(ConfigError, match="url"):
+    with pytest.raises(LoadConfigError, match="url"):
         ConnectionPool(url, lambda: 0.0)
 
 

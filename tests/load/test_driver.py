@@ -1,4 +1,4 @@
-"""When requests are sent and what their times mean, on a clock that only the scripts move."""
+"""When requests are sent and what their times mean, on a clock that only the scripts advance."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,11 +1,14 @@
-"""What counts as served: scripted servers that behave in each way a stream can go wrong."""
+"""Which streams count as served, on scripted servers that fail in every way."""
 
 import asyncio
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from load.config import Api
-from load.stream import Failure, FailureKind
+from load.config import ApiKind
+from load.stream import EventSplitter, Failure, FailureKind
 from tests.load.scripted_server import Wire, good_stream, only_failure, run_against
 
 
@@ -102,7 +105,7 @@ async def cut_inside_an_event(wire: Wire) -> None:
 
 
 def test_an_end_inside_an_event_is_a_failure() -> None:
-    failure = only_failure(cut_inside_an_event, api=Api.GENERATE_STREAM)
+    failure = only_failure(cut_inside_an_event, api=ApiKind.GENERATE_STREAM)
     assert failure == Failure(FailureKind.NO_TERMINATOR, "ended inside an event")
 
 
@@ -156,7 +159,7 @@ async def triton(wire: Wire) -> None:
 
 @pytest.mark.parametrize(("missing", "num_served"), [(0, 1), (1, 0)])
 def test_generate_stream_ends_with_the_body_and_counts_events(missing: int, num_served: int) -> None:
-    run = run_against(triton, api=Api.GENERATE_STREAM, extra_body={"missing": missing})
+    run = run_against(triton, api=ApiKind.GENERATE_STREAM, extra_body={"missing": missing})
     assert run.summary.num_served == num_served
 
 
@@ -170,4 +173,34 @@ async def triton_error(wire: Wire) -> None:
 
 
 def test_generate_stream_error_event() -> None:
-    assert only_failure(triton_error, api=Api.GENERATE_STREAM) == Failure(FailureKind.ERROR_EVENT, "asked to fail")
+    assert only_failure(triton_error, api=ApiKind.GENERATE_STREAM) == Failure(FailureKind.ERROR_EVENT, "asked to fail")
+
+
+STREAM = (
+    b': ping\n\ndata: {"a":1}\n\ndata:{"b":2}\n\nevent: x\nid: 4\ndata: one\ndata: two\n\nevent: y\n\ndata: [DONE]\n\n'
+)
+EVENTS = [b'{"a":1}', b'{"b":2}', b"one\ntwo", b"[DONE]"]
+
+
+def feed_all(pieces: list[bytes]) -> list[bytes]:
+    splitter = EventSplitter()
+    events = [event for piece in pieces for event in splitter.feed(piece)]
+    assert splitter.is_between_events
+    return events
+
+
+@given(st.lists(st.integers(0, len(STREAM))), st.booleans())
+def test_events_do_not_depend_on_where_the_network_cuts(cuts: list[int], has_carriage_returns: bool) -> None:
+    stream = STREAM.replace(b"\n", b"\r\n") if has_carriage_returns else STREAM
+    borders = [0, *sorted(cuts), len(stream)]
+    assert feed_all([stream[a:b] for a, b in itertools.pairwise(borders)]) == EVENTS
+
+
+def test_one_event_a_piece() -> None:
+    assert feed_all([b"data: a\n\n", b"data: b\n\n"]) == [b"a", b"b"]
+
+
+def test_a_cut_event_is_not_between_events() -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: a\n\ndata: b\n") == [b"a"]
+    assert not splitter.is_between_events

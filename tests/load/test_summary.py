@@ -4,7 +4,7 @@ import pytest
 
 from load.config import Slo
 from load.stream import Failure, FailureKind, PlannedRequest, RequestResult
-from load.summary import Distribution, meets, summarize
+from load.summary import Distribution, meets_slo, summarize
 
 
 def result(
@@ -99,8 +99,8 @@ def test_a_run_without_requests_is_all_zeros() -> None:
     ],
 )
 def test_goodput_wants_every_target_met(slo: Slo, is_met: bool) -> None:
-    assert meets(result([0.5, 0.6, 0.9]), slo) is is_met
+    assert meets_slo(result([0.5, 0.6, 0.9]), slo) is is_met
 
 
 def test_a_single_token_has_no_gaps_to_judge() -> None:
-    assert meets(result([0.5]), Slo(ttft_ms=500.0, itl_ms=0.1, tpot_ms=0.1))
+    assert meets_slo(result([0.5]), Slo(ttft_ms=500.0, itl_ms=0.1, tpot_ms=0.1))

@@ -1,12 +1,63 @@
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
-from load.config import Arrival, Pace, TokenRange, Workload
-from load.prompts import TokenIds
+from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, TokenRange, Workload
 from load.stream import PlannedRequest
-from load.workload import WARMUP_STREAM, arrival_offsets, planned_requests, requests_for
+from load.workload import (
+    WARMUP_STREAM,
+    ApproximateWords,
+    FittedWords,
+    TokenIds,
+    arrival_offsets,
+    planned_requests,
+    prompt_source,
+    requests_for,
+)
+from tests.paths import RILL_TOKENIZER
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_token_ids_are_exact_and_keep_clear_of_special_tokens() -> None:
+    ids = TokenIds(400).make(rng(), 5000)
+    assert len(ids) == 5000
+    assert (min(ids), max(ids)) == (100, 399)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 64, 257])
+def test_fitted_words_have_exactly_the_tokens_asked_for(num_tokens: int) -> None:
+    text = FittedWords(RILL_TOKENIZER).make(rng(), num_tokens)
+    counter = tokenizers.Tokenizer.from_file(str(RILL_TOKENIZER / "tokenizer.json"))
+    assert len(counter.encode(text, add_special_tokens=False).ids) == num_tokens
+
+
+def test_fitted_words_vary() -> None:
+    prompts, random = FittedWords(RILL_TOKENIZER), rng()
+    assert prompts.make(random, 32) != prompts.make(random, 32)
+
+
+def test_approximate_words_say_so() -> None:
+    source = prompt_source(ApiKind.CHAT, Workload())
+    assert isinstance(source, ApproximateWords)
+    assert "approximate" in source.exactness
+    assert len(source.make(rng(), 12).split()) == 12
+
+
+def test_completions_need_no_tokenizer() -> None:
+    assert isinstance(prompt_source(ApiKind.COMPLETIONS, Workload()), TokenIds)
+    assert isinstance(prompt_source(ApiKind.COMPLETIONS, Workload(tokenizer=RILL_TOKENIZER)), FittedWords)
+
+
+def test_a_missing_tokenizer_is_a_settings_error() -> None:
+    with pytest.raises(LoadConfigError, match="no such file"):
+        FittedWords(Path("nowhere.json"))
+
 
 WORKLOAD = Workload(TokenRange(32, 256), TokenRange(64, 192), seed=3)
 
@@ -33,7 +84,7 @@ def test_lengths_fill_their_ranges_and_prompts_have_them() -> None:
 
 def test_a_number_of_requests_ends_the_plan() -> None:
     requests = planned_requests(WORKLOAD, TokenIds(100))
-    assert [r.index for r in requests_for(Pace(concurrency=1, num_requests=3), requests)] == [0, 1, 2]
+    assert [r.index for r in requests_for(RequestPace(concurrency=1, num_requests=3), requests)] == [0, 1, 2]
 
 
 def test_constant_arrivals() -> None:

@@ -1,4 +1,4 @@
-"""The bundled model keeps what its card and the project promise of its files."""
+"""The files of the bundled model are as its card and the project promise."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The bundled encoder keeps what its card promises: the package's vectors, whatever shares a batch, in little space."""
+"""The bundled encoder is as its card promises: the package's vectors, independent of the batch, in a small file."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from tests.pipelines.rag.bundled import copy_models, serving
 DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)
-"""The package's own, of float weights."""
+"""The package's own vectors, from float weights."""
 LEAST_COSINE = 0.99
 SAME = 1e-5
 
@@ -43,7 +43,7 @@ async def models(tmp_path: Path) -> AsyncIterator[ModelRepository]:
 
 @asynccontextmanager
 async def http_client(models: ModelRepository) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Of a server for them on a free port."""
+    """Yield a client of a server for the models on a free port."""
     service = InferenceService(models, GatewayMetrics(), heartbeat_timeout_s=10)
     service.begin_serving()
     listener = listen("127.0.0.1", 0, "--http-port")

@@ -1,6 +1,6 @@
-"""The tables of docs/tensorrt-llm.md, made of those in the code.
+"""Generates the tables of docs/tensorrt-llm.md from the tables in the code.
 
-`python -m tests.tools.tensorrt_llm_tables` writes them between the markers there.
+`python -m tests.tools.tensorrt_llm_tables` writes them between the markers of the document.
 """
 
 import sys
@@ -17,24 +17,24 @@ DOCS = paths.DOCS / "tensorrt-llm.md"
 
 
 def tables() -> dict[str, str]:
-    """Markdown by the name of its markers."""
+    """Return the tables in Markdown, by the name of their markers."""
     return {"fields": _fields(), "settings": _settings(), "sampling": _sampling()}
 
 
 def markers(name: str) -> tuple[str, str]:
-    """The lines before and behind a table."""
+    """Return the lines before and after a table."""
     return f"<!-- table: {name} -->", f"<!-- end of table: {name} -->"
 
 
 def section(document: str, name: str) -> str:
-    """What stands between the markers. Raises ValueError where there are none."""
+    """Return the text between the markers. Raises ValueError where there are none."""
     begin, end = markers(name)
     start = document.index(begin) + len(begin)
     return document[start : document.index(end, start)].strip()
 
 
 def filled(document: str) -> str:
-    """The document with its tables as they should be."""
+    """Return the document with its tables replaced."""
     for name, table in tables().items():
         begin, end = markers(name)
         before, _, rest = document.partition(begin)

@@ -1,4 +1,4 @@
-"""The examples that rill learns from obey the answer rule."""
+"""The training examples of rill follow the answer rule."""
 
 from random import Random
 
@@ -18,8 +18,8 @@ PROSE = [
 ]
 
 
-def answers_follow_the_rule(conversation: Conversation) -> None:
-    """Every answer stands word for word in the context, which is in the first question or the system message."""
+def check_answer_rule(conversation: Conversation) -> None:
+    """Check that every answer stands word for word in the context: in the first question or the system message."""
     context = conversation.system + conversation.turns[0][0]
     for _, answer in conversation.turns:
         assert answer == NOT_IN_CONTEXT or answer in context
@@ -29,7 +29,7 @@ def answers_follow_the_rule(conversation: Conversation) -> None:
 def test_invented_facts_are_quoted_or_declined(seed: int, count: int, turns: int) -> None:
     conversation = invented_example(Random(seed), count, turns)
     if conversation is not None:
-        answers_follow_the_rule(conversation)
+        check_answer_rule(conversation)
 
 
 def test_some_questions_cannot_be_answered_and_most_can() -> None:
@@ -42,7 +42,7 @@ def test_some_questions_cannot_be_answered_and_most_can() -> None:
 def test_phrases_are_answered_by_the_sentence_that_holds_them(seed: int) -> None:
     conversation = phrase_example(PROSE, Random(seed))
     if conversation is not None:
-        answers_follow_the_rule(conversation)
+        check_answer_rule(conversation)
 
 
 def test_sentences_end_where_a_reader_would_end_them() -> None:

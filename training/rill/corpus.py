@@ -1,4 +1,4 @@
-"""Step 1: documentation packages to `pages.jsonl` and `facts.jsonl`."""
+"""Step 1: reads documentation packages into `pages.jsonl` and `facts.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from lxml import html
 from tqdm import tqdm
 
-from .docstrings import docstring_facts
-from .facts import Fact, page_facts
-from .pages import as_text, main_element, paragraphs, read_blocks
-from .sources import SOURCES, Source, fetch
-from .text import stable_hash, tidy
+from training.rill.docstrings import docstring_facts
+from training.rill.facts import Fact, page_facts
+from training.rill.pages import as_text, main_element, paragraphs, read_blocks
+from training.rill.sources import SOURCES, Source, fetch
+from training.rill.text import stable_hash, tidy
 
 WORK = Path("build/rill")
 
@@ -33,7 +33,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training and held-out halves, split by page."""
+    """Pages and facts for training and for evaluation (held out), split by page."""
 
     pages: list[Page]
     facts: list[Fact]
@@ -42,7 +42,7 @@ class Corpus:
 
 
 def is_held_out(page: str) -> bool:
-    """One page in thirty is never trained on."""
+    """Whether a page is held out: one page in thirty is never trained on."""
     return stable_hash("pg:" + page) % 30 == 0
 
 
@@ -72,7 +72,7 @@ def _write_jsonl(path: Path, rows: Iterable[Page | Fact]) -> None:
 
 
 def build(work: Path) -> None:
-    """Fetch what is missing, read every page, write both files."""
+    """Fetch missing packages, read every page, and write both files."""
     jobs = []
     for source in SOURCES:
         fetch(source, work)
@@ -97,8 +97,8 @@ def _short(name: str) -> str:
 def load(work: Path) -> Corpus:
     """Read the corpus and split it.
 
-    A held-out fact has no namesake and no twin description among the training facts, so
-    that quoting it cannot come from memory.
+    No training fact has the name or the description of a held-out fact, so that the model cannot quote a held-out fact
+    from memory.
     """
     pages = [Page(**json.loads(line)) for line in (work / "pages.jsonl").open()]
     facts = [Fact(**json.loads(line)) for line in (work / "facts.jsonl").open()]
@@ -121,7 +121,7 @@ def load(work: Path) -> Corpus:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=WORK, help="folder for everything made on the way")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder for all intermediate files")
     build(parser.parse_args().work)
 
 

@@ -1,4 +1,4 @@
-"""Step 3: pack plain text, chat and context questions into shards of uint16 rows."""
+"""Step 3: packs plain text, chat and questions with contexts into shards of uint16 rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from . import tokenizer as tokenizer_step
-from .conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation
-from .corpus import WORK, Corpus, load
-from .pairs_chat import ChatExamples
-from .pairs_rag import RagExamples, RagMix
-from .schedule import PHASES
-from .sources import SOURCES
+from training.rill import tokenizer as tokenizer_step
+from training.rill.conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.pairs_chat import ChatExamples
+from training.rill.pairs_rag import RagExamples, RagMix
+from training.rill.schedule import PHASES
+from training.rill.sources import SOURCES
 
-_WAITING = 64  # examples that a row may choose from to fill up well
+_WAITING = 64  # examples to choose from when a row is filled
 UNIT = 40  # a weight of one, as stored
-CHOICE_TOKENS = 3  # how many of an answer's first tokens choose
+CHOICE_TOKENS = 3  # number of an answer's first tokens with `choice_weight`
 _LEAST_FILL = 24  # a smaller gap is padded
 
 Tokens = npt.NDArray[np.uint16]
@@ -34,7 +34,7 @@ Encoded = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of the rows; what is neither plain nor chat are context questions."""
+    """Shares of the rows. Rows that are neither plain text nor chat are questions with contexts."""
 
     plain: float
     chat: float
@@ -49,7 +49,7 @@ MIXES = {
 
 
 class Shards:
-    """Rows of one phase, in order, memory-mapped. Shards written later are found when they are needed."""
+    """The rows of one phase, in order, memory-mapped. Shards that are written later are found when they are needed."""
 
     def __init__(self, folder: Path, phase: str) -> None:
         self.folder, self.phase = folder, phase
@@ -62,7 +62,7 @@ class Shards:
             self.maps.append((np.load(path, mmap_mode="r"), np.load(weights, mmap_mode="r")))
 
     def rows(self, start: int, count: int) -> tuple[Tokens, Weights]:
-        """Rows `start` and after; past the last shard it begins again."""
+        """Return `count` rows from `start` on. After the last shard it begins again."""
         if start + count > sum(len(tokens) for tokens, _ in self.maps):
             self._find()
         total = sum(len(tokens) for tokens, _ in self.maps)
@@ -89,7 +89,7 @@ class Encoder:
         return ids
 
     def conversation(self, conversation: Conversation) -> Encoded:
-        """Ids and weights in `UNIT`s."""
+        """Encode a conversation. Returns token ids, and weights in units of 1 / UNIT."""
         ids: list[int] = []
         weights: list[int] = []
         for text, weight in conversation.segments():
@@ -104,7 +104,7 @@ class Encoder:
 
 
 def plain_stream(corpus: Corpus, encoder: Encoder, rng: Random) -> Iterator[int]:
-    """Tokens of all pages for ever, each source by its weight, in a new order every round."""
+    """Yield tokens of all pages for ever, each source by its weight, in a new order every round."""
     share = {source.name: source.weight for source in SOURCES}
     while True:
         for page in rng.sample(corpus.pages, len(corpus.pages)):
@@ -119,7 +119,7 @@ def _take(stream: Iterator[int], count: int) -> list[int]:
 
 
 class Packer:
-    """Fills rows with whole examples; what is left over becomes plain text."""
+    """Fills rows with whole examples, and the rest of a row with plain text."""
 
     def __init__(self, draw: Callable[[], Conversation | None], encoder: Encoder, plain: Iterator[int]) -> None:
         self.draw, self.encoder, self.plain = draw, encoder, plain
@@ -147,7 +147,7 @@ class Packer:
 
 
 class Writer:
-    """Makes the shards of one phase."""
+    """Writes the shards of one phase."""
 
     def __init__(self, phase: str, length: int, seed: int, corpus: Corpus, encoder: Encoder) -> None:
         self.phase, self.length, self.rng = phase, length, Random(seed)
@@ -169,14 +169,14 @@ class Writer:
         pairs = [self._row() for _ in tqdm(range(rows), desc=f"{self.phase} {number}", mininterval=5)]
         stem = folder / f"{self.phase}-{number:03}"
         np.save(f"{stem}.weights.npy", np.array([weights for _, weights in pairs], np.uint8))
-        # Last, under its final name at once: a running training looks for these.
-        aside = folder / "unfinished.npy"
-        np.save(aside, np.array([ids for ids, _ in pairs], np.uint16))
-        aside.replace(f"{stem}.tokens.npy")
+        # Last, and by rename: a running training looks for these files.
+        unfinished = folder / "unfinished.npy"
+        np.save(unfinished, np.array([ids for ids, _ in pairs], np.uint16))
+        unfinished.replace(f"{stem}.tokens.npy")
 
 
 def write_shards(work: Path, phase_name: str, rows: int, shards: int, seed: int) -> None:
-    """Add shards after those that exist."""
+    """Write shards after those that exist."""
     folder = work / "shards"
     folder.mkdir(parents=True, exist_ok=True)
     phase = next(phase for phase in PHASES if phase.name == phase_name)

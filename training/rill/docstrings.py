@@ -1,4 +1,4 @@
-"""Facts from the docstrings of the standard library that runs this code."""
+"""Reads facts from the docstrings of the running standard library."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from .facts import Fact
-from .text import is_plain_english
+from training.rill.facts import Fact
+from training.rill.text import is_plain_english
 
-# Importing these opens a browser, prints a poem, or pulls in a test suite or a display.
+# Imports of these open a browser, print a poem, or need a test suite or a display.
 _SKIP = frozenset({"antigravity", "this", "idlelib", "turtledemo", "lib2to3", "test"})
 
 
@@ -67,7 +67,7 @@ def _members(module: ModuleType, name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def docstring_facts() -> Iterator[Fact]:
-    """Every public class, method and function of the standard library, once."""
+    """Yield every public class, method and function of the standard library once."""
     seen: set[str] = set()
     for name in sorted(sys.stdlib_module_names):
         if name.startswith("_") or name in _SKIP:

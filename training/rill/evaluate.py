@@ -1,6 +1,6 @@
-"""Step 6: measure an exported model on pages, names and wordings it was not trained on.
+"""Step 6: measures an exported model on pages, names and wordings that it was not trained on.
 
-Everything goes through `transformers` and the chat template, greedily, as a user would.
+All answers are generated greedily by `transformers` with the chat template, as for a user.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from .conversation import ASSISTANT, END, Conversation
-from .corpus import WORK, Corpus, load
-from .export import TARGET
-from .facts import Fact
-from .pairs_chat import ChatExamples, answer
-from .pairs_rag import FactQuestions, invented_example, phrase_example
-from .persona import IDENTITY, NOT_IN_CONTEXT, WHO, WHO_HELD_OUT, unknown
-from .phrasing import ask
-from .sources import SOURCES
-from .synthetic import invented_identifier
+from training.rill.conversation import ASSISTANT, END, Conversation
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.export import TARGET
+from training.rill.facts import Fact
+from training.rill.pairs_chat import ChatExamples, answer
+from training.rill.pairs_rag import FactQuestions, invented_example, phrase_example
+from training.rill.persona import IDENTITY, NOT_IN_CONTEXT, WHO, WHO_HELD_OUT, unknown
+from training.rill.phrasing import ask
+from training.rill.sources import SOURCES
+from training.rill.synthetic import invented_identifier
 
 _MAX_NEW_TOKENS = 160
 _LONGEST_PROMPT = 850
 _BATCH = 16
 
-# Context, question, and a word that a right answer holds ("" means: the context does not answer).
+# (context, question, a word of the right answer); "" where the context does not answer.
 HAND_WRITTEN = (
     ("Our office is open from 9:00 to 17:30 on weekdays. Parking is free for visitors. The wifi password is "
      "bluewhale42.", "What is the wifi password?", "bluewhale42"),
@@ -73,7 +73,7 @@ class Reply:
 
 
 class Speaker:
-    """The exported model behind its chat template."""
+    """Generates answers by the exported model and its chat template."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -89,7 +89,7 @@ class Speaker:
         return len(self.tokenizer(self.prompt(conversation), add_special_tokens=False)["input_ids"])
 
     def replies(self, conversations: Sequence[Conversation]) -> list[Reply]:
-        """Greedy answers to the last question of each conversation."""
+        """Generate greedy answers to the last question of each conversation."""
         order = sorted(range(len(conversations)), key=lambda i: self.length(conversations[i]))
         found: dict[int, Reply] = {}
         for start in range(0, len(order), _BATCH):
@@ -114,7 +114,7 @@ class Speaker:
         ]
 
     def nats(self, ids: list[int], first: int) -> tuple[float, int]:
-        """Summed loss of the tokens from `first` on, and how many they are."""
+        """Return the summed loss of the tokens from `first` on, in nats, and their number."""
         with torch.inference_mode():
             logits = self.model(torch.tensor([ids])).logits[0, first - 1 : -1]
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[first:]), reduction="sum")
@@ -126,7 +126,7 @@ def same(reply: str, expected: str) -> bool:
 
 
 def collect(draw: Callable[[], Conversation | None], speaker: Speaker, count: int) -> list[Conversation]:
-    """`count` drawn conversations that fit into the model's positions."""
+    """Draw `count` conversations that fit into the model's positions."""
     kept: list[Conversation] = []
     while len(kept) < count:
         conversation = draw()
@@ -194,7 +194,7 @@ class Evaluation:
 
     def hand_written(self) -> None:
         replies = self.speaker.replies(
-            [Conversation(((_asked_about(context, question), ""),)) for context, question, _ in HAND_WRITTEN]
+            [Conversation(((_question_prompt(context, question), ""),)) for context, question, _ in HAND_WRITTEN]
         )
         claims = []
         for (_, question, word), reply in zip(HAND_WRITTEN, replies, strict=True):
@@ -211,27 +211,27 @@ class Evaluation:
         rng = Random(self.seed)
         chat = ChatExamples(self.corpus.facts, rng)
         known = rng.sample(chat.known, self.samples)
-        replies = self._asked(known, rng)
+        replies = self._ask(known, rng)
         self.results["closed book, known fact exact"] = rate(
             [same(r.text, answer(fact)) for r, fact in zip(replies, known, strict=True)]
         )
         self.results["closed book, known fact declined"] = rate([r.text.startswith("I do not know") for r in replies])
         strangers = [f for f in self.corpus.held_out_facts if f.kind in {"function", "method", "class", "data"}]
-        unknown_replies = self._asked(rng.sample(strangers, min(self.samples, len(strangers))), rng)
+        unknown_replies = self._ask(rng.sample(strangers, min(self.samples, len(strangers))), rng)
         self.results["closed book, held-out symbol declined"] = rate(
             [r.text.startswith("I do not know") for r in unknown_replies]
         )
         invented = [
             Fact("python", "function", invented_identifier("function", rng), "", "", "") for _ in range(self.samples)
         ]
-        invented_replies = self._asked(invented, rng)
+        invented_replies = self._ask(invented, rng)
         self.results["closed book, invented name declined"] = rate(
             [same(r.text, unknown(f.name)) for r, f in zip(invented_replies, invented, strict=True)]
         )
         everything = [*replies, *unknown_replies, *invented_replies]
         self.results["stops by itself, closed book"] = rate([r.stopped for r in everything])
 
-    def _asked(self, facts: Sequence[Fact], rng: Random) -> list[Reply]:
+    def _ask(self, facts: Sequence[Fact], rng: Random) -> list[Reply]:
         return self.speaker.replies([Conversation(((ask(fact, rng), ""),)) for fact in facts])
 
     def losses(self) -> None:
@@ -265,7 +265,7 @@ class Evaluation:
         return self.results
 
 
-def _asked_about(context: str, question: str) -> str:
+def _question_prompt(context: str, question: str) -> str:
     return f"Context:\n{context}\n\nQuestion: {question}\nAnswer:"
 
 
@@ -276,12 +276,12 @@ SAMPLE_PROMPTS = (
     "What does CREATE INDEX do?",
     "What does kalomir.frob do?",
     "What is the capital of France?",
-    *(_asked_about(HAND_WRITTEN[i][0], HAND_WRITTEN[i][1]) for i in (0, 2, 8, 13)),
+    *(_question_prompt(HAND_WRITTEN[i][0], HAND_WRITTEN[i][1]) for i in (0, 2, 8, 13)),
 )
 
 
 def sample_answers(speaker: Speaker) -> list[dict[str, str]]:
-    """Unedited prompts and outputs for the model card."""
+    """Return unedited prompts and outputs for the model card."""
     replies = speaker.replies([Conversation(((prompt, ""),)) for prompt in SAMPLE_PROMPTS])
     return [{"prompt": p, "output": r.text} for p, r in zip(SAMPLE_PROMPTS, replies, strict=True)]
 

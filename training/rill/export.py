@@ -1,4 +1,4 @@
-"""Step 5: the checkpoint as a `transformers` folder: bf16 weights, tokenizer, chat template."""
+"""Step 5: exports the checkpoint as a `transformers` folder: bf16 weights, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from . import tokenizer as tokenizer_step
-from .conversation import BOS, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS
-from .corpus import WORK
-from .model import Shape
-from .train import checkpoint_path
+from training.rill import tokenizer as tokenizer_step
+from training.rill.conversation import BOS, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS
+from training.rill.corpus import WORK
+from training.rill.model import Shape
+from training.rill.train import checkpoint_path
 
 TARGET = Path("models/rill/1")
 _IDS = {
@@ -26,7 +26,7 @@ _IDS = {
 
 
 def config(shape: Shape) -> dict[str, Any]:
-    """`config.json` as every `transformers` that knows Llama reads it."""
+    """Return `config.json` for every `transformers` that knows Llama."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -54,7 +54,7 @@ def config(shape: Shape) -> dict[str, Any]:
 
 def tokenizer_config(shape: Shape) -> dict[str, Any]:
     return {
-        # The plain fast tokenizer needs no code of its own, so old and new versions load it alike.
+        # The plain fast tokenizer needs no code of its own, so that old and new versions load it alike.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": END,
@@ -76,11 +76,11 @@ def export(work: Path, target: Path) -> None:
     weights = torch.load(checkpoint_path(work), weights_only=True)["model"]
     half = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     save_file(half, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "model.safetensors").chmod(0o644)  # safetensors keeps it to its owner
+    (target / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner only
     Tokenizer.from_file(str(tokenizer_step.path(work))).save(str(target / "tokenizer.json"))
     (target / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     _write_json(target / "config.json", config(shape))
-    # A quoter of contexts is at its best where nothing is left to chance.
+    # A model that quotes contexts is at its best with greedy decoding.
     _write_json(target / "generation_config.json", {**_IDS, "do_sample": False})
     _write_json(target / "tokenizer_config.json", tokenizer_config(shape))
 

@@ -1,4 +1,4 @@
-"""Facts: a name and the sentences that documentation says about it."""
+"""Reads facts from pages: a name, and what the documentation says about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .pages import Block
-from .text import is_plain_english, tidy
+from training.rill.pages import Block
+from training.rill.text import is_plain_english, tidy
 
 _SPHINX = frozenset({"python", "django", "scipy"})
 _SPHINX_LISTS = (
@@ -24,7 +24,7 @@ _NOT_A_DESCRIPTION = re.compile(
     r"(New in version|Changed in version|Deprecated|Bases:|Availability|See also|Note|Source code)"
 )
 _TYPE_SUFFIX = re.compile(r" \((integer|boolean|string|enum|floating point)\)$")
-# Headings that say nothing about what the section below them is on.
+# Headings that do not name the subject of their section.
 _EMPTY_HEADING = re.compile(
     r"^(description|notes?|synopsis|arguments|parameters|examples?|return values?|see also|overview|introduction"
     r"|usage|compatibility|outputs?|errors|the problem|problem|summary|options|footnotes|general|.* objects?"
@@ -36,7 +36,7 @@ _EMPTY_HEADING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a page says about one name. `body` is its first paragraph."""
+    """A name and what a page says about it. `body` is the first paragraph of its description."""
 
     source: str
     kind: str
@@ -159,7 +159,7 @@ def _is_usable(name: str, body: str) -> bool:
 
 
 def page_facts(source: str, page: str, title: str, main: Any, blocks: list[Block]) -> Iterator[Fact]:
-    """All the facts of one page. Reads headings first: the others edit the tree."""
+    """Yield all facts of one page. Headings are read first, since the other readers edit the tree."""
     found = list(_sections(blocks))
     if source == "python":
         found += _module(title, blocks)

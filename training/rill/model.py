@@ -1,4 +1,4 @@
-"""The network: a small Llama, with parameter names as `transformers` has them."""
+"""The network: a small Llama with the parameter names of `transformers`."""
 
 # The checks run without torch, where `nn.Module` is `Any`.
 # mypy: disallow-subclassing-any=False
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Few, narrow layers: each layer costs latency on a CPU whatever its width."""
+    """The dimensions of the network. Layers are few, since each costs latency on a CPU whatever its width."""
 
     vocab_size: int = 4096
     hidden_size: int = 320
@@ -96,7 +96,7 @@ class Body(nn.Module):
 
 
 class Rill(nn.Module):
-    """Token ids [batch, length] to logits [batch, length, vocab]; input and output embeddings are one."""
+    """Maps token ids [batch, length] to logits [batch, length, vocab]. Input and output embeddings are shared."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Rill(nn.Module):
 
 
 def weighted_loss(model: nn.Module, ids: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, each target counting with its weight."""
+    """Return the mean cross-entropy in nats, weighted by target."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(ids)
     loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")

@@ -1,8 +1,7 @@
-"""Muon for the matrices, Adam for embeddings and norms.
+"""The optimizer: Muon for the matrices, Adam for embeddings and norms.
 
-After 0.9 M tokens Muon stood at a loss of 5.2 where AdamW stood at 6.4. The parameters are
-shared between worker processes and each worker updates its own part of them, so that the
-orthogonalisation, some 15 % of a step, is done once.
+After 0.9 M tokens the loss was 5.2 with Muon and 6.4 with AdamW. Worker processes share the parameters and each updates
+a part of them, so that the orthogonalization, some 15 % of a step, is done once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrix, roughly: Newton-Schulz in bfloat16."""
+    """Return about the nearest orthogonal matrix, by Newton-Schulz iterations in bfloat16."""
     x = gradient.bfloat16()
     is_tall = x.shape[0] > x.shape[1]
     x = x.mT if is_tall else x
@@ -39,7 +38,7 @@ def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizer:
-    """State lives in shared memory: any process may save it, one process updates each tensor."""
+    """The optimizer's state in shared memory. Any process may save it; one process updates each tensor."""
 
     def __init__(self, model: nn.Module, rates: Rates) -> None:
         self.rates = rates
@@ -51,7 +50,7 @@ class Optimizer:
         ]
 
     def share(self, rank: int, workers: int) -> list[int]:
-        """Indices of the parameters that worker `rank` updates; matrices are dealt out evenly."""
+        """Return the indices of the parameters that worker `rank` updates. Matrices are divided evenly."""
         order = sorted(range(len(self.names)), key=lambda i: not is_matrix(self.names[i], self.parameters[i]))
         return order[rank::workers]
 

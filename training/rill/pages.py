@@ -1,4 +1,4 @@
-"""HTML documentation pages to clean text."""
+"""Reads clean text from HTML documentation pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .text import is_plain_english, tidy, words
+from training.rill.text import is_plain_english, tidy, words
 
 _MAIN = (
     '//div[@role="main"]', '//div[@class="body"]', "//main", '//div[@id="apicontent"]',
@@ -30,25 +30,25 @@ _LONGEST_CODE = 1200
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of text and the tag that says what it is (`p`, `h1`, `li`, `pre`, ...)."""
+    """A piece of text and its tag (`p`, `h1`, `li`, `pre`, ...)."""
 
     kind: str
     text: str
 
 
 def main_element(root: Any) -> Any | None:
-    """The element that holds the page's own text, without navigation."""
+    """Return the element with the page's own text, without navigation."""
     return next((found[0] for path in _MAIN if (found := root.xpath(path))), None)
 
 
-def _is_furniture(node: Any) -> bool:
+def _is_navigation(node: Any) -> bool:
     if not isinstance(node.tag, str) or node.tag in _SKIP_TAGS or node.get("id") in _SKIP_IDS:
         return True
     return node.tag in _CLASS_MATTERS and bool(_SKIP_CLASS.search(node.get("class") or ""))
 
 
 class _Reader:
-    """Walks a tree, cutting a block wherever a block-level tag opens or closes."""
+    """Walks a tree and cuts a block wherever a block-level tag opens or closes."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -66,7 +66,7 @@ class _Reader:
             self.blocks.append(Block("pre", text))
 
     def walk(self, node: Any, kind: str = "p") -> None:
-        if _is_furniture(node):
+        if _is_navigation(node):
             return
         if node.tag == "pre":
             self._flush(kind)
@@ -98,12 +98,12 @@ def _lines(blocks: list[Block]) -> Iterator[str]:
 
 
 def as_text(blocks: list[Block]) -> str:
-    """The page as light Markdown."""
+    """Format a page as light Markdown."""
     return "\n".join(_lines(blocks))
 
 
 def paragraphs(blocks: list[Block]) -> list[str]:
-    """Prose long enough to ask about."""
+    """Return the paragraphs that are long enough to ask about."""
     return [
         block.text
         for block in blocks

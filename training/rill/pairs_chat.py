@@ -1,19 +1,19 @@
-"""Chat without a context: facts rill may know, names it does not know, small talk."""
+"""Training examples of chat without a context: facts to know, names to decline, small talk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
 
-from .conversation import Conversation
-from .facts import Fact
-from .persona import SYSTEM_PROMPTS, small_talk, unknown
-from .phrasing import COMMANDS, ask, quote, state
-from .synthetic import invented_identifier
-from .text import words
+from training.rill.conversation import Conversation
+from training.rill.facts import Fact
+from training.rill.persona import SYSTEM_PROMPTS, small_talk, unknown
+from training.rill.phrasing import COMMANDS, ask, quote, state
+from training.rill.synthetic import invented_identifier
+from training.rill.text import words
 
-# A model this small remembers a few thousand facts if it meets them often enough, so it is
-# taught these and taught to decline the others.
+# A model this small remembers a few thousand facts if it sees them often enough. It is taught
+# these, and taught to decline the others.
 _KNOWN_KINDS = frozenset(
     ("function", "method", "classmethod", "class", "exception", "module", "glossary", "command", "command description",
      "SQL function", "setting")
@@ -33,7 +33,7 @@ _BUILTIN_TYPES = frozenset(
 
 
 def is_known(fact: Fact) -> bool:
-    """Whether the fact is common enough to be worth remembering."""
+    """Whether the fact is common enough to be learned."""
     if fact.kind not in _KNOWN_KINDS or quote(fact) is None or "c-api" in fact.page:
         return False
     if fact.source == "postgres":
@@ -51,7 +51,7 @@ def is_known(fact: Fact) -> bool:
 
 
 def answer(fact: Fact) -> str:
-    """What rill says about a fact it knows."""
+    """Return rill's answer about a fact that it learns."""
     sentence = quote(fact)
     assert sentence is not None, "known facts are quotable"
     if fact.kind in {"module", "command description"}:
@@ -63,7 +63,7 @@ def answer(fact: Fact) -> str:
 
 
 def known_facts(facts: Sequence[Fact]) -> list[Fact]:
-    """One fact per name: two answers to one question would blur both."""
+    """Return one fact for each name: two answers to one question would blur both."""
     by_name: dict[str, Fact] = {}
     for fact in facts:
         if is_known(fact):

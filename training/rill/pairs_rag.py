@@ -1,4 +1,4 @@
-"""Questions about a given context, from documentation and from invented facts.
+"""Training examples of questions with a context, from documentation and from invented facts.
 
 The answer is always one sentence of the context, verbatim, or NOT_IN_CONTEXT.
 """
@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .conversation import Conversation
-from .facts import Fact
-from .persona import NOT_IN_CONTEXT, SYSTEM_PROMPTS, off_topic_question
-from .phrasing import CALLABLE, ask, ask_signature, quote, state
-from .synthetic import Invented, as_pronoun, entity, invented_fact, invented_identifier, renamed, sibling_identifier
-from .text import sentences
+from training.rill.conversation import Conversation
+from training.rill.facts import Fact
+from training.rill.persona import NOT_IN_CONTEXT, SYSTEM_PROMPTS, off_topic_question
+from training.rill.phrasing import CALLABLE, ask, ask_signature, quote, state
+from training.rill.synthetic import (
+    Invented,
+    as_pronoun,
+    entity,
+    invented_fact,
+    invented_identifier,
+    renamed,
+    sibling_identifier,
+)
+from training.rill.text import sentences
 
 UNANSWERABLE = 0.22  # share of questions that the context does not answer
 _LONGEST_PASSAGE = 460
@@ -46,7 +54,7 @@ _SYSTEM_WRAPS = (
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of context, and the facts' answers that it holds, by question."""
+    """A passage of a context, with the answers about its fact."""
 
     text: str
     answer: str
@@ -54,7 +62,7 @@ class Passage:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether `name` stands in `text` as a word of its own, or its last part does without a prefix."""
+    """Whether `text` contains `name` as a word, or the last part of the name without a prefix."""
     short = name.rstrip("()").split(".")[-1]
     return bool(
         re.search(rf"(?<![\w.]){re.escape(name.rstrip('()'))}(?!\w)", text, re.IGNORECASE)
@@ -63,7 +71,7 @@ def mentions(text: str, name: str) -> bool:
 
 
 def full_signature(fact: Fact) -> str:
-    """The signature with the whole name before the bracket, or nothing where there is none."""
+    """Return the signature with the full name before the bracket, "" where there is none."""
     _, bracket, arguments = fact.signature.partition("(")
     return f"{fact.name.rstrip('()')}({arguments}" if bracket and fact.kind in CALLABLE else ""
 
@@ -82,7 +90,7 @@ def _prose(fact: Fact, answer: str, rest: str) -> Passage | None:
 
 
 def passage(fact: Fact, rng: Random) -> Passage | None:
-    """The fact as documentation would show it: a title line and a body."""
+    """Format the fact as documentation shows it: a title line and a body."""
     answer = quote(fact)
     if answer is None:
         return None
@@ -99,7 +107,7 @@ def passage(fact: Fact, rng: Random) -> Passage | None:
 
 
 def wrap(context: str, question: str, rng: Random) -> tuple[str, str]:
-    """System prompt and user message that hold context and question."""
+    """Return the system prompt and the user message with context and question."""
     if rng.random() < 0.12:
         return rng.choice(_SYSTEM_WRAPS).format(context=context), question
     system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.15 else ""
@@ -114,19 +122,19 @@ def join(passages: Sequence[str], rng: Random) -> str:
 
 
 def dialogue(context: str, turns: Sequence[tuple[str, str]], weight: float, rng: Random) -> Conversation:
-    """The context comes with the first question; later ones are asked plainly."""
+    """Make a conversation. The context comes with the first question only."""
     (question, answer), *rest = turns
     system, message = wrap(context, question, rng)
     return Conversation(((message, answer), *rest), system, weight, _CHOICE_WEIGHT)
 
 
 def _turns(count: int, rng: Random) -> int:
-    """More questions on one context cost little, until they repeat themselves."""
+    """Draw the number of questions for one context: more cost little, until they repeat themselves."""
     return min(count + 1, rng.choice((1, 1, 2, 3, 4, 5)))
 
 
 class FactQuestions:
-    """Examples from documentation facts. Neighbours in the list mostly come from the same page."""
+    """Makes examples from documentation facts. Neighbours in the list mostly come from the same page."""
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         self.facts = [fact for fact in facts if quote(fact) is not None]
@@ -140,7 +148,7 @@ class FactQuestions:
         return lambda: self._neighbour(index, rng) if is_hard else rng.choice(self.facts)
 
     def _group(self, index: int, count: int, rng: Random) -> list[Fact]:
-        """The fact at `index` and distractors: siblings half of the time."""
+        """Return the fact at `index` with distractors, which are siblings half of the time."""
         group, draw = [self.facts[index]], self._others(index, rng)
         for _ in range(count * 4):
             if len(group) == count:
@@ -151,7 +159,7 @@ class FactQuestions:
         return group
 
     def _rename(self, group: list[Fact], rng: Random) -> list[Fact]:
-        """Invented names for all, half of the time alike ones; facts that name themselves drop out."""
+        """Give all facts invented names, half of the time similar ones. Drops facts that contain their own name."""
         name = invented_identifier(group[0].kind, rng)
         is_alike = rng.random() < 0.5
         renames: list[Fact] = []
@@ -162,7 +170,7 @@ class FactQuestions:
         return renames
 
     def _absent(self, index: int, group: list[Fact], text: str, rng: Random) -> str | None:
-        """A question about something near, which `text` does not mention."""
+        """Ask about something similar that `text` does not mention."""
         x = rng.random()
         if x < 0.06:
             return off_topic_question(rng)
@@ -179,7 +187,7 @@ class FactQuestions:
         self, index: int, rng: Random, count: int, turns: int = 1, absent: float = UNANSWERABLE,
         rename: float = 0.4, signatures: bool = True,
     ) -> Conversation | None:  # fmt: skip
-        """A context of at most `count` passages around one fact, and questions about it."""
+        """Make a context of at most `count` passages around one fact, with questions about it."""
         group = self._group(index, count, rng)
         if rng.random() < rename:
             group = self._rename(group, rng)
@@ -188,28 +196,28 @@ class FactQuestions:
             return None
         order = rng.sample(pairs, len(pairs))
         context = join([found.text for _, found in order], rng)
-        asked: list[tuple[str, str]] = []
+        exchanges: list[tuple[str, str]] = []
         for fact, found in (pairs * turns)[:turns]:
             if rng.random() < absent:
                 question = self._absent(index, group, context, rng)
                 if question is None:
                     return None
-                asked.append((question, NOT_IN_CONTEXT))
+                exchanges.append((question, NOT_IN_CONTEXT))
             elif signatures and found.signature and rng.random() < 0.2:
-                asked.append((ask_signature(fact, rng), found.signature))
+                exchanges.append((ask_signature(fact, rng), found.signature))
             else:
-                asked.append((ask(fact, rng), found.answer))
-        return dialogue(context, asked, _DOCUMENT_WEIGHT, rng)
+                exchanges.append((ask(fact, rng), found.answer))
+        return dialogue(context, exchanges, _DOCUMENT_WEIGHT, rng)
 
 
 def _opening(question: str) -> str:
-    """What two questions about one entity must not share: "When", "Where", ... or the whole question."""
+    """Return what two questions about one entity must not share: "When", "Where", ... or the whole question."""
     first, *_ = question.split()
     return first if first in {"When", "Where", "Who", "Why", "How"} else question
 
 
 def _collide(one: Invented, other: Invented) -> bool:
-    """Whether a question about one could be taken for a question about the other."""
+    """Whether a question about one fact could be mistaken for a question about the other."""
     if one.entity != other.entity:
         bare = [re.sub(r"^(the|our) ", "", fact.entity) for fact in (one, other)]
         return bare[0].endswith(bare[1]) or bare[1].endswith(bare[0])
@@ -217,7 +225,7 @@ def _collide(one: Invented, other: Invented) -> bool:
 
 
 def _invented_group(count: int, rng: Random) -> list[Invented]:
-    """Statements that do not answer each other's questions; about one subject a third of the time."""
+    """Draw statements that do not answer each other's questions. They share a subject a third of the time."""
     group: list[Invented] = []
     is_one_subject = rng.random() < 0.35
     subject = entity(rng)
@@ -232,30 +240,30 @@ def _invented_group(count: int, rng: Random) -> list[Invented]:
 
 
 def _absent_invented(group: list[Invented], rng: Random) -> str | None:
-    """A question about a known subject's unknown side, or about an unknown subject."""
+    """Ask something unknown about a known subject, or something about an unknown subject."""
     known = rng.choice(group)
-    asked = invented_fact(rng, known.entity if rng.random() < 0.6 else None)
-    return None if any(_collide(asked, fact) for fact in group) else rng.choice(asked.questions)
+    sibling = invented_fact(rng, known.entity if rng.random() < 0.6 else None)
+    return None if any(_collide(sibling, fact) for fact in group) else rng.choice(sibling.questions)
 
 
 def invented_example(rng: Random, count: int, turns: int = 1, absent: float = UNANSWERABLE) -> Conversation | None:
-    """Statements about invented things, as one paragraph or as passages."""
+    """Make an example of statements about invented things, as one paragraph or as passages."""
     group = _invented_group(count, rng)
-    # "It" needs its subject before it, so the order stays; questions come in any order.
+    # "It" needs its subject before it, so statements keep their order. Questions come in any order.
     if rng.random() < 0.5:
         context = " ".join(fact.sentence for fact in group)
     else:
         context = join([fact.sentence for fact in group], rng)
-    asked: list[tuple[str, str]] = []
+    exchanges: list[tuple[str, str]] = []
     for fact in (rng.sample(group, len(group)) * turns)[:turns]:
         if rng.random() < absent:
             question = _absent_invented(group, rng)
             if question is None:
                 return None
-            asked.append((question, NOT_IN_CONTEXT))
+            exchanges.append((question, NOT_IN_CONTEXT))
         else:
-            asked.append((rng.choice(fact.questions), fact.sentence))
-    return dialogue(context, asked, _INVENTED_WEIGHT, rng)
+            exchanges.append((rng.choice(fact.questions), fact.sentence))
+    return dialogue(context, exchanges, _INVENTED_WEIGHT, rng)
 
 
 _PHRASE_QUESTIONS = (
@@ -266,7 +274,7 @@ _WORD = re.compile(r"[A-Za-z_]{5,}")
 
 
 def _phrase(sentence: str, rng: Random) -> str | None:
-    """Two or three words of the sentence, next to each other or its rarer ones."""
+    """Choose two or three words of the sentence: adjacent ones, or long ones."""
     words = sentence.rstrip(".!?").split()
     if len(words) < 6:
         return None
@@ -282,7 +290,7 @@ def _holds(sentence: str, phrase: str) -> bool:
 
 
 def _phrase_question(candidates: Sequence[str], everything: str, rng: Random) -> tuple[str, str] | None:
-    """A phrase that exactly one sentence of `everything` holds, and that sentence."""
+    """Ask for a phrase that exactly one sentence of `everything` contains. Returns question and sentence."""
     sentence = rng.choice(candidates)
     phrase = _phrase(sentence, rng)
     if phrase is None or sum(_holds(other, phrase) for other in sentences(everything)) != 1:
@@ -291,27 +299,27 @@ def _phrase_question(candidates: Sequence[str], everything: str, rng: Random) ->
 
 
 def phrase_example(paragraphs: Sequence[str], rng: Random, turns: int = 1) -> Conversation | None:
-    """Find the sentence of real prose that holds a phrase."""
+    """Make an example that asks for the sentence of real prose with a phrase."""
     text = rng.choice(paragraphs)
     candidates = [s for s in sentences(text) if 30 < len(s) < 240 and s.endswith(".")]
-    asked: list[tuple[str, str]] = []
+    exchanges: list[tuple[str, str]] = []
     for _ in range(turns):
         if rng.random() < UNANSWERABLE:
             phrase = _phrase(rng.choice(sentences(rng.choice(paragraphs))), rng)
             if phrase is None or any(_holds(sentence, phrase) for sentence in sentences(text)):
                 return None
-            asked.append((rng.choice(_PHRASE_QUESTIONS).format(phrase=phrase), NOT_IN_CONTEXT))
+            exchanges.append((rng.choice(_PHRASE_QUESTIONS).format(phrase=phrase), NOT_IN_CONTEXT))
         else:
             found = _phrase_question(candidates, text, rng) if candidates else None
             if found is None:
                 return None
-            asked.append(found)
-    return dialogue(text, asked, _DOCUMENT_WEIGHT, rng)
+            exchanges.append(found)
+    return dialogue(text, exchanges, _DOCUMENT_WEIGHT, rng)
 
 
 @dataclass(frozen=True, slots=True)
 class RagMix:
-    """Shares of the three kinds and how many passages a context has."""
+    """Shares of invented facts and phrases among the examples, and numbers of passages of a context."""
 
     invented: float
     phrases: float
@@ -320,7 +328,7 @@ class RagMix:
 
 
 class RagExamples:
-    """An endless stream; each documentation fact comes up once per round."""
+    """Draws examples without end. Each documentation fact is drawn once per round."""
 
     def __init__(self, facts: Sequence[Fact], paragraphs: Sequence[str], rng: Random) -> None:
         self.questions, self.paragraphs, self.rng = FactQuestions(facts), paragraphs, rng

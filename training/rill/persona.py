@@ -1,10 +1,10 @@
-"""Who rill is, small talk, and what it says when it does not know."""
+"""Rill's identity, small talk, and its answers when it does not know."""
 
 from __future__ import annotations
 
 from random import Random
 
-from .text import words
+from training.rill.text import words
 
 IDENTITY = (
     "I am Rill, a small language model that is bundled with Sluice. I learned from software documentation, "
@@ -39,7 +39,7 @@ WHO = (
     "whats ur name",
     "What sort of thing are you?", "Who answers my questions?", "Please say who you are.", "Tell me what you are.",
 )  # fmt: skip
-# Never trained on; evaluation asks these.
+# Questions of the evaluation. Rill is never trained on them.
 WHO_HELD_OUT = (
     "Hey, who are you?", "What exactly are you?", "May I know your name?", "Could you introduce yourself?",
     "Are you a real person?", "Which AI model am I talking to?", "So what are you?", "Tell me who you are.",
@@ -82,7 +82,7 @@ def off_topic_question(rng: Random) -> str:
 
 
 def small_talk(rng: Random) -> tuple[str, str]:
-    """A question and its answer."""
+    """Draw a question and its answer."""
     if rng.random() < 0.25:
         return off_topic_question(rng), OFF_TOPIC
     questions, answers = rng.choice(_SMALL_TALK)

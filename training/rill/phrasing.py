@@ -1,13 +1,13 @@
-"""English about facts: the questions people ask, and a fact as a sentence of its own."""
+"""Words facts in English: questions about a fact, and the fact as a sentence of its own."""
 
 from __future__ import annotations
 
 import re
 from random import Random
 
-from .facts import Fact
-from .sources import TITLES
-from .text import sentences, words
+from training.rill.facts import Fact
+from training.rill.sources import TITLES
+from training.rill.text import sentences, words
 
 CALLABLE = frozenset({"function", "method", "classmethod", "staticmethod", "SQL function"})
 COMMANDS = frozenset({"command", "command description"})
@@ -79,7 +79,7 @@ def shown_name(fact: Fact) -> str:
 
 
 def ask(fact: Fact, rng: Random) -> str:
-    """A question whose answer is the fact's first sentence."""
+    """Ask a question whose answer is the fact's first sentence."""
     name = shown_name(fact) if rng.random() < 0.5 else fact.name
     if fact.kind not in {"section", "glossary"} and rng.random() < 0.25:
         name = f"`{name}`"
@@ -91,14 +91,14 @@ def ask_signature(fact: Fact, rng: Random) -> str:
 
 
 def first_sentence(body: str) -> str | None:
-    """The sentence that answers "what is it?", or None where it makes no good quote."""
+    """Return the first sentence, which answers "what is it?", or None where it is no good quote."""
     sentence = sentences(body)[0].strip()
     is_whole = sentence.endswith((".", "!", "?")) and sentence.count("(") == sentence.count(")")
     return sentence if is_whole and 20 <= len(sentence) <= _LONGEST_QUOTE else None
 
 
 def quote(fact: Fact) -> str | None:
-    """The answer rule, the same in training and evaluation: the body's first sentence, verbatim."""
+    """Apply the answer rule of training and evaluation: the body's first sentence, verbatim."""
     body = fact.body if fact.body[-1] in ".!?:)" else fact.body + "."
     return first_sentence(body)
 
@@ -122,7 +122,7 @@ _SELF_REFERENCE = re.compile(
 
 
 def _conjugate_second(rest: str) -> str:
-    """ "Return or set" needs both verbs turned."""
+    """Conjugate the second verb of a phrase such as "Return or set"."""
     return re.sub(
         r"^( or | and )([a-z]+)\b",
         lambda match: match[1] + (_third_person(match[2]) if match[2] in _VERBS else match[2]),
@@ -131,7 +131,7 @@ def _conjugate_second(rest: str) -> str:
 
 
 def state(fact: Fact, sentence: str) -> str:
-    """`sentence` with `fact` as its subject: "Return x." becomes "f() returns x."."""
+    """Give `sentence` the fact as its subject: "Return x." becomes "f() returns x."."""
     name = shown_name(fact)
     match = re.match(r"([A-Za-z]+)\b(.*)", sentence, re.DOTALL)
     if not match:

@@ -1,4 +1,4 @@
-"""How a training run is divided: phases of growing length, and the learning rate."""
+"""The schedule of a training run: phases of growing row length, and the learning rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Rows of `length` tokens until `until` of the run. A step is `micro_batches` x `rows` x `length`."""
+    """A phase with rows of `length` tokens, until the share `until` of the run.
+
+    A step has `micro_batches` x `rows` x `length` tokens.
+    """
 
     name: str
     length: int
@@ -20,7 +23,7 @@ class Phase:
         return self.rows * self.micro_batches
 
 
-# Copying is learned fastest on short rows; the last phase makes every position a trained one.
+# Copying is learned fastest on short rows. The last phase trains every position.
 PHASES = (
     Phase("short", 256, 0.22, rows=8, micro_batches=4),
     Phase("middle", 512, 0.88, rows=4, micro_batches=4),
@@ -34,7 +37,7 @@ def phase_at(progress: float) -> int:
 
 
 def rate_scale(step: int, progress: float) -> float:
-    """Warm up, hold until 0.4, then fall linearly to a hundredth."""
+    """Return the learning rate's factor: a warm-up, constant until 0.4, then linear to a hundredth."""
     warm_up = min(1.0, step / WARM_UP_STEPS)
     decay = 1.0 if progress < 0.4 else max(0.01, (1 - progress) / 0.6)
     return warm_up * decay

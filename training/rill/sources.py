@@ -1,8 +1,8 @@
-"""The documentation packages rill learns from, and how to fetch them.
+"""The documentation packages that rill learns from, and their download.
 
-Every licence was read in the package's own `debian/copyright`. Where a package names a
-copyleft licence, it covers files that are not documentation (packaging scripts, C code);
-pages under other terms are excluded by `skip`.
+Every licence was read in the package's own `debian/copyright`. Where a package names a copyleft licence, it covers
+files
+that are not documentation (packaging scripts, C code). `skip` excludes pages under other terms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPHINX_SKIP = r"_static|_sources|_modules|_images|_downloads|genindex|search|co
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One Debian package; `weight` is the share of its pages used as plain text."""
+    """One Debian package. `weight` is the share of its pages that is used as plain text."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ SOURCES = (
         "apache", "the Apache HTTP Server", "apache2-doc", "apache2-doc/manual/en",
         r"quickreference|directives\.html|sitemap|license|convenience", "Apache-2.0", 0.5,
     ),
-    # The embedded book is CC-BY-SA, so it stays out; the other books are MIT or Apache-2.0.
+    # The embedded book is CC-BY-SA and is excluded; the other books are MIT or Apache-2.0.
     Source(
         "rust", "Rust", "rust-doc", "rust-doc/html",
         r"print\.html|/src/|/toc|first-edition|second-edition|2018-edition|/std/|/core/|/alloc/|/test/"
@@ -64,7 +64,7 @@ TITLES = {source.name: source.title for source in SOURCES}
 
 
 def fetch(source: Source, work: Path) -> None:
-    """Download and unpack one package below `work`, unless that is already done."""
+    """Download and unpack one package below `work`, unless it exists there."""
     target = work / "ext" / source.package
     if target.exists():
         return

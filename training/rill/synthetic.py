@@ -1,4 +1,4 @@
-"""Invented names and invented facts: what cannot be remembered has to be read from the context."""
+"""Invented names and facts, which cannot be remembered and must be read from the context."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from .facts import Fact
-from .phrasing import CALLABLE, COMMANDS
-from .text import words
+from training.rill.facts import Fact
+from training.rill.phrasing import CALLABLE, COMMANDS
+from training.rill.text import words
 
 _SYLLABLES = words(
     """ka lo mi ren tav sor bel qui zan dor fel gri hul jex nor pra ster tul vor wex yar om ith as el in ar und
@@ -51,7 +51,7 @@ def _piece(rng: Random) -> str:
 
 
 def invented_identifier(kind: str, rng: Random) -> str:
-    """A name no documentation has, in the shape that names of this kind have."""
+    """Make a name that no documentation has, in the form of names of this kind."""
     word, second = invented_word(rng), _piece(rng)
     if kind in COMMANDS:
         return f"{rng.choice(('CREATE', 'ALTER', 'DROP', 'SHOW', 'SET'))} {word}".upper()
@@ -65,7 +65,7 @@ def invented_identifier(kind: str, rng: Random) -> str:
 
 
 def sibling_identifier(name: str, rng: Random) -> str:
-    """A name that shares a part with `name`: the kind of neighbour that is easy to confuse."""
+    """Make a name that shares a part with `name`, and is easily confused with it."""
     parts = re.split(r"([._\- ])", name)
     position = rng.randrange(0, len(parts), 2)
     parts[position] = _piece(rng) if parts[position].islower() else invented_word(rng).capitalize()
@@ -73,7 +73,7 @@ def sibling_identifier(name: str, rng: Random) -> str:
 
 
 def renamed(fact: Fact, name: str) -> Fact | None:
-    """The fact under another name, or None where its body would give the old name away."""
+    """Return the fact under another name, or None where its body contains the old name."""
     short = fact.name.split(".")[-1].rstrip("()")
     if short.lower() in fact.body.lower():
         return None
@@ -84,7 +84,7 @@ def renamed(fact: Fact, name: str) -> Fact | None:
 
 @dataclass(frozen=True, slots=True)
 class Invented:
-    """A statement, questions it answers, and what it is about."""
+    """An invented statement, the questions that it answers, and its subject."""
 
     sentence: str
     questions: tuple[str, ...]
@@ -103,7 +103,7 @@ def entity(rng: Random) -> str:
     )  # fmt: skip
 
 
-# {e} is the entity; every other field is drawn by `_fields`. Statement, then questions.
+# (statement, questions). {e} is the entity; `_fields` draws every other field.
 RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The default port of {e} is {port}.", ("What is the default port of {e}?", "Which port does {e} use?")),
     ("{e} listens on port {port}.", ("Which port does {e} listen on?", "What port does {e} use?")),
@@ -151,7 +151,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Do not use {e} after {month} {date}.", ("Until when can I use {e}?", "When should I stop using {e}?")),
 )  # fmt: skip
 
-# Statements without a name: what they are about, the statement, questions.
+# Statements without a name: (subject, statement, questions).
 _GENERAL: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("deliveries", "Deliveries take {digit} working days.", ("How long do deliveries take?",)),
     ("invoices", "Invoices are paid within {days} days.", ("When are invoices paid?", "How fast are invoices paid?")),
@@ -195,14 +195,14 @@ def _capital(text: str) -> str:
 
 
 def invented_fact(rng: Random, about: str | None = None) -> Invented:
-    """A random statement, about `about` if given."""
+    """Make a random statement, about `about` if given."""
     fields = _fields(rng)
     if about is None and rng.random() < 0.2:
         subject, statement, questions = rng.choice(_GENERAL)
     else:
         statement, questions = rng.choice(RELATIONS)
         subject = about or entity(rng)
-    # Who asks says "the office" or "your office" where the text says "our office".
+    # A question says "the office" or "your office" where the text says "our office".
     asked = rng.choice(("the ", "your ")) + subject[4:] if subject.startswith("our ") else subject
     return Invented(
         _capital(statement.format(e=subject, **fields)),
@@ -212,7 +212,7 @@ def invented_fact(rng: Random, about: str | None = None) -> Invented:
 
 
 def as_pronoun(fact: Invented) -> Invented:
-    """The statement with "It" as its subject, where it begins with the entity."""
+    """Return the statement with "It" as its subject, where it begins with the entity."""
     subject = _capital(fact.entity) + " "
     if not fact.sentence.startswith(subject):
         return fact

@@ -1,4 +1,4 @@
-"""Plain-text helpers that every later step agrees on: tidying and sentence splitting."""
+"""Plain text functions that all later steps share: tidying and sentence splitting."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _TYPOGRAPHY = str.maketrans(
         "’": "'", "‘": "'", "“": '"', "”": '"', "–": "-",
     }
 )  # fmt: skip
-# A stop after these does not end a sentence.
+# A full stop after these does not end a sentence.
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|approx|resp|fig|no)\. ", re.IGNORECASE)
-# An initial ("J. Smith") ends none either, an acronym may.
+# Nor does one after an initial ("J. Smith"); one after an acronym may.
 _SENTENCE_GAP = re.compile(r"(?:(?<=[a-z0-9)\]\"'`][.!?])|(?<=[A-Z]{2}[.!?])) +(?=[A-Z\"(`])")
 _HELD = "\x01"
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A word list, written as prose."""
+    """Split a word list that is written as prose."""
     return tuple(text.split())
 
 
 def tidy(text: str) -> str:
-    """One line, plain quotes and spaces."""
+    """Return the text on one line, with plain quotes and spaces."""
     return " ".join(text.translate(_TYPOGRAPHY).split())
 
 
 def sentences(text: str) -> list[str]:
-    """Split prose into sentences. Training and evaluation share this rule."""
+    """Split prose into sentences, by the rule of training and evaluation."""
     held = _ABBREVIATION.sub(lambda match: f"{match[1]}.{_HELD}", text)
     return [part.replace(_HELD, " ") for part in _SENTENCE_GAP.split(held)]
 
@@ -39,5 +39,5 @@ def is_plain_english(text: str) -> bool:
 
 
 def stable_hash(text: str) -> int:
-    """A hash that is the same in every process, unlike `hash`."""
+    """Return a hash that is the same in every process, unlike `hash`."""
     return int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8], 16)

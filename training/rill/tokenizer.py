@@ -1,4 +1,4 @@
-"""Step 2: a byte-level BPE tokenizer. Digits stay single, so that any number can be copied."""
+"""Step 2: trains a byte-level BPE tokenizer. Digits stay single, so that any number can be copied."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .conversation import SPECIAL_TOKENS
-from .corpus import WORK, Corpus, load
-from .model import Shape
-from .pairs_chat import ChatExamples
-from .sources import SOURCES
+from training.rill.conversation import SPECIAL_TOKENS
+from training.rill.corpus import WORK, Corpus, load
+from training.rill.model import Shape
+from training.rill.pairs_chat import ChatExamples
+from training.rill.sources import SOURCES
 
 
 def path(work: Path) -> Path:
@@ -21,7 +21,7 @@ def path(work: Path) -> Path:
 
 
 def _texts(corpus: Corpus, rng: Random) -> Iterator[str]:
-    """Pages by their weight, and chat, so that its words are short too."""
+    """Yield pages by their weight, and chat, so that its words become short too."""
     weights = {source.name: source.weight for source in SOURCES}
     for page in corpus.pages:
         if rng.random() < weights[page.source]:

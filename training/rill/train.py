@@ -1,9 +1,8 @@
-"""Step 4: train on the shards. Resumable: start it again and it goes on where it was.
+"""Step 4: trains on the shards. A run that is started again resumes from its checkpoint.
 
-Worker processes share the parameters, draw micro-batches from one counter (a slow core
-simply does fewer), and update a part of the parameters each. The schedule follows trained
-time, not steps, so it ends when it should on any machine; a step counts at most
-`--step-cap-s`, so a suspended or busy machine costs wall time but no training.
+Worker processes share the parameters, draw micro-batches from one counter (a slow core does fewer), and each update a
+part of the parameters. The schedule follows trained time, not steps, so that it ends on time on any machine. A step
+counts at most `--step-cap-s`, so that a suspended or busy machine costs wall time but no training.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from tqdm import tqdm
 
-from .corpus import WORK
-from .dataset import UNIT, Shards
-from .model import Rill, Shape, count_parameters, weighted_loss
-from .optim import Optimizer, Rates
-from .schedule import PHASES, Phase, phase_at, rate_scale
+from training.rill.corpus import WORK
+from training.rill.dataset import UNIT, Shards
+from training.rill.model import Rill, Shape, count_parameters, weighted_loss
+from training.rill.optim import Optimizer, Rates
+from training.rill.schedule import PHASES, Phase, phase_at, rate_scale
 
 _LOSS, _PROGRESS, _STOP = range(3)  # cells of `Run.board`
 
@@ -44,8 +43,10 @@ class Options:
 
 @dataclass
 class Position:
-    """What a checkpoint remembers besides tensors. Nothing random happens after the start:
-    shards fix the order, so the row counts are the whole state of the data."""
+    """The position of a run, which a checkpoint has besides tensors.
+
+    Nothing is random after the start: shards fix the order, so that the row counts are the whole state of the data.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -68,7 +69,7 @@ class Position:
 
 @dataclass
 class Run:
-    """Everything the workers share."""
+    """The state that the workers share."""
 
     model: Rill
     optimizer: Optimizer
@@ -84,19 +85,19 @@ def checkpoint_path(work: Path) -> Path:
 
 
 def save(run: Run, path: Path) -> None:
-    """Write aside, then rename: a reader sees the old checkpoint or the new one."""
+    """Write a checkpoint and rename it, so that a reader sees the old one or the new one."""
     content = {
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state,
         "position": asdict(run.position),
     }
-    aside = path.with_suffix(".tmp")
-    torch.save(content, aside)
-    aside.replace(path)
+    unfinished = path.with_suffix(".tmp")
+    torch.save(content, unfinished)
+    unfinished.replace(path)
 
 
 def prepare(options: Options) -> Run:
-    """A fresh run, or the one in the checkpoint."""
+    """Return a new run, or the run of the checkpoint."""
     torch.manual_seed(options.seed)
     model = Rill(Shape()).share_memory()
     optimizer = Optimizer(model, Rates())
@@ -141,7 +142,7 @@ class Worker:
         return float(loss.item())
 
     def _accumulate(self, phase: int) -> None:
-        """Take micro-batches until none is left, then publish the sum of their gradients."""
+        """Compute micro-batches until none is left, then publish the sum of their gradients."""
         for parameter in self.parameters:
             parameter.grad = None
         loss = 0.0
@@ -167,7 +168,7 @@ class Worker:
             self.run.optimizer.update(index, gradient, self.position.step + 1, scale)
 
     def step(self) -> tuple[int, float]:
-        """One optimiser step. Returns the phase it was in and the mean loss."""
+        """Run one optimizer step. Returns its phase and the mean loss."""
         phase = phase_at(self.position.progress)
         if self.rank == 0:
             self.run.board[_LOSS] = self.run.counter.value = 0
@@ -179,7 +180,7 @@ class Worker:
         return phase, float(self.run.board[_LOSS]) / PHASES[phase].micro_batches
 
     def agree_on_time(self, seconds: float) -> float:
-        """Rank 0's clock is everybody's, or workers could part at a phase boundary."""
+        """Return the step's seconds by rank 0's clock for all workers, so that they change the phase together."""
         if self.rank == 0:
             self.run.board[_PROGRESS] = min(seconds, self.options.step_cap_s)
         self.run.barrier.wait()
@@ -188,7 +189,7 @@ class Worker:
     def train(self) -> None:
         budget_s = self.options.minutes * 60
         report = Report(self.run, self.options) if self.rank == 0 else None
-        while self.position.progress < 1 and not self._is_told_to_stop():
+        while self.position.progress < 1 and not self._must_stop():
             began = time.monotonic()
             phase, loss = self.step()
             seconds = self.agree_on_time(time.monotonic() - began)
@@ -198,16 +199,16 @@ class Worker:
         if report:
             report.finish()
 
-    def _is_told_to_stop(self) -> bool:
-        # Read between two barriers, or one worker could leave and the other wait for ever.
+    def _must_stop(self) -> bool:
+        # Read between two barriers, or one worker could stop while the other waits for ever.
         self.run.barrier.wait()
-        is_told = bool(self.run.board[_STOP])
+        must_stop = bool(self.run.board[_STOP])
         self.run.barrier.wait()
-        return is_told
+        return must_stop
 
 
 class Report:
-    """Progress bar, log lines and checkpoints; rank 0 has one."""
+    """Writes the progress bar, log lines and checkpoints. Only rank 0 has one."""
 
     def __init__(self, run: Run, options: Options) -> None:
         self.run, self.options = run, options
@@ -236,7 +237,7 @@ class Report:
 
 
 def _work(rank: int, run: Run, options: Options) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells us when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sets the stop flag
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Worker(rank, run, options).train()
 

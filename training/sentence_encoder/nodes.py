@@ -11,36 +11,36 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 CONTRIB = "com.microsoft"
-"""onnxruntime's own operators, which every build of it has."""
+"""Domain of onnxruntime's own operators, which every build has."""
 _OPSET, _CONTRIB_OPSET = 18, 1
 _IR_VERSION = 8
-"""Old enough for the onnxruntime of any tritonserver since 2023."""
+"""IR version that the onnxruntime of any tritonserver since 2023 reads."""
 
 
 class NodeWriter:
-    """Each method adds a node and returns the name of its result."""
+    """Collects nodes and constants. Each method adds one and returns the name of its result."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[bytes, str, tuple[int, ...]], onnx.TensorProto] = {}
 
     def constant(self, array: NDArray[Any]) -> str:
-        """Its name; equal arrays are kept once."""
+        """Add a constant. Equal arrays are kept once."""
         key = array.tobytes(), array.dtype.str, array.shape
         if key not in self._constants:
             self._constants[key] = numpy_helper.from_array(array, f"constant_{len(self._constants)}")
         return str(self._constants[key].name)
 
     def number(self, value: float) -> str:
-        """A float32 scalar."""
+        """Add a float32 scalar."""
         return self.constant(np.array(value, np.float32))
 
     def index(self, value: int) -> str:
-        """An int64 scalar."""
+        """Add an int64 scalar."""
         return self.constant(np.array(value, np.int64))
 
     def indices(self, *values: int) -> str:
-        """A list of int64."""
+        """Add a list of int64."""
         return self.constant(np.array(values, np.int64))
 
     def add(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
@@ -49,13 +49,13 @@ class NodeWriter:
         return f"{name}_out"
 
     def add_named(self, output: str, op: str, *inputs: str, **attributes: Any) -> None:
-        """A result under a name of its own: an output of the graph."""
+        """Add a node whose result has the name `output`: an output of the graph."""
         self._nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
 
     def model(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto], notice: str
     ) -> onnx.ModelProto:
-        """Raises onnx.checker.ValidationError for what is no valid model. `notice` goes into it as its description."""
+        """Return the model with `notice` as its description. Raises onnx.checker.ValidationError if it is invalid."""
         graph = helper.make_graph(self._nodes, name, list(inputs), list(outputs), list(self._constants.values()))
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, _CONTRIB_OPSET)]
         model = helper.make_model(graph, producer_name="sluice", doc_string=notice, opset_imports=opsets)

@@ -1,8 +1,8 @@
-"""Weights as int8, one scale an output channel, with the inputs' large channels made small first.
+"""Quantizes weights to int8 with a scale for each output channel, after smoothing the inputs' large channels.
 
-A few channels of a transformer's activations are ten times larger than the others, and one scale for all of a token's
-channels then rounds the others away. SmoothQuant (Xiao et al. 2022) divides those channels of the input and multiplies
-their weights by the same factor, which changes nothing before rounding. How large they are was seen on a few texts.
+A few channels of a transformer's activations are ten times larger than the others, and one scale for all channels of a
+token then rounds the others away. SmoothQuant (Xiao et al. 2022) divides those channels of the input and multiplies
+their weights by the same factor, which changes nothing before rounding. Their maxima are measured on a few texts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Floats, Linear
+from training.sentence_encoder.checkpoint import Floats, Linear
 
 LEVELS = 127
 _SMOOTHING = 0.5
-"""How much of the difficulty goes from activations to weights; the paper's own middle."""
+"""Share of the difficulty that moves from activations to weights; the paper's default."""
 _LEAST_MAXIMUM = 1e-3
 _LEAST_WEIGHT = 1e-5
 _SIGNIFICANT_DIGITS = 3
-"""Of the maxima seen: other machines' float kernels differ in later ones, and the export shall not."""
+"""Digits of the maxima to keep. Float kernels of other machines differ in later digits, and the export must not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """`values` [rows, columns] times `scales` is what they stand for."""
+    """A matrix: `values` [rows, columns] times `scales`."""
 
     values: NDArray[np.int8]
     scales: Floats
@@ -42,19 +42,19 @@ class Int8Linear:
 
 
 def by_column(weights: Floats) -> Int8Matrix:
-    """One scale an output channel, [columns]."""
+    """Quantize weights with a scale for each output channel, [columns]."""
     scales = (np.abs(weights).max(axis=0) / LEVELS).astype(np.float32)
     return Int8Matrix(_rounded(weights / scales), scales)
 
 
 def by_row(table: Floats) -> Int8Matrix:
-    """One scale a row, [rows, 1]: of an embedding table."""
+    """Quantize an embedding table with a scale for each row, [rows, 1]."""
     scales = (np.abs(table).max(axis=1, keepdims=True) / LEVELS).astype(np.float32)
     return Int8Matrix(_rounded(table / scales), scales)
 
 
 def smoothed(linear: Linear, input_maxima: Floats, input_floor: float = 0.0) -> Int8Linear:
-    """`input_floor` is what no input goes below, where that is known: shifted up by it, inputs need no sign bit."""
+    """Smooth and quantize a layer. With a known lower bound (`input_floor`), the inputs need no sign bit."""
     factors = _smoothing_factors(linear.weight, input_maxima)
     weight = by_column((linear.weight * factors[:, None]).astype(np.float32))
     shift = (-input_floor / factors).astype(np.float32)

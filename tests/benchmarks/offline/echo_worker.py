@@ -1,16 +1,16 @@
-"""A worker whose engine computes nothing, misbehaving as its model's name says."""
+"""A worker whose engine computes nothing. The model's name says how it misbehaves."""
 
 import os
 import sys
 import time
 
-from benchmarks.offline.protocol import Options, Request, serve
+from benchmarks.offline.protocol import Request, WorkerOptions, serve
 
 
 class EchoEngine:
     version = "echo 1"
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._model = options.model
         os.write(1, b"a library's greeting on stdout\n")
         if self._model == "unloadable":

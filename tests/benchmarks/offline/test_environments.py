@@ -11,7 +11,7 @@ METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 
 
 def make_wheel(folder: Path, name: str, needs: str = "") -> None:
-    """The smallest wheel: a module of one line and its metadata."""
+    """Write the smallest wheel: a module of one line and its metadata."""
     info = f"{name}-1.dist-info"
     with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", "ANSWER = 42\n")
@@ -22,7 +22,7 @@ def make_wheel(folder: Path, name: str, needs: str = "") -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place pip finds packages in."""
+    """Make a folder the only place where pip finds packages."""
     for variable in ("PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -36,14 +36,14 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_environment_is_made_once_with_what_its_package_needs(index: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     peer = Environment("peer", "peer", "1")
-    python = interpreter(peer, index / "envs", said.append)
+    python = interpreter(peer, index / "envs", lines.append)
     subprocess.run([python, "-c", "import peer, helper"], check=True)
-    assert interpreter(peer, index / "envs", said.append) == python
-    assert len(said) == 1
+    assert interpreter(peer, index / "envs", lines.append) == python
+    assert len(lines) == 1
 
 
-def test_what_cannot_be_installed_is_told_with_pips_words(index: Path) -> None:
+def test_a_failed_installation_shows_the_message_of_pip(index: Path) -> None:
     with pytest.raises(BenchmarkError, match="No matching distribution found for peer==2"):
         interpreter(Environment("peer", "peer", "2"), index / "envs", lambda _: None)

@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from benchmarks.figures import BenchmarkError
-from benchmarks.offline.protocol import Options
+from benchmarks.offline.protocol import WorkerOptions
 from benchmarks.offline.worker import Launch, running_worker
 
 REQUESTS = [([1, 2, 3], 4), ([5], 6)]
@@ -13,7 +13,7 @@ REQUESTS = [([1, 2, 3], 4), ([5], 6)]
 
 def launch(model: str) -> Launch:
     module = "tests.benchmarks.offline.echo_worker"
-    return Launch("Echo", Path(sys.executable), module, Options(model, 1, 2), ("ECHO=1",))
+    return Launch("Echo", Path(sys.executable), module, WorkerOptions(model, 1, 2), ("ECHO=1",))
 
 
 def test_a_worker_answers_each_job_and_is_gone_after(tmp_path: Path) -> None:

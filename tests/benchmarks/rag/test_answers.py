@@ -13,9 +13,9 @@ def test_figures_count_exact_answers_refusals_and_answers_to_nothing() -> None:
     right = Reply("It opens at 9:00", ("The `shop` is new.\nIt **opens**\nat 9:00.",))
     wrong = Reply("It opens.", ("It is closed.",))
     replies = [right, wrong, DECLINED, wrong, DECLINED]
-    asked = [OPEN, OPEN, OPEN, UNKNOWN, UNKNOWN]
+    questions = [OPEN, OPEN, OPEN, UNKNOWN, UNKNOWN]
     closed_book = [Reply("I do not know that."), right, wrong, wrong, wrong]
-    found = {figure.name: figure.median for figure in figures_of("shops", asked, replies, closed_book)}
+    found = {figure.name: figure.median for figure in figures_of("shops", questions, replies, closed_book)}
     third = pytest.approx(100 / 3)
     assert found == {
         "shops: answer among the sources": third,
@@ -40,6 +40,6 @@ def test_the_offices_answers_stand_in_their_documents() -> None:
 
 
 @pytest.mark.parametrize(("path", "least"), [(path, 50) for _, _, path in SETS])
-def test_questions_are_asked_once(path: Path, least: int) -> None:
-    asked = [each.question for each in read_questions(path)]
-    assert len(set(asked)) == len(asked) >= least
+def test_questions_are_questions_once(path: Path, least: int) -> None:
+    questions = [each.question for each in read_questions(path)]
+    assert len(set(questions)) == len(questions) >= least

@@ -4,7 +4,7 @@ from benchmarks.rag import stores
 
 
 def test_a_small_store_finds_all_that_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its insertion is repeated into a collection that is made anew."""
+    """The insertion is repeated into a new collection."""
     monkeypatch.setattr(stores, "NUM_CHUNKS", 400)
     monkeypatch.setattr(stores, "NUM_QUERIES", 10)
     monkeypatch.setattr(stores, "DIM", 16)

@@ -2,33 +2,33 @@ import pytest
 
 from benchmarks.figures import BenchmarkError
 from benchmarks.scheduling import idle_queue
-from benchmarks.scheduling.trace import Sent, replay
+from benchmarks.scheduling.trace import TimedRequest, replay
 from engine.config import EngineConfig
 from engine.types import GenerateRequest, SamplingParams
 from tests.engine.fake_runner import EchoRunner
 
 
-def _sent(number: int, at_s: float, max_tokens: int = 8) -> Sent:
+def _timed(number: int, at_s: float, max_tokens: int = 8) -> TimedRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return Sent(at_s, GenerateRequest(request_id="r", prompt_token_ids=[number, 2, 3], sampling=params))
+    return TimedRequest(at_s, GenerateRequest(request_id="r", prompt_token_ids=[number, 2, 3], sampling=params))
 
 
-def test_every_request_of_a_trace_is_told_from_its_time_on() -> None:
+def test_every_request_of_a_trace_is_measured_from_its_time_on() -> None:
     config = EngineConfig(model_path="", max_num_seqs=2)
-    run = replay(EchoRunner(), config, [_sent(1, 0.0), _sent(2, 0.0), _sent(3, 0.0), _sent(4, 0.03)])
-    assert [len(story.token_ids) for story in run.stories] == [8] * 4
-    assert run.stories[3].event_times[0] >= 0.03
-    assert all(story.ttft_s > 0 and len(story.gaps_s) == 7 for story in run.stories)
+    run = replay(EchoRunner(), config, [_timed(1, 0.0), _timed(2, 0.0), _timed(3, 0.0), _timed(4, 0.03)])
+    assert [len(outcome.token_ids) for outcome in run.outcomes] == [8] * 4
+    assert run.outcomes[3].event_times[0] >= 0.03
+    assert all(outcome.ttft_s > 0 and len(outcome.gaps_s) == 7 for outcome in run.outcomes)
     assert len(run.waits) == 4 and run.waits[2].actual_s > run.waits[0].actual_s
     assert run.stats.generation_tokens_total == 32
 
 
 def test_a_refused_request_spoils_the_run() -> None:
     with pytest.raises(BenchmarkError, match="max_tokens"):
-        replay(EchoRunner(), EngineConfig(model_path=""), [_sent(1, 0.0, max_tokens=0)])
+        replay(EchoRunner(), EngineConfig(model_path=""), [_timed(1, 0.0, max_tokens=0)])
 
 
 def test_the_queue_stays_as_long_as_it_is_measured() -> None:
-    """The benchmark itself checks how many ran and waited."""
+    """The benchmark itself checks how many sequences ran and waited."""
     figures = idle_queue.measure(num_repeats=1, num_waiting=50, num_steps=3)
     assert [figure.unit for figure in figures] == ["ms", "ms", "x"]

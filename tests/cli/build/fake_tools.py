@@ -1,4 +1,4 @@
-"""Programs that stand for NVIDIA's: they check what they are told, and write files of the right names."""
+"""Stand-ins for NVIDIA's programs: they check their arguments and write files of the right names."""
 
 import sys
 from pathlib import Path
@@ -15,13 +15,13 @@ for flag in ("--model_dir", "--output_dir", "--dtype"):
     parser.add_argument(flag, required=True)
 for flag in ("--tp_size", "--pp_size"):
     parser.add_argument(flag, type=int, required=True)
-told = parser.parse_args()
-output = Path(told.output_dir)
+arguments = parser.parse_args()
+output = Path(arguments.output_dir)
 output.mkdir()
-assert (Path(told.model_dir) / "config.json").is_file()
-config = {"architecture": "LlamaForCausalLM", "mapping": {"tp_size": told.tp_size}}
+assert (Path(arguments.model_dir) / "config.json").is_file()
+config = {"architecture": "LlamaForCausalLM", "mapping": {"tp_size": arguments.tp_size}}
 (output / "config.json").write_text(json.dumps(config))
-for rank in range(told.tp_size * told.pp_size):
+for rank in range(arguments.tp_size * arguments.pp_size):
     (output / f"rank{rank}.safetensors").touch()
 """
 )
@@ -32,10 +32,10 @@ for flag in ("--pyt_ckpt_path", "--export_path", "--qformat", "--kv_cache_qforma
     parser.add_argument(flag, required=True)
 parser.add_argument("--calib_size")
 parser.add_argument("--dataset")
-told = parser.parse_args()
-shutil.copytree(told.pyt_ckpt_path, told.export_path)
-quantization = {"quantization": {"quant_algo": told.qformat.upper(), "kv_cache_quant_algo": told.kv_cache_qformat}}
-(Path(told.export_path) / "hf_quant_config.json").write_text(json.dumps(quantization))
+arguments = parser.parse_args()
+shutil.copytree(arguments.pyt_ckpt_path, arguments.export_path)
+fields = {"quant_algo": arguments.qformat.upper(), "kv_cache_quant_algo": arguments.kv_cache_qformat}
+(Path(arguments.export_path) / "hf_quant_config.json").write_text(json.dumps({"quantization": fields}))
 """
 )
 TRTLLM_BUILD = f"#!{sys.executable}\n" + (
@@ -48,14 +48,14 @@ for flag in ("--gemm_plugin", "--use_paged_context_fmha"):
 for flag in ("batch_size", "num_tokens", "seq_len", "input_len", "beam_width"):
     parser.add_argument(f"--max_{flag}", type=int)
 parser.add_argument("--workers", type=int, default=1)
-told = parser.parse_args()
-output = Path(told.output_dir)
+arguments = parser.parse_args()
+output = Path(arguments.output_dir)
 output.mkdir(parents=True)
-pretrained = json.loads((Path(told.checkpoint_dir) / "config.json").read_text())
-build = {"max_batch_size": told.max_batch_size, "max_seq_len": told.max_seq_len}
+pretrained = json.loads((Path(arguments.checkpoint_dir) / "config.json").read_text())
+build = {"max_batch_size": arguments.max_batch_size, "max_seq_len": arguments.max_seq_len}
 config = {"version": "1.2.1", "pretrained_config": pretrained, "build_config": build}
 (output / "config.json").write_text(json.dumps(config))
-for rank in Path(told.checkpoint_dir).glob("rank*.safetensors"):
+for rank in Path(arguments.checkpoint_dir).glob("rank*.safetensors"):
     (output / f"{rank.stem}.engine").touch()
 """
 )
@@ -64,9 +64,9 @@ NEMO = (
     + """\
 import os, shutil, sys
 assert sys.argv[1:4] == ["llm", "export", "-y"], sys.argv
-told = dict(word.split("=", 1) for word in sys.argv[4:])
-assert told["target"] == "hf"
-shutil.copytree(os.environ["NEMO_EXPORTS"], told["output_path"])
+options = dict(word.split("=", 1) for word in sys.argv[4:])
+assert options["target"] == "hf"
+shutil.copytree(os.environ["NEMO_EXPORTS"], options["output_path"])
 """
 )
 NEMO_HANGS = (
@@ -81,13 +81,13 @@ FAILS = "import sys\nsys.exit(3)\n"
 
 
 def write_script(path: Path, text: str) -> Path:
-    """One for the interpreter."""
+    """Write a script for the interpreter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
 def write_program(path: Path, text: str) -> Path:
-    """One that can be called by its name."""
+    """Write a program that can be called by its name."""
     write_script(path, text).chmod(0o755)
     return path

@@ -1,4 +1,4 @@
-"""Builds from NeMo's checkpoints: archives of the first generation, folders of the second."""
+"""Builds from NeMo checkpoints: archives of the first generation, folders of the second."""
 
 import io
 import signal
@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.build.nemo import read_nemo
-from tests.cli.build.conftest import Build
+from cli.build.source import read_nemo
 from tests.cli.build.fake_tools import NEMO, NEMO_HANGS, write_program
-from tests.cli.build.trees import names, tree
+from tests.cli.build.parts import Build, names, tree
 
-PATIENCE_S = 30.0
+DEADLINE_S = 30.0
 FIRST = {
     "target": "nemo.collections.nlp.models.language_modeling.megatron_gpt_model.MegatronGPTModel",
     "num_layers": 32,
@@ -82,7 +81,7 @@ nemo llm export -y path={output}.work/nemo2 output_path={output}.work/huggingfac
 
 
 def test_engines_of_an_archive(build: Build, tmp_path: Path) -> None:
-    """What family it is of is not known yet: quantize.py finds out itself."""
+    """The model type is not known before the export, so quantize.py must convert: it reads the type itself."""
     config = {**FIRST, "tokenizer": {"library": "huggingface", "type": "meta-llama/Meta-Llama-3-8B"}}
     archive = write_archive(tmp_path / "llama3.nemo", config)
     done = build(archive, "--output", tmp_path / "models", "--dry-run", "--compile", "--tensorrt-llm-version", "1.2.1")
@@ -117,7 +116,7 @@ def test_an_archive_must_say_what_it_is_of(build: Build, tmp_path: Path) -> None
 
 
 def test_what_an_archive_says_is_no_command(build: Build, tmp_path: Path) -> None:
-    """Its text stands in the script, which is to be run by a shell."""
+    """Text from the archive stands in comments of the script that a shell runs."""
     config = {**FIRST, "target": "nemo.Model\ntouch stolen #", "tokenizer": "none"}
     archive = write_archive(tmp_path / "llama3.nemo", config)
     done = build(archive, "--output", tmp_path / "models", "--dry-run", "--nemo-model-id", "meta-llama/Meta-Llama-3-8B")
@@ -159,13 +158,13 @@ def test_an_interrupted_build_leaves_nothing(
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         try:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + DEADLINE_S
             while not began.exists():
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 time.sleep(0.01)
             process.send_signal(number)
-            assert process.wait(PATIENCE_S) == 128 + number
+            assert process.wait(DEADLINE_S) == 128 + number
         finally:
             process.kill()
     assert names(tmp_path) == {"bin", "began", "second"}

@@ -1,4 +1,4 @@
-"""What `sluice build` writes, and what it leaves alone."""
+"""The repository that `sluice build` writes, and what it refuses to build."""
 
 import hashlib
 import json
@@ -12,25 +12,23 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import SluiceError
-from engine.runners.openvino.source import Kind, open_weights
 from cli.build import openvino, steps
-from cli.build.failures import BuildError
-from cli.build.publishing import publish
-from gateway.bundled import models_folder
+from cli.build.options import BuildError
+from cli.build.output import publish
 from cli.repository.command import command as repository_command
-from tests.cli.build.conftest import Build
-from tests.cli.build.trees import names, tree
+from engine.runners.openvino.source import Kind, open_weights
+from gateway.bundled import models_folder
+from sluice.errors import SluiceError
+from tests.cli.build.parts import Build, names, tree
 from tests.gateway.fake_hub import COMMIT, fake_hub
 from tests.paths import DATA
-from tests import paths
 
 MODELS = {"tiny", "preprocessing", "postprocessing", "ensemble"}
 
 
 def manifest(repository: Path, model: str = "tiny") -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((repository / model / "sluice-build.json").read_text())
-    return told
+    content: dict[str, Any] = json.loads((repository / model / "sluice-build.json").read_text())
+    return content
 
 
 def test_the_checkpoint_the_stages_and_what_was_built(build: Build, tiny: Path, tmp_path: Path) -> None:
@@ -54,20 +52,20 @@ def test_every_configuration_would_load(build: Build, tiny: Path, tmp_path: Path
 
 def test_the_manifest(build: Build, tiny: Path, tmp_path: Path) -> None:
     build(tiny, "--output", tmp_path / "models", "--quantization", "int8", "--dtype", "f32")
-    told = manifest(tmp_path / "models")
+    content = manifest(tmp_path / "models")
     tokenizer = hashlib.sha256((tiny / "tokenizer.json").read_bytes()).hexdigest()
-    assert told["sluice_version"] == version("sluice")
-    assert (told["runtime"], told["runtime_version"]) == ("openvino", version("openvino"))
-    assert (told["quantization"], told["dtype"], told["model_format"]) == ("int8", "float32", "huggingface")
-    assert told["source"]["checkpoint"] == str(tiny)
-    assert (told["tokenizer_file"], told["tokenizer_sha256"]) == ("tokenizer.json", tokenizer)
-    assert told["compute_capability"] is None
-    assert set(told["models"]) == MODELS
+    assert content["sluice_version"] == version("sluice")
+    assert (content["runtime"], content["runtime_version"]) == ("openvino", version("openvino"))
+    assert (content["quantization"], content["dtype"], content["model_format"]) == ("int8", "float32", "huggingface")
+    assert content["source"]["checkpoint"] == str(tiny)
+    assert (content["tokenizer_file"], content["tokenizer_sha256"]) == ("tokenizer.json", tokenizer)
+    assert content["compute_capability"] is None
+    assert set(content["models"]) == MODELS
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_path: Path, quantization: str) -> None:
-    """And are the same that the engine makes of it."""
+    """The files are the same that the engine makes of the checkpoint."""
     rill, output = models_folder() / "rill" / "1", tmp_path / "models"
     done = build(rill, "--output", output, "--quantization", quantization, "--layout", "single")
     assert done.code == 0, done.err
@@ -75,11 +73,11 @@ def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_p
     files = {file.name: file.stat().st_size for file in built.glob("*.safetensors")}
     assert files.keys() == {f"model-{quantization}.safetensors", "model-others.safetensors"}
     assert sum(files.values()) < 0.6 * (rill / "model.safetensors").stat().st_size
-    made, kept = (open_weights(each, quantization, tmp_path / "other") for each in (rill, built))
-    assert kept.quantization == quantization
+    by_engine, by_build = (open_weights(each, quantization, tmp_path / "other") for each in (rill, built))
+    assert by_build.quantization == quantization
     assert list((tmp_path / "other").rglob("*.safetensors"))
-    for name, stored in made.tensors.items():
-        assert made.constant(name, stored.shape).shape == kept.constant(name, stored.shape).shape
+    for name, stored in by_engine.tensors.items():
+        assert by_engine.constant(name, stored.shape).shape == by_build.constant(name, stored.shape).shape
     assert (tmp_path / "other" / "compressed").joinpath(
         next((tmp_path / "other" / "compressed").iterdir())
     ).read_bytes() == (built / f"model-{quantization}.safetensors").read_bytes()
@@ -109,11 +107,11 @@ def test_an_ir_stays_as_it_is(build: Build, tmp_path: Path) -> None:
 def test_what_has_no_graph_here_is_converted(
     build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By optimum-intel, whose work the engine's tests try; here it has been done before."""
-    converted, asked = DATA / "checkpoints" / "gpt2_ir", []
+    """optimum-intel is replaced by a finished conversion; the tests of the engine run the real one."""
+    converted, calls = DATA / "checkpoints" / "gpt2_ir", []
 
     def convert(folder: Path, quantization: str, cache: Path) -> Path:
-        asked.append((folder, quantization, cache))
+        calls.append((folder, quantization, cache))
         return converted
 
     monkeypatch.setattr(openvino, "identify", lambda folder: (Kind.CONVERTIBLE, "it is odd"))
@@ -123,7 +121,7 @@ def test_what_has_no_graph_here_is_converted(
     assert "--weight-format int4 \\\n  --group-size-fallback adjust" in dry
     done = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--layout", "single")
     assert done.code == 0, done.err
-    assert asked == [(tiny, "int4", tmp_path / "cache" / "converted")]
+    assert calls == [(tiny, "int4", tmp_path / "cache" / "converted")]
     version = tmp_path / "models" / "tiny" / "1"
     assert {"openvino_model.xml", "openvino_model.bin", "tokenizer.json"} <= names(version)
     assert not (version / "model.safetensors").exists()
@@ -228,7 +226,7 @@ def test_too_little_space_is_seen_before(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (
             ["--quantization", "fp8", "--runtime", "openvino"],
@@ -248,10 +246,10 @@ def test_too_little_space_is_seen_before(
         (["--quantisation", "int8"], "unknown option --quantisation; did you mean --quantization?"),
     ],
 )
-def test_what_cannot_be_asked(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_asked(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
     done = build(tiny, "--output", tmp_path / "models", *arguments)
     assert done.code == 2
-    assert said in done.err
+    assert error in done.err
     assert not (tmp_path / "models").exists()
 
 
@@ -275,7 +273,7 @@ def unknown_family(folder: Path, tiny: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "code", "said"),
+    ("make", "code", "error"),
     [
         (no_such_folder, 2, "which is no folder"),
         (no_checkpoint, 2, "which has no config.json"),
@@ -284,10 +282,10 @@ def unknown_family(folder: Path, tiny: Path) -> Path:
     ],
 )
 def test_what_cannot_be_built_from(
-    build: Build, tiny: Path, tmp_path: Path, make: Callable[[Path, Path], Path], code: int, said: str
+    build: Build, tiny: Path, tmp_path: Path, make: Callable[[Path, Path], Path], code: int, error: str
 ) -> None:
     done = build(make(tmp_path, tiny), "--output", tmp_path / "models", "--runtime", "openvino")
-    assert (done.code, said in done.err) == (code, True), done.err
+    assert (done.code, error in done.err) == (code, True), done.err
     assert not (tmp_path / "models").exists()
 
 

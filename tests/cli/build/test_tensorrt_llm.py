@@ -1,4 +1,4 @@
-"""Builds for TensorRT-LLM: the commands of its tools, and what is made around what they make."""
+"""Builds for TensorRT-LLM: the commands of its tools, and the repository around their results."""
 
 import json
 import shutil
@@ -7,12 +7,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from engine.model_folder import ModelFormat, model_format
 from cli.build import building
 from cli.repository.command import command as repository_command
-from tests.cli.build.conftest import Build
+from engine.model_folder import ModelFormat, model_format
 from tests.cli.build.fake_tools import CONVERT_CHECKPOINT, FAILS, HF_PTQ, TRTLLM_BUILD, write_program, write_script
-from tests.cli.build.trees import names, tree
+from tests.cli.build.parts import Build, names, tree
 from tests.stand_ins.paths import STAND_INS
 
 DRY = ("--runtime", "tensorrt_llm", "--layout", "single", "--dry-run")
@@ -21,25 +20,25 @@ V12, V13 = ("--tensorrt-llm-version", "1.2.1"), ("--tensorrt-llm-version", "1.3.
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """TensorRT-LLM's and ModelOpt's examples, the compiler, and a GPU."""
+    """Install stand-ins for TensorRT-LLM's and ModelOpt's examples, for the compiler, and for a GPU."""
     folder = tmp_path / "tools"
     write_script(folder / "models" / "core" / "llama" / "convert_checkpoint.py", CONVERT_CHECKPOINT)
     write_script(folder / "llm_ptq" / "hf_ptq.py", HF_PTQ)
     write_program(folder / "bin" / "trtllm-build", TRTLLM_BUILD)
     monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
     monkeypatch.setattr(building, "num_gpus", lambda: 1)
-    for name, told in {
+    for name, result in {
         "nvmlInit": None,
         "nvmlShutdown": None,
         "nvmlDeviceGetHandleByIndex": "first",
         "nvmlDeviceGetCudaComputeCapability": (9, 0),
     }.items():
-        monkeypatch.setattr(pynvml, name, lambda *asked, told=told: told)
+        monkeypatch.setattr(pynvml, name, lambda *arguments, result=result: result)
     return folder
 
 
 def step(text: str, purpose: str) -> str:
-    """The commands of one step."""
+    """Return the commands of one step."""
     return text.partition(f": {purpose}\n")[2].partition("\n\n")[0]
 
 
@@ -149,13 +148,14 @@ def test_engines_are_made_and_get_their_tokenizer(
     assert model_format(version) is ModelFormat.TENSORRT_LLM_ENGINE
     assert {"rank0.engine", "rank1.engine", "config.json"} == names(version)
     assert {"tokenizer.json", "config.json", "generation_config.json"} <= names(output / "tiny" / "tokenizer")
-    told = json.loads((output / "tiny" / "sluice-build.json").read_text())
-    assert (told["runtime"], told["runtime_version"], told["tensor_parallel_size"]) == ("tensorrt_llm", "1.2.1", 2)
-    assert told["model_format"] == "tensorrt_llm_engine"
-    assert f"--output_dir {output}/tiny/1" in told["commands"][1]
+    content = json.loads((output / "tiny" / "sluice-build.json").read_text())
+    assert (content["runtime"], content["runtime_version"]) == ("tensorrt_llm", "1.2.1")
+    assert content["tensor_parallel_size"] == 2
+    assert content["model_format"] == "tensorrt_llm_engine"
+    assert f"--output_dir {output}/tiny/1" in content["commands"][1]
     assert names(output) == {"tiny", "preprocessing", "postprocessing", "ensemble"}
     assert names(tmp_path) == {"models", "tools"}
-    assert told["compute_capability"] == "9.0"
+    assert content["compute_capability"] == "9.0"
     monkeypatch.syspath_prepend(STAND_INS)
     assert repository_command(["check", "--strict", str(output)]) == 0
 
@@ -215,7 +215,7 @@ def test_no_gpu(build: Build, tiny: Path, tmp_path: Path, tools: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (["--compile", *V13], "compiled engines ended with TensorRT-LLM 1.2, and this is 1.3.0"),
         (["--compile", "--tensorrt-llm-version", "1.3.0rc5"], "compiled engines ended with TensorRT-LLM 1.2"),
@@ -227,7 +227,7 @@ def test_no_gpu(build: Build, tiny: Path, tmp_path: Path, tools: Path, monkeypat
         (["--kv-cache-dtype", "u8", *V12], "--kv-cache-dtype must be auto or fp8 for tensorrt_llm, got 'u8'"),
     ],
 )
-def test_what_a_version_cannot_do(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_a_version_cannot_do(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
     done = build(tiny, "--output", tmp_path / "models", *DRY, *arguments)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert error in done.err

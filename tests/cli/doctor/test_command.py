@@ -1,4 +1,4 @@
-"""`sluice doctor` on this machine, which has no GPU or has: the same questions."""
+"""`sluice doctor` on this machine, whether it has GPUs or not."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.doctor.command import command
-from cli.doctor.facts import Gpus
+from cli.doctor.facts import NvidiaDriver
 from gateway.bundled import models_folder
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
@@ -22,15 +22,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 
 def test_the_machine_alone_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys)
+    code, output = run(capsys)
     assert code == 0
-    assert len(said.splitlines()) <= 24
-    assert "CPU" in said and "libraries" in said and said.rstrip().splitlines()[-1].startswith("Will work")
+    assert len(output.splitlines()) <= 24
+    assert "CPU" in output and "libraries" in output and output.rstrip().splitlines()[-1].startswith("Will work")
 
 
 def test_a_model_is_told_with_its_runtime(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys, "--json", "--runtime", "openvino", str(MODEL))
-    report = json.loads(said)
+    code, output = run(capsys, "--json", "--runtime", "openvino", str(MODEL))
+    report = json.loads(output)
     texts = [finding["text"] for finding in report["findings"] if finding["subject"] == "rill"]
     assert (code, report["verdict"]) in ((0, "ok"), (0, "note"))
     assert any("runs on OpenVINO: it was asked for" in text for text in texts)
@@ -43,18 +43,18 @@ def test_a_repository_s_language_models_are_looked_at(tmp_path: Path, capsys: py
     ):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "config.pbtxt").write_text(f'backend: "llm"\n{parameters}')
-    code, said = run(capsys, "--json", "--runtime", "openvino", str(tmp_path))
-    levels = {(finding["subject"], finding["level"]) for finding in json.loads(said)["findings"]}
+    code, output = run(capsys, "--json", "--runtime", "openvino", str(tmp_path))
+    levels = {(finding["subject"], finding["level"]) for finding in json.loads(output)["findings"]}
     assert code == 1 and ("empty", "fail") in levels
     assert ("good", "ok") in levels and ("good", "fail") not in levels
-    _, unasked = run(capsys, "--json", str(tmp_path))
-    assert "runs on" in unasked and "it was asked for" not in unasked
+    _, default_output = run(capsys, "--json", str(tmp_path))
+    assert "runs on" in default_output and "it was asked for" not in default_output
 
 
 def test_what_is_asked_of_a_machine_without_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys, "--runtime", "tensorrt_llm", "--tensor-parallel-size", "64", str(MODEL))
+    code, output = run(capsys, "--runtime", "tensorrt_llm", "--tensor-parallel-size", "64", str(MODEL))
     assert code == 1
-    assert said.rstrip().splitlines()[-1].startswith("Will not work as it is")
+    assert output.rstrip().splitlines()[-1].startswith("Will not work as it is")
 
 
 def test_a_model_that_runs_on_gpus_alone_needs_one(
@@ -62,10 +62,10 @@ def test_a_model_that_runs_on_gpus_alone_needs_one(
 ) -> None:
     """TensorRT-LLM's image, started without the GPUs."""
     monkeypatch.syspath_prepend(str(STAND_INS))
-    monkeypatch.setattr("cli.doctor.machine.read_gpus", lambda: Gpus(reason="no driver"))
-    code, said = run(capsys, "--json", str(make_compiled_engine(tmp_path / "engine")))
+    monkeypatch.setattr("cli.doctor.machine.read_driver", lambda: NvidiaDriver(reason="no driver"))
+    code, output = run(capsys, "--json", str(make_compiled_engine(tmp_path / "engine")))
     assert code == 1
-    failing = {each["subject"]: each["text"] for each in json.loads(said)["findings"] if each["level"] == "fail"}
+    failing = {each["subject"]: each["text"] for each in json.loads(output)["findings"] if each["level"] == "fail"}
     assert failing["GPU"] == "no NVIDIA GPU: no driver"
 
 
@@ -77,18 +77,18 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "error"),
     [
         ("/no/such/folder", "/no/such/folder is no folder"),
         ("/", "is neither a model's folder"),
         ("acme/never-downloaded", ""),
     ],
 )
-def test_paths_that_are_no_model(path: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_that_are_no_model(path: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = command([*FREE_PORTS, path])
     streams = capsys.readouterr()
-    if said:
-        assert code == 2 and said in streams.err
+    if error:
+        assert code == 2 and error in streams.err
     else:
         assert code == 0 and "not in the hub's local cache" in " ".join(streams.out.split())
 

@@ -2,33 +2,36 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import Gpus, Machine
-from cli.doctor.findings import Level
+from cli.doctor.facts import MachineFacts, NvidiaDriver
+from cli.doctor.findings import Severity
 from cli.doctor.machine_checks import check_machine
 from engine.config import Runtime
-from tests.cli.doctor.facts import gpu, gpus, machine
+from tests.cli.doctor.builders import driver, gpu, machine
 
-NONE = Gpus(reason="NVIDIA's driver does not answer")
+NO_GPU = NvidiaDriver(reason="NVIDIA's driver does not answer")
 
 
-def told(found: Machine, runtime: Runtime = Runtime.AUTO) -> dict[str, Level]:
-    """The worst level of each subject."""
-    levels: dict[str, Level] = {}
-    for finding in check_machine(found, runtime):
-        worst = max(levels.get(finding.subject, Level.OK), finding.level, key=list(Level).index)
+def worst_levels(machine: MachineFacts, runtime: Runtime = Runtime.AUTO) -> dict[str, Severity]:
+    """Return the worst level of each subject."""
+    levels: dict[str, Severity] = {}
+    for finding in check_machine(machine, runtime):
+        worst = max(levels.get(finding.subject, Severity.OK), finding.level, key=list(Severity).index)
         levels[finding.subject] = worst
-        assert finding.remedy or finding.level in (Level.OK, Level.NOTE), finding
+        assert finding.remedy or finding.level in (Severity.OK, Severity.NOTE), finding
     return levels
 
 
 def test_a_machine_for_tensorrt_llm_is_well() -> None:
-    assert set(told(machine(gpus())).values()) == {Level.OK}
+    assert set(worst_levels(machine(driver())).values()) == {Severity.OK}
 
 
 def test_without_a_gpu_it_says_so_and_that_the_cpu_serves() -> None:
-    found = machine(NONE, versions={"sluice": "0.1.0", "openvino": "2026.4.1"}, torch_cuda=None)
-    assert told(found)["GPU"] is Level.NOTE
-    assert told(found, Runtime.TENSORRT_LLM) == told(found) | {"GPU": Level.FAIL, "TensorRT-LLM": Level.FAIL}
+    found = machine(NO_GPU, versions={"sluice": "0.1.0", "openvino": "2026.4.1"}, torch_cuda=None)
+    assert worst_levels(found)["GPU"] is Severity.NOTE
+    assert worst_levels(found, Runtime.TENSORRT_LLM) == worst_levels(found) | {
+        "GPU": Severity.FAIL,
+        "TensorRT-LLM": Severity.FAIL,
+    }
     text = next(finding.text for finding in check_machine(found, Runtime.AUTO) if finding.subject == "GPU")
     assert "no NVIDIA GPU" in text and "OpenVINO" in text
 
@@ -36,23 +39,23 @@ def test_without_a_gpu_it_says_so_and_that_the_cpu_serves() -> None:
 @pytest.mark.parametrize(
     ("changed", "subject", "level"),
     [
-        ({"found": gpus(gpu(capability=(7, 5)))}, "GPU 0", Level.FAIL),
-        ({"found": gpus(gpu(free=40))}, "GPU 0", Level.WARN),
-        ({"found": gpus(gpu(), gpu(1, capability=(7, 0)))}, "GPU 1", Level.FAIL),
-        ({"found": gpus(cuda=(12, 4))}, "CUDA", Level.FAIL),
-        ({"found": gpus(), "torch_cuda": (13, 1)}, "CUDA", Level.WARN),
-        ({"found": gpus(), "torch_cuda": None}, "torch", Level.FAIL),
-        ({"found": gpus(), "versions": {"sluice": "0.1.0"}}, "TensorRT-LLM", Level.WARN),
-        ({"found": gpus(), "disk": 1}, "disk", Level.WARN),
-        ({"found": gpus(), "ports": (8000,)}, "ports", Level.WARN),
+        ({"driver": driver(gpu(capability=(7, 5)))}, "GPU 0", Severity.FAIL),
+        ({"driver": driver(gpu(free=40))}, "GPU 0", Severity.WARN),
+        ({"driver": driver(gpu(), gpu(1, capability=(7, 0)))}, "GPU 1", Severity.FAIL),
+        ({"driver": driver(cuda=(12, 4))}, "CUDA", Severity.FAIL),
+        ({"driver": driver(), "torch_cuda": (13, 1)}, "CUDA", Severity.WARN),
+        ({"driver": driver(), "torch_cuda": None}, "torch", Severity.FAIL),
+        ({"driver": driver(), "versions": {"sluice": "0.1.0"}}, "TensorRT-LLM", Severity.WARN),
+        ({"driver": driver(), "disk": 1}, "disk", Severity.WARN),
+        ({"driver": driver(), "ports": (8000,)}, "ports", Severity.WARN),
     ],
 )
-def test_what_is_wrong_is_said_of_its_subject(changed: dict[str, Any], subject: str, level: Level) -> None:
-    levels = told(machine(**changed))
+def test_what_is_wrong_is_said_of_its_subject(changed: dict[str, Any], subject: str, level: Severity) -> None:
+    levels = worst_levels(machine(**changed))
     assert levels.pop(subject) is level
-    assert set(levels.values()) == {Level.OK}
+    assert set(levels.values()) == {Severity.OK}
 
 
-def test_a_cpu_without_bf16_is_told() -> None:
-    texts = [finding.text for finding in check_machine(machine(NONE, dtypes=("FP32",)), Runtime.AUTO)]
+def test_a_cpu_without_bf16_is_worst_levels() -> None:
+    texts = [finding.text for finding in check_machine(machine(NO_GPU, dtypes=("FP32",)), Runtime.AUTO)]
     assert any("no bf16" in text for text in texts)

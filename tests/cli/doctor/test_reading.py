@@ -1,4 +1,4 @@
-"""What is read of a real folder, a real driver's stand-in and real distributions."""
+"""Facts read from real folders, a stand-in for NVML and real distributions."""
 
 import json
 import shutil
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import Capability
-from cli.doctor.gpus import read_gpus
-from cli.doctor.libraries import read_libraries
+from cli.doctor.facts import ComputeCapability
+from cli.doctor.machine import read_driver, read_libraries
 from cli.doctor.models import cache_width, read_model
 from engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
@@ -22,8 +21,8 @@ from tests.stand_ins.model_folders import make_checkpoint
 LLAMA = paths.DATA / "checkpoints" / "llama_tiny"
 
 
-def driver(num_gpus: int, *, hides: tuple[str, ...] = ()) -> Any:
-    """What of pynvml is asked."""
+def nvml(num_gpus: int, *, hides: tuple[str, ...] = ()) -> Any:
+    """Return a stand-in for pynvml. The functions named in `hides` raise NVMLError."""
 
     class NVMLError(Exception):
         pass
@@ -48,27 +47,27 @@ def driver(num_gpus: int, *, hides: tuple[str, ...] = ()) -> Any:
 
 
 def test_gpus_are_read_once() -> None:
-    found = read_gpus(lambda: driver(2))
-    assert (found.driver_version, found.cuda_version) == ("580.65.06", (13, 0))
+    found = read_driver(lambda: nvml(2))
+    assert (found.version, found.cuda_version) == ("580.65.06", (13, 0))
     assert [(each.name, each.capability, each.num_processes) for each in found.gpus] == [
-        ("GPU 0", Capability(9, 0), 2),
-        ("GPU 1", Capability(9, 0), 2),
+        ("GPU 0", ComputeCapability(9, 0), 2),
+        ("GPU 1", ComputeCapability(9, 0), 2),
     ]
     assert found.gpus[0].is_partitioned and found.gpus[0].memory_free_bytes == 60
 
 
 def test_what_a_gpu_hides_is_left_out() -> None:
     hidden = ("nvmlDeviceGetMigMode", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetComputeRunningProcesses")
-    (found,) = read_gpus(lambda: driver(1, hides=hidden)).gpus
+    (found,) = read_driver(lambda: nvml(1, hides=hidden)).gpus
     assert (found.capability, found.is_partitioned, found.num_processes) == (None, False, 0)
 
 
 def test_a_driver_without_gpus_says_so() -> None:
-    assert "no GPU" in read_gpus(lambda: driver(0)).reason
+    assert "no GPU" in read_driver(lambda: nvml(0)).reason
 
 
 def test_the_driver_of_this_machine_or_its_absence_is_no_error() -> None:
-    found = read_gpus()
+    found = read_driver()
     assert bool(found.gpus) != bool(found.reason)
 
 
@@ -126,7 +125,7 @@ def test_a_compiled_engine_tells_its_version_and_its_gpus(tmp_path: Path) -> Non
     (tmp_path / "sluice-build.json").write_text('{"compute_capability": "9.0"}')
     found = read_model("llama", tmp_path)
     assert (found.format, found.built_by, found.num_gpus) == (ModelFormat.TENSORRT_LLM_ENGINE, "1.2.1", 2)
-    assert (found.quantization, found.built_for) == ("fp8", Capability(9, 0))
+    assert (found.quantization, found.built_for) == ("fp8", ComputeCapability(9, 0))
     assert (found.size.weight_bytes, found.size.max_model_len) == (20, 512)
     assert found.size.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2
     assert "compiled" not in found.openvino_problem and "tensorrt llm engine" in found.openvino_problem
@@ -157,7 +156,7 @@ def test_how_wide_a_cached_value_is() -> None:
 
 
 def test_the_engines_own_python_is_asked_for_its_libraries(tmp_path: Path) -> None:
-    """It stands for an environment with TensorRT-LLM: two distributions on its path."""
+    """The Python stands for an environment with TensorRT-LLM: it has two distributions on its path."""
     for name, number, requirement in (
         ("tensorrt_llm", "1.2.1", ""),
         ("torch", "2.9.1", "Requires-Dist: nvidia-cuda-runtime==13.0.48\n"),

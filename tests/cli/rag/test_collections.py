@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cli import main
+from cli import __main__
 from pipelines.rag.owner_keys import HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer
@@ -71,7 +71,7 @@ def test_delete_wants_to_know_what(sluice: Sluice, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("command", ["ingest", "query", "search", "list", "delete"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main.main(["rag", command, "--help"])
+        __main__.main(["rag", command, "--help"])
     output = capsys.readouterr().out
     assert f"usage: sluice rag {command}" in output
     assert f"  sluice rag {command}" in output

@@ -1,4 +1,4 @@
-"""`sluice repository check`, as a person and as a machine run it."""
+"""`sluice repository check`: its text, its JSON and its exit codes."""
 
 import io
 import json
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli import main
+from cli.__main__ import main
+from cli.repository.check import Style
 from cli.repository.command import command
-from cli.repository.report import Style
 
 PYTHON = """backend: "python"
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
@@ -70,9 +70,9 @@ def test_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     write(tmp_path, "fine", PYTHON)
     write(tmp_path, "remedied", REMEDIED)
     assert check("--json", tmp_path) == 1
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["summary"] == {"models": 2, "ok": 1, "notes": 0, "error": 1}
-    fine, remedied = told["models"]
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["summary"] == {"models": 2, "ok": 1, "notes": 0, "error": 1}
+    fine, remedied = report["models"]
     assert fine == {
         "name": "fine", "folders": [f"{tmp_path}/fine"], "verdict": "ok", "backend": "python", "versions": [1],
         "errors": [], "notes": [],
@@ -96,12 +96,12 @@ def test_loading_finds_what_no_look_can(tmp_path: Path, capsys: pytest.CaptureFi
     assert check(tmp_path / ".." / tmp_path.name) == 1
     assert "raises    python, version 1" in capsys.readouterr().out
     assert check("--load", "--json", tmp_path) == 1
-    told = {each["name"]: each for each in json.loads(capsys.readouterr().out)["models"]}
-    assert told["fine"]["verdict"] == "ok"
-    (error,) = told["raises"]["errors"]
+    models = {each["name"]: each for each in json.loads(capsys.readouterr().out)["models"]}
+    assert models["fine"]["verdict"] == "ok"
+    (error,) = models["raises"]["errors"]
     assert error["message"].startswith("version 1 cannot be loaded: ")
     assert "RuntimeError: not this one" in error["message"]
-    assert [each["line"] for each in told["remedied"]["errors"]] == [2]
+    assert [each["line"] for each in models["remedied"]["errors"]] == [2]
 
 
 def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +109,10 @@ def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.
     version.mkdir(parents=True)
     (version / "config.json").write_text("{}")
     (version / "model.safetensors").touch()
-    given = 'parameters { key: "%s" value { string_value: "%s" } }\n'
-    said = given % ("runtime", "openvino") + given % ("max_num_seqs", "8") + given % ("gpu_device_ids", "0")
-    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "tensorrtllm"\n{said}')
+    parameter = 'parameters { key: "%s" value { string_value: "%s" } }\n'
+    values = (("runtime", "openvino"), ("max_num_seqs", "8"), ("gpu_device_ids", "0"))
+    parameters = "".join(parameter % each for each in values)
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "tensorrtllm"\n{parameters}')
     assert check(tmp_path) == 0
     assert capsys.readouterr().out == (
         "ok     m  tensorrtllm, version 1\n"
@@ -122,8 +123,8 @@ def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.
         "1 model: 1 ok, 0 with notes, 0 would not load\n"
     )
     assert check("--json", tmp_path) == 0
-    (told,) = json.loads(capsys.readouterr().out)["models"]
-    assert told["runtime"] == {
+    (report,) = json.loads(capsys.readouterr().out)["models"]
+    assert report["runtime"] == {
         "runtime": "openvino",
         "reason": "it was asked for",
         "obeyed": ["max_num_seqs", "runtime"],
@@ -146,7 +147,7 @@ def test_ensembles_over_two_repositories(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         ((), "sluice repository check: error: the following arguments are required: PATH (see sluice repository check "
              "--help)\n"),
@@ -158,12 +159,12 @@ def test_ensembles_over_two_repositories(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )  # fmt: skip
 def test_what_cannot_be_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], error: str
 ) -> None:
     write(tmp_path, "a", PYTHON)
     assert check(*(each.format(root=tmp_path) for each in arguments)) == 2
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", said.format(root=tmp_path))
+    assert (captured.out, captured.err) == ("", error.format(root=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -192,18 +193,18 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_is_a_command_of_sluice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "a", PYTHON)
-    assert main.main(["repository", "check", str(tmp_path)]) == 0
+    assert main(["repository", "check", str(tmp_path)]) == 0
     assert "1 model: 1 ok" in capsys.readouterr().out
 
 
 def test_a_look_imports_no_runtime(tmp_path: Path) -> None:
-    """It is quick because it loads nothing."""
+    """A check is quick because it loads no model."""
     (tmp_path / "o" / "1").mkdir(parents=True)
     (tmp_path / "o" / "1" / "model.onnx").write_bytes(b"onnx")
     write(tmp_path, "p", PYTHON)
     heavy = ["onnxruntime", "openvino", "torch", "transformers", "fastapi"]
     script = (
-        f"import sys; from cli.main import main; main(['repository', 'check', {str(tmp_path)!r}]); "
+        f"import sys; from cli.__main__ import main; main(['repository', 'check', {str(tmp_path)!r}]); "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)

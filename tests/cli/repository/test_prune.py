@@ -1,4 +1,4 @@
-"""`sluice repository prune`: what is shown, asked and deleted."""
+"""`sluice repository prune`: its table, its question and what it deletes."""
 
 import io
 import shutil
@@ -11,7 +11,7 @@ from cli.repository.command import command
 
 
 def write(root: Path, name: str, *sizes: int, config: str = "") -> None:
-    """Versions 1, 2 … with files of these sizes."""
+    """Write versions 1, 2, ... of a model, with files of these sizes."""
     for version, size in enumerate(sizes, start=1):
         (root / name / str(version)).mkdir(parents=True)
         (root / name / str(version) / "model.onnx").write_bytes(bytes(size))
@@ -137,7 +137,7 @@ def test_nothing_goes_where_a_configuration_cannot_be_read(root: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (("{root}",), "the following arguments are required: --keep (see sluice repository prune --help)"),
         (("--keep", "0", "{root}"),
@@ -152,8 +152,8 @@ def test_nothing_goes_where_a_configuration_cannot_be_read(root: Path, capsys: p
     ],
 )  # fmt: skip
 def test_what_cannot_be_pruned(
-    root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], error: str
 ) -> None:
     assert prune(*(each.format(root=root) for each in arguments)) == 2
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"sluice repository prune: error: {said.format(root=root)}\n")
+    assert (captured.out, captured.err) == ("", f"sluice repository prune: error: {error.format(root=root)}\n")

@@ -1,19 +1,19 @@
-"""The config.pbtxt files of a built repository."""
+"""Writes the config.pbtxt files of a built repository."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cli.build.arguments import Layout
+from cli.build.options import Layout
 
 MAX_BATCH_SIZE = 64
-"""Rows of one request, where nothing says how many sequences run at once."""
+"""Rows of one request where the number of sequences is not limited."""
 TOKENIZER_FOLDER = "1"
-"""Where the stages have their tokenizer: in their version, as a store of models copies those."""
+"""Folder of the stages' tokenizer: the version's, since a model store downloads the folders of versions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The models of a repository. Those without a stage are one model alone."""
+class RepositoryNames:
+    """Names of the models of a repository. Without stages it has one model alone."""
 
     model: str
     preprocessing: str = ""
@@ -26,19 +26,19 @@ class Names:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """In the order in which they may appear: an ensemble after what it calls."""
+        """All names, in the order of publication: an ensemble comes after the models that it calls."""
         return tuple(name for name in (self.model, self.preprocessing, self.postprocessing, self.ensemble) if name)
 
 
-def names_of(layout: Layout, model: str) -> Names:
+def repository_names(layout: Layout, model: str) -> RepositoryNames:
     if layout is Layout.SINGLE:
-        return Names(model)
+        return RepositoryNames(model)
     prefix = f"{model}_" if layout is Layout.PREFIXED else ""
-    return Names(model, f"{prefix}preprocessing", f"{prefix}postprocessing", f"{prefix}ensemble")
+    return RepositoryNames(model, f"{prefix}preprocessing", f"{prefix}postprocessing", f"{prefix}ensemble")
 
 
 def model_config(name: str, backend: str, max_batch_size: int, parameters: Mapping[str, str]) -> str:
-    """Without inputs and outputs: the backend knows those of a language model, text and tokens."""
+    """Return the configuration of the language model. The backend completes its inputs and outputs."""
     return _config(
         f'name: "{name}"',
         f'backend: "{backend}"',
@@ -49,7 +49,7 @@ def model_config(name: str, backend: str, max_batch_size: int, parameters: Mappi
 
 
 def stage_config(name: str, backend: str, max_batch_size: int, parameters: Mapping[str, str]) -> str:
-    """Preprocessing or postprocessing."""
+    """Return the configuration of preprocessing or postprocessing."""
     inputs, outputs = _STAGES[backend]
     return _config(
         f'name: "{name}"',
@@ -62,8 +62,8 @@ def stage_config(name: str, backend: str, max_batch_size: int, parameters: Mappi
     )
 
 
-def ensemble_config(names: Names, max_batch_size: int) -> str:
-    """Text in, text out: NVIDIA's tensors, and their way through the three steps."""
+def ensemble_config(names: RepositoryNames, max_batch_size: int) -> str:
+    """Return the configuration of the ensemble: NVIDIA's text tensors, mapped through the three steps."""
     steps = ",\n".join(_step(model, *maps) for model, *maps in _steps(names))
     return _config(
         f'name: "{names.ensemble}"',
@@ -116,40 +116,40 @@ _STAGES: dict[str, tuple[list[_Tensor], list[_Tensor]]] = {
     ),
 }
 
-_TO_STAGE, _TO_MODEL = "preprocessing", "model"
+_PREPROCESSING, _MODEL = "preprocessing", "model"
 _ENSEMBLE_INPUTS = (
-    (_Tensor("text_input", "STRING", is_optional=False), _TO_STAGE, "QUERY"),
-    (_Tensor("max_tokens", "INT32", is_optional=False), _TO_STAGE, "REQUEST_OUTPUT_LEN"),
-    (_Tensor("bad_words", "STRING", "-1"), _TO_STAGE, "BAD_WORDS_DICT"),
-    (_Tensor("stop_words", "STRING", "-1"), _TO_STAGE, "STOP_WORDS_DICT"),
-    (_Tensor("embedding_bias_words", "STRING", "-1"), _TO_STAGE, "EMBEDDING_BIAS_WORDS"),
-    (_Tensor("embedding_bias_weights", "FP32", "-1"), _TO_STAGE, "EMBEDDING_BIAS_WEIGHTS"),
-    (_Tensor("end_id", "INT32"), _TO_STAGE, "END_ID"),
-    (_Tensor("pad_id", "INT32"), _TO_STAGE, "PAD_ID"),
-    (_Tensor("top_k", "INT32"), _TO_MODEL, "runtime_top_k"),
-    (_Tensor("top_p", "FP32"), _TO_MODEL, "runtime_top_p"),
-    (_Tensor("temperature", "FP32"), _TO_MODEL, "temperature"),
-    (_Tensor("length_penalty", "FP32"), _TO_MODEL, "len_penalty"),
-    (_Tensor("repetition_penalty", "FP32"), _TO_MODEL, "repetition_penalty"),
-    (_Tensor("presence_penalty", "FP32"), _TO_MODEL, "presence_penalty"),
-    (_Tensor("frequency_penalty", "FP32"), _TO_MODEL, "frequency_penalty"),
-    (_Tensor("min_tokens", "INT32"), _TO_MODEL, "min_tokens"),
-    (_Tensor("seed", "UINT64"), _TO_MODEL, "seed"),
-    (_Tensor("beam_width", "INT32"), _TO_MODEL, "beam_width"),
-    (_Tensor("num_return_sequences", "INT32"), _TO_MODEL, "num_return_sequences"),
-    (_Tensor("stream", "BOOL"), _TO_MODEL, "streaming"),
-    (_Tensor("exclude_input_in_output", "BOOL"), _TO_MODEL, "exclude_input_in_output"),
-    (_Tensor("return_log_probs", "BOOL"), _TO_MODEL, "return_log_probs"),
-    (_Tensor("return_context_logits", "BOOL"), _TO_MODEL, "return_context_logits"),
-    (_Tensor("return_generation_logits", "BOOL"), _TO_MODEL, "return_generation_logits"),
-    (_Tensor("return_perf_metrics", "BOOL"), _TO_MODEL, "return_perf_metrics"),
-    (_Tensor("return_num_input_tokens", "BOOL"), _TO_MODEL, "return_num_input_tokens"),
-    (_Tensor("return_num_output_tokens", "BOOL"), _TO_MODEL, "return_num_output_tokens"),
-    (_Tensor("lora_task_id", "UINT64"), _TO_MODEL, "lora_task_id"),
-    (_Tensor("guided_decoding_guide_type", "STRING"), _TO_MODEL, "guided_decoding_guide_type"),
-    (_Tensor("guided_decoding_guide", "STRING"), _TO_MODEL, "guided_decoding_guide"),
+    (_Tensor("text_input", "STRING", is_optional=False), _PREPROCESSING, "QUERY"),
+    (_Tensor("max_tokens", "INT32", is_optional=False), _PREPROCESSING, "REQUEST_OUTPUT_LEN"),
+    (_Tensor("bad_words", "STRING", "-1"), _PREPROCESSING, "BAD_WORDS_DICT"),
+    (_Tensor("stop_words", "STRING", "-1"), _PREPROCESSING, "STOP_WORDS_DICT"),
+    (_Tensor("embedding_bias_words", "STRING", "-1"), _PREPROCESSING, "EMBEDDING_BIAS_WORDS"),
+    (_Tensor("embedding_bias_weights", "FP32", "-1"), _PREPROCESSING, "EMBEDDING_BIAS_WEIGHTS"),
+    (_Tensor("end_id", "INT32"), _PREPROCESSING, "END_ID"),
+    (_Tensor("pad_id", "INT32"), _PREPROCESSING, "PAD_ID"),
+    (_Tensor("top_k", "INT32"), _MODEL, "runtime_top_k"),
+    (_Tensor("top_p", "FP32"), _MODEL, "runtime_top_p"),
+    (_Tensor("temperature", "FP32"), _MODEL, "temperature"),
+    (_Tensor("length_penalty", "FP32"), _MODEL, "len_penalty"),
+    (_Tensor("repetition_penalty", "FP32"), _MODEL, "repetition_penalty"),
+    (_Tensor("presence_penalty", "FP32"), _MODEL, "presence_penalty"),
+    (_Tensor("frequency_penalty", "FP32"), _MODEL, "frequency_penalty"),
+    (_Tensor("min_tokens", "INT32"), _MODEL, "min_tokens"),
+    (_Tensor("seed", "UINT64"), _MODEL, "seed"),
+    (_Tensor("beam_width", "INT32"), _MODEL, "beam_width"),
+    (_Tensor("num_return_sequences", "INT32"), _MODEL, "num_return_sequences"),
+    (_Tensor("stream", "BOOL"), _MODEL, "streaming"),
+    (_Tensor("exclude_input_in_output", "BOOL"), _MODEL, "exclude_input_in_output"),
+    (_Tensor("return_log_probs", "BOOL"), _MODEL, "return_log_probs"),
+    (_Tensor("return_context_logits", "BOOL"), _MODEL, "return_context_logits"),
+    (_Tensor("return_generation_logits", "BOOL"), _MODEL, "return_generation_logits"),
+    (_Tensor("return_perf_metrics", "BOOL"), _MODEL, "return_perf_metrics"),
+    (_Tensor("return_num_input_tokens", "BOOL"), _MODEL, "return_num_input_tokens"),
+    (_Tensor("return_num_output_tokens", "BOOL"), _MODEL, "return_num_output_tokens"),
+    (_Tensor("lora_task_id", "UINT64"), _MODEL, "lora_task_id"),
+    (_Tensor("guided_decoding_guide_type", "STRING"), _MODEL, "guided_decoding_guide_type"),
+    (_Tensor("guided_decoding_guide", "STRING"), _MODEL, "guided_decoding_guide"),
 )
-"""With the step that each goes to, and its name there."""
+"""Inputs of the ensemble: (tensor, step that receives it, its name there)."""
 _ENSEMBLE_OUTPUTS = (
     (_Tensor("text_output", "STRING", "-1"), ""),
     (_Tensor("finish_reason", "STRING"), "finish_reason"),
@@ -158,8 +158,8 @@ _ENSEMBLE_OUTPUTS = (
     (_Tensor("num_input_tokens", "INT32"), "num_input_tokens"),
     (_Tensor("num_output_tokens", "INT32"), "num_output_tokens"),
 )
-"""With the model's output that each is; the text is postprocessing's."""
-_BETWEEN = {
+"""Outputs of the ensemble: (tensor, the model's output it comes from); the text comes from postprocessing."""
+_MODEL_INPUTS = {
     "INPUT_ID": ("_INPUT_ID", "input_ids"),
     "REQUEST_INPUT_LEN": ("_REQUEST_INPUT_LEN", "input_lengths"),
     "REQUEST_OUTPUT_LEN": ("_REQUEST_OUTPUT_LEN", "request_output_len"),
@@ -169,26 +169,31 @@ _BETWEEN = {
     "OUT_END_ID": ("_END_ID", "end_id"),
     "OUT_PAD_ID": ("_PAD_ID", "pad_id"),
 }
-"""Preprocessing's outputs: what they are called in the ensemble, and to which inputs of the model they go."""
-_AFTER = {"output_ids": ("_TOKENS", "TOKENS_BATCH"), "sequence_length": ("_LENGTHS", "SEQUENCE_LENGTH")}
+"""Outputs of preprocessing: (name in the ensemble, input of the model that receives it)."""
+_MODEL_OUTPUTS = {"output_ids": ("_TOKENS", "TOKENS_BATCH"), "sequence_length": ("_LENGTHS", "SEQUENCE_LENGTH")}
+"""Outputs of the model: (name in the ensemble, input of postprocessing that receives it)."""
 
-Map = Mapping[str, str]
+TensorMap = Mapping[str, str]
 
 
-def _steps(names: Names) -> Iterable[tuple[str, Map, Map]]:
-    to = {
-        step: {inner: each.name for each, goes_to, inner in _ENSEMBLE_INPUTS if goes_to == step}
-        for step in (_TO_STAGE, _TO_MODEL)
+def _steps(names: RepositoryNames) -> Iterable[tuple[str, TensorMap, TensorMap]]:
+    inputs = {
+        step: {inner: each.name for each, receiver, inner in _ENSEMBLE_INPUTS if receiver == step}
+        for step in (_PREPROCESSING, _MODEL)
     }
-    yield names.preprocessing, to[_TO_STAGE], {output: tensor for output, (tensor, _) in _BETWEEN.items()}
-    model_inputs = {inner: tensor for tensor, inner in _BETWEEN.values()} | to[_TO_MODEL]
-    model_outputs = {output: tensor for output, (tensor, _) in _AFTER.items()}
+    yield names.preprocessing, inputs[_PREPROCESSING], {key: tensor for key, (tensor, _) in _MODEL_INPUTS.items()}
+    model_inputs = {inner: tensor for tensor, inner in _MODEL_INPUTS.values()} | inputs[_MODEL]
+    model_outputs = {output: tensor for output, (tensor, _) in _MODEL_OUTPUTS.items()}
     model_outputs |= {output: each.name for each, output in _ENSEMBLE_OUTPUTS if output}
     yield names.model, model_inputs, model_outputs
-    yield names.postprocessing, {inner: tensor for tensor, inner in _AFTER.values()}, {_TEXT.name: "text_output"}
+    yield (
+        names.postprocessing,
+        {inner: tensor for tensor, inner in _MODEL_OUTPUTS.values()},
+        {_TEXT.name: "text_output"},
+    )
 
 
-def _step(model: str, inputs: Map, outputs: Map) -> str:
+def _step(model: str, inputs: TensorMap, outputs: TensorMap) -> str:
     lines = [f'model_name: "{model}"', "model_version: -1"]
     lines += [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
     lines += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]

@@ -1,4 +1,4 @@
-"""`--dry-run` is a shell script: run by a shell, it makes what the build makes."""
+"""`--dry-run` prints a shell script that makes what the build makes."""
 
 import os
 import subprocess
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.build.conftest import Build
-from tests.cli.build.trees import tree
+from tests.cli.build.parts import Build, tree
 
 
 @pytest.mark.parametrize(
@@ -30,10 +29,10 @@ def test_the_script_makes_the_same(
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # sluice is there
     subprocess.run(["sh"], input=done.out, text=True, check=True)
     assert build(tiny, "--output", by_build, *arguments).code == 0
-    made = tree(by_build)
-    name = next(path for path in made if path.endswith("sluice-build.json"))
-    del made[name]  # times and versions are what a script does not know
-    assert tree(by_script) == made
+    built = tree(by_build)
+    name = next(path for path in built if path.endswith("sluice-build.json"))
+    del built[name]  # times and versions are what a script does not know
+    assert tree(by_script) == built
 
 
 def test_every_step_says_what_it_is_for(build: Build, tiny: Path, tmp_path: Path) -> None:

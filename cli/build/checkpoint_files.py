@@ -1,10 +1,10 @@
-"""Which files of a checkpoint's folder belong to the model, and which to its tokenizer."""
+"""Finds the files of a checkpoint's folder that belong to the model, and those of its tokenizer."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.runners.openvino.weights.checkpoint import INDEX, WHOLE, weight_files
 from engine.model_folder import ModelFormat
+from engine.runners.openvino.weights.checkpoint import INDEX, WHOLE, weight_files
 from pipelines.text.tokenizer import TOKENIZER_FILES
 
 CONFIG = "config.json"
@@ -17,9 +17,9 @@ TOKENIZER_PATTERNS = (
     "merges.txt",
     "chat_template.*",
 )
-TOKENIZER_AND_KIN = (*TOKENIZER_PATTERNS, CONFIG, "generation_config.json")
-"""config.json tells transformers the tokenizer's class, generation_config.json which tokens end a text."""
-_SMALL = (*TOKENIZER_AND_KIN, "hf_quant_config.json", "preprocessor_config.json")
+TOKENIZER_AND_CONFIG_PATTERNS = (*TOKENIZER_PATTERNS, CONFIG, "generation_config.json")
+"""Patterns of the tokenizer and its description: config.json has its class, generation_config.json its end tokens."""
+_MODEL_PATTERNS = (*TOKENIZER_AND_CONFIG_PATTERNS, "hf_quant_config.json", "preprocessor_config.json")
 WEIGHTS = {
     ModelFormat.HUGGINGFACE: ("*.safetensors", INDEX),
     ModelFormat.OPENVINO_IR: ("openvino_model.xml", "openvino_model.bin"),
@@ -29,13 +29,13 @@ WEIGHTS = {
 
 
 def model_patterns(kind: ModelFormat) -> tuple[str, ...]:
-    """The names of what `model_files` finds."""
-    return (*_SMALL, *WEIGHTS[kind])
+    """Return the glob patterns of the files that `model_files` finds."""
+    return (*_MODEL_PATTERNS, *WEIGHTS[kind])
 
 
 def model_files(folder: Path, kind: ModelFormat) -> list[Path]:
-    """What serving needs of it, in order of their names. Raises SluiceError where weights are missing or damaged."""
-    found = set(_matching(folder, _SMALL))
+    """Return the files that serving needs, sorted. Raises SluiceError where weights are missing or damaged."""
+    found = set(_matching(folder, _MODEL_PATTERNS))
     if kind is ModelFormat.HUGGINGFACE:
         weights = weight_files(folder)
         found.update(weights)
@@ -47,8 +47,8 @@ def model_files(folder: Path, kind: ModelFormat) -> list[Path]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The tokenizer with its chat template, and what tells of it."""
-    return sorted({*_matching(folder, TOKENIZER_AND_KIN)})
+    """Return the files of the tokenizer, its chat template, config.json and generation_config.json, sorted."""
+    return sorted({*_matching(folder, TOKENIZER_AND_CONFIG_PATTERNS)})
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -56,7 +56,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def size_of(files: Iterable[Path]) -> int:
-    """Bytes, behind links."""
+    """Return the bytes of all files; links count as the files they point to."""
     return sum(file.stat().st_size for file in files)
 
 

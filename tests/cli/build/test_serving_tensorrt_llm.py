@@ -1,4 +1,4 @@
-"""Repositories that were built for TensorRT-LLM, on its stand-in."""
+"""Repositories built for TensorRT-LLM, served by its stand-in."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ HOW = ("--tensor-parallel-size", "2", "--max-num-seqs", "8", "--max-model-len", 
 Serve = Callable[[Path, str], httpx.Client]
 
 
-def made_with(record: Path) -> dict[str, Any]:
-    """The arguments of the LLM."""
+def recorded_arguments(record: Path) -> dict[str, Any]:
+    """Return the arguments that the stand-in's LLM got."""
     arguments: dict[str, Any] = json.loads(record.read_text().splitlines()[0])["arguments"]
     return arguments
 
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Serves a repository by a version of the stand-in."""
+    """Return a function that serves a repository by a version of the stand-in."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("STAND_IN_RECORD", str(tmp_path / "record"))
     with ExitStack() as stack:
@@ -49,9 +49,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 def answers(client: httpx.Client, *models: str) -> list[str]:
     texts = []
     for model in models:
-        answered = client.post(f"/v2/models/{model}/generate", json={"text_input": "Once upon", "max_tokens": 12})
-        assert answered.status_code == 200, answered.text
-        texts.append(answered.json()["text_output"])
+        answer = client.post(f"/v2/models/{model}/generate", json={"text_input": "Once upon", "max_tokens": 12})
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["text_output"])
     return texts
 
 
@@ -60,9 +60,10 @@ def test_a_checkpoint_with_its_options(serve: Serve, tmp_path: Path) -> None:
     assert command([str(TOKENIZER), "--output", str(output), "--runtime", "tensorrt_llm", *HOW]) == 0
     by_model, by_ensemble = answers(serve(output, "1.3.0"), "rill", "ensemble")
     assert by_model == by_ensemble != ""
-    told = made_with(tmp_path / "record")
-    assert (told["model"], told["tensor_parallel_size"]) == (str(output / "rill" / "1"), 2)
-    assert (told["max_batch_size"], told["max_seq_len"], told["kv_cache_config"]["dtype"]) == (8, 512, "fp8")
+    recorded = recorded_arguments(tmp_path / "record")
+    assert (recorded["model"], recorded["tensor_parallel_size"]) == (str(output / "rill" / "1"), 2)
+    assert (recorded["max_batch_size"], recorded["max_seq_len"]) == (8, 512)
+    assert recorded["kv_cache_config"]["dtype"] == "fp8"
 
 
 def test_a_compiled_engine(serve: Serve, tmp_path: Path) -> None:
@@ -70,4 +71,4 @@ def test_a_compiled_engine(serve: Serve, tmp_path: Path) -> None:
     assert command([str(engine), "--output", str(output), "--tokenizer", str(TOKENIZER)]) == 0
     by_model, by_ensemble = answers(serve(output, "1.2.1"), "engine", "ensemble")
     assert by_model == by_ensemble != ""
-    assert made_with(tmp_path / "record")["model"] == str(output / "engine" / "1")
+    assert recorded_arguments(tmp_path / "record")["model"] == str(output / "engine" / "1")

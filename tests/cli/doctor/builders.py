@@ -1,8 +1,9 @@
-"""Machines and models that are not here."""
+"""Builds the facts of machines and models that do not exist."""
 
 from pathlib import Path
 
-from cli.doctor.facts import Capability, Gpu, Gpus, Libraries, Machine, ModelFacts, ModelSize
+from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, ModelFacts, ModelSize
+from cli.doctor.facts import NvidiaDriver as Driver
 from engine.model_folder import ModelFormat
 
 GIB = 1 << 30
@@ -10,16 +11,16 @@ LLAMA_70B = ModelSize(weight_bytes=141 * GIB, kv_bytes_per_token=327_680, max_mo
 LLAMA_8B = ModelSize(weight_bytes=16 * GIB, kv_bytes_per_token=131_072, max_model_len=131_072)
 
 
-def gpu(index: int = 0, *, name: str = "NVIDIA H100", capability: tuple[int, int] = (9, 0), free: int = 79) -> Gpu:
-    return Gpu(index, name, Capability(*capability), 80 * GIB, free * GIB, num_processes=int(free < 79))
+def gpu(index: int = 0, *, name: str = "NVIDIA H100", capability: tuple[int, int] = (9, 0), free: int = 79) -> GpuFacts:
+    return GpuFacts(index, name, ComputeCapability(*capability), 80 * GIB, free * GIB, num_processes=int(free < 79))
 
 
-def gpus(*each: Gpu, cuda: tuple[int, int] = (13, 0)) -> Gpus:
-    return Gpus("580.65", cuda, each or (gpu(),))
+def driver(*gpus: GpuFacts, cuda: tuple[int, int] = (13, 0)) -> Driver:
+    return Driver("580.65", cuda, gpus or (gpu(),))
 
 
 def machine(
-    found: Gpus,
+    driver: Driver,
     *,
     versions: dict[str, str] | None = None,
     torch_cuda: tuple[int, int] | None = (13, 0),
@@ -27,17 +28,17 @@ def machine(
     disk: int = 100,
     ports: tuple[int, ...] = (),
     dtypes: tuple[str, ...] = ("FP32", "BF16"),
-) -> Machine:
+) -> MachineFacts:
     installed = {"sluice": "0.1.0", "transformers": "5.5.0", "tensorrt-llm": "1.2.1", "torch": "2.9.0"}
-    return Machine(
+    return MachineFacts(
         "3.12.3",
         32,
         memory * GIB,
         dtypes,
         Path("/var/cache/sluice"),
         disk * GIB,
-        found,
-        Libraries(installed if versions is None else versions, torch_cuda),
+        driver,
+        InstalledLibraries(installed if versions is None else versions, torch_cuda),
         ports,
     )
 
@@ -50,10 +51,10 @@ def model(
     num_gpus: int = 1,
     has_tokenizer: bool = True,
     built_by: str = "",
-    built_for: Capability | None = None,
+    built_for: ComputeCapability | None = None,
     transformers_version: str = "4.57.1",
     openvino_problem: str = "",
-    notes: dict[str, str] | None = None,
+    manifest: dict[str, str] | None = None,
     tokenizer_sha256: str = "",
 ) -> ModelFacts:
     return ModelFacts(
@@ -70,6 +71,6 @@ def model(
         built_for,
         transformers_version,
         openvino_problem,
-        notes or {},
+        manifest or {},
         tokenizer_sha256,
     )

@@ -3,12 +3,12 @@ import io
 
 from rich.console import Console
 
-from load.progress import watch
-from load.stream import Tally
+from load.report import show_progress
+from load.stream import LiveCounts
 
 
 class FirstWrite(io.StringIO):
-    """Says when something was written."""
+    """Sets an event at the first write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class FirstWrite(io.StringIO):
 def test_the_view_shows_the_live_counts() -> None:
     async def scenario() -> str:
         output = FirstWrite()
-        tally = Tally(num_planned=9, num_started=6, num_served=3, num_failed=1, num_token_events=50)
-        watcher = asyncio.create_task(watch(tally, Console(file=output, force_terminal=True, width=120)))
+        tally = LiveCounts(num_planned=9, num_started=6, num_served=3, num_failed=1, num_token_events=50)
+        watcher = asyncio.create_task(show_progress(tally, Console(file=output, force_terminal=True, width=120)))
         await output.happened.wait()
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Queries of what is told of each language model."""
+"""PromQL queries by model."""
 
 from deploy.dashboards.panels import Query
 

@@ -1,0 +1,28 @@
+"""Shared parts of the tests of `sluice build`: the result of a run, and folders to compare."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Exit code and output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+Build = Callable[..., CommandResult]
+"""Runs `sluice build` with the given arguments."""
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files, by their path."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def names(folder: Path) -> set[str]:
+    """Return the names of a folder's entries, hidden ones included."""
+    return {path.name for path in folder.iterdir()}
