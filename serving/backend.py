@@ -8,8 +8,9 @@ models, which fields of config.pbtxt it supports beyond the common ones, and wha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -17,12 +18,53 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.batching.rate_limiter import RateLimiter
 from serving.caching.store import CacheStore
-from serving.custom_metrics import CustomMetrics
-from serving.findings import Finding
-from serving.host_policy import HostPolicy
+from serving.findings import ConfigFinding
+from serving.instance import HostPolicy
 from serving.latencies import LatencyOptions
 from serving.model import Model
 from serving.spec import ModelSource
+
+
+class CustomMetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class CustomMetric(Protocol):
+    """One labelled series. Event loop's thread only."""
+
+    def increment(self, value: float) -> None:
+        """Raises SluiceError INVALID below 0 for a counter, UNIMPLEMENTED for a histogram."""
+
+    def set(self, value: float) -> None:
+        """Raises SluiceError UNIMPLEMENTED for what is no gauge."""
+
+    def observe(self, value: float) -> None:
+        """Raises SluiceError UNIMPLEMENTED for what is no histogram."""
+
+    def value(self) -> float:
+        """Raises SluiceError UNIMPLEMENTED for a histogram."""
+
+    def release(self) -> None:
+        """Its model holds it no more. The series stays, as in Triton: it may be made again, and go on. Idempotent."""
+
+
+class CustomMetricFamily(Protocol):
+    """A name with its series. Event loop's thread only."""
+
+    def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> CustomMetric:
+        """The series of those labels, the same for equal ones. Raises SluiceError INVALID for buckets that are none."""
+
+    def release(self) -> None:
+        """Its model has deleted it: the family goes, with its series, when all who made it have. Idempotent."""
+
+
+class CustomMetrics(Protocol):
+    """All of a server."""
+
+    def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
+        """The family of that name. Raises SluiceError ALREADY_EXISTS where it is there with another kind."""
 
 
 class ModelLookup(Protocol):
@@ -136,6 +178,6 @@ class Backend(ABC):
         """
         return None
 
-    def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
+    def machine_findings(self, config: ModelConfig) -> Iterator[ConfigFinding]:
         """What this machine lacks to run the model: notes, since another machine may serve it."""
         return iter(())

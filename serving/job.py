@@ -7,21 +7,21 @@ from typing import Protocol
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
-Receive = Callable[[InferResponse], None]
+ReceiveResponse = Callable[[InferResponse], None]
 """Takes a job's responses, on the event loop; the last one is final. Must not raise and must not block."""
 
 
 class JobOwner(Protocol):
     """The model that a job belongs to, which keeps its statistics and knows what is under way."""
 
-    def responded(self, job: "Job", response: InferResponse) -> None:
+    def responded(self, job: "InferJob", response: InferResponse) -> None:
         """Called with each response that the job passes on."""
 
-    def finished(self, job: "Job") -> None:
+    def finished(self, job: "InferJob") -> None:
         """Called once, when the job is over."""
 
 
-class Job:
+class InferJob:
     """Made by `Model.submit`, and driven by whoever holds it: the queue, then an instance. Event loop's thread only.
 
     Times are perf_counter_ns; 0 is not yet. Whoever passes a point sets its time: `compute_started_ns` when the batch
@@ -46,7 +46,7 @@ class Job:
         "started_ns",
     )
 
-    def __init__(self, model: JobOwner, request: InferRequest, receive: Receive) -> None:
+    def __init__(self, model: JobOwner, request: InferRequest, receive: ReceiveResponse) -> None:
         self._model = model
         self._receive = receive
         self.request = request

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 _log = logging.getLogger(__name__)
@@ -101,10 +101,10 @@ class LatencyRecorder:
     def __init__(self, options: LatencyOptions, buckets_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS) -> None:
         self.summaries = LatencySummaries() if options.has_summaries else None
         self.first_response_ms = Histogram(buckets_ms) if options.has_histograms else None
-        self._answered: set[Job] = set()
+        self._answered: set[InferJob] = set()
         """Decoupled requests under way whose first response is counted."""
 
-    def add_request(self, job: Job, now_ns: int, compute_started_ns: int, parts_ns: tuple[int, int, int]) -> None:
+    def add_request(self, job: InferJob, now_ns: int, compute_started_ns: int, parts_ns: tuple[int, int, int]) -> None:
         """One has ended well. `parts_ns`: gathering inputs, inference, handing out outputs."""
         if self.first_response_ms is not None:
             self._add_only_response(job, now_ns)
@@ -112,13 +112,13 @@ class LatencyRecorder:
             self.summaries.add_served(job.started_ns, compute_started_ns, now_ns)
             self.summaries.add_computed(parts_ns, now_ns)
 
-    def add_first_response(self, job: Job) -> None:
+    def add_first_response(self, job: InferJob) -> None:
         """A decoupled model has answered, for the first time or not."""
         if self.first_response_ms is not None and job not in self._answered:
             self._answered.add(job)
             self.first_response_ms.add((perf_counter_ns() - job.started_ns) / _NS_PER_MS)
 
-    def add_hit(self, job: Job, now_ns: int, lookup_started_ns: int, lookup_ended_ns: int) -> None:
+    def add_hit(self, job: InferJob, now_ns: int, lookup_started_ns: int, lookup_ended_ns: int) -> None:
         if self.first_response_ms is not None:
             self._add_only_response(job, now_ns)
         if self.summaries is not None:
@@ -129,11 +129,11 @@ class LatencyRecorder:
         if self.summaries is not None:
             self.summaries.cache_miss.add(ns / _NS_PER_US, perf_counter_ns())
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: InferJob) -> None:
         """It has failed."""
         self._answered.discard(job)
 
-    def _add_only_response(self, job: Job, now_ns: int) -> None:
+    def _add_only_response(self, job: InferJob, now_ns: int) -> None:
         assert self.first_response_ms is not None
         if job in self._answered:
             self._answered.remove(job)

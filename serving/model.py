@@ -3,13 +3,14 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.check import check_request
-from serving.job import Job, Receive
+from serving.job import InferJob, ReceiveResponse
 from serving.request import InferRequest, InferResponse
+from serving.request_check import check_request
 from serving.spec import ModelSpec
 from serving.statistics import ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
@@ -60,7 +61,7 @@ class Model(ABC):
         """Whether even a request that does not ask for a stream may get other than one response."""
         return self.is_decoupled_for(_NOTHING_ASKED)
 
-    def submit(self, request: InferRequest, receive: Receive) -> Job:
+    def submit(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
         """Begin `request`; `receive` gets its responses, possibly before this returns.
 
         Raises SluiceError for what is refused before it begins: INVALID in Triton's words for a request that does not
@@ -69,10 +70,10 @@ class Model(ABC):
         self._refuse_if_closing()
         return self.submit_held(request, receive)
 
-    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
+    def submit_held(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
         """The same for who holds the model, also while it is going away."""
         check_request(request, self.spec)
-        job = Job(self, request, receive)
+        job = InferJob(self, request, receive)
         self._enter()
         try:
             self._start(job)
@@ -97,20 +98,20 @@ class Model(ABC):
         self._leave()
 
     @abstractmethod
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         """Take a checked job: queue it or run it. Raises SluiceError where it is refused; never blocks."""
 
-    def responded(self, job: Job, response: InferResponse) -> None:
+    def responded(self, job: InferJob, response: InferResponse) -> None:
         """Called by the job with each response that it passes on."""
         if self.spec.is_decoupled:
             self.statistics.record_response(job, response)
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: InferJob) -> None:
         """Called by the job, once, when it is over."""
         self.statistics.record_request(job)
         self._leave()
 
-    def _refused(self, job: Job, error: BaseException) -> None:
+    def _refused(self, job: InferJob, error: BaseException) -> None:
         job.is_finished = True
         if isinstance(error, SluiceError):
             job.outcome = error
@@ -197,3 +198,83 @@ class Model(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Free what it holds now; jobs under way end in an error. Idempotent."""
+
+
+MAX_UNREAD = 16_384
+"""Responses that a stream's reader may be behind; one further behind is cancelled, as it would only fill the memory."""
+
+
+async def infer_one(model: Model, request: InferRequest) -> InferResponse:
+    """The one response of a model that is not decoupled. Raises its error. Cancelling the task cancels the request."""
+    future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def receive(response: InferResponse) -> None:
+        if not future.done():
+            future.set_result(response)
+
+    job = model.submit(request, receive)
+    try:
+        response = await future
+    except asyncio.CancelledError:
+        job.cancel()
+        raise
+    if response.error is not None:
+        raise response.error
+    return response
+
+
+class ResponseStream:
+    """The responses of one request, as they come. The last one is final and may be empty."""
+
+    def __init__(self, model: Model, request: InferRequest) -> None:
+        """Submits; raises what `Model.submit` raises."""
+        self._unread: deque[InferResponse] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._job: InferJob | None = None
+        self._is_too_slow = False
+        self._job = model.submit(request, self._receive)
+
+    def _receive(self, response: InferResponse) -> None:
+        self._unread.append(response)
+        if len(self._unread) > MAX_UNREAD and self._job is not None:
+            self._is_too_slow = True
+            self._job.cancel()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def take(self) -> list[InferResponse]:
+        """Everything that has come and was not taken yet; does not wait."""
+        taken = list(self._unread)
+        self._unread.clear()
+        return taken
+
+    async def wait(self) -> list[InferResponse]:
+        """At least one response. Not to be called after the final one was taken."""
+        if not self._unread:
+            if self._is_too_slow:
+                raise SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take()
+
+    def cancel(self) -> None:
+        """Want no more of it. Idempotent, and harmless after the end."""
+        if self._job is not None:
+            self._job.cancel()
+
+
+async def infer_stream(model: Model, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    """Each response of any model, the last one final. Closing the generator cancels the request."""
+    stream = ResponseStream(model, request)
+    try:
+        while True:
+            for response in await stream.wait():
+                yield response
+                if response.is_final:
+                    return
+    finally:
+        stream.cancel()

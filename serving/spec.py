@@ -66,7 +66,7 @@ class ModelSpec:
         return f"{self.name} version {self.version}"
 
 
-def spec_of(config: ModelConfig, version: int) -> ModelSpec:
+def build_spec(config: ModelConfig, version: int) -> ModelSpec:
     """The spec of a complete and valid configuration."""
     return ModelSpec(
         name=config.name,
@@ -144,3 +144,12 @@ def inner_path(path: str) -> str:
     if not inner.parts or inner.is_absolute() or ".." in inner.parts or "\0" in path:
         raise SluiceError(ErrorCode.INVALID, f"'{path}' is not a path inside a model's folder")
     return str(inner)
+
+
+def read_labels(config: ModelConfig, folder: Path) -> dict[str, list[str]]:
+    """By output, one label a line of its `label_filename` in the model's folder. Reads files: for a thread."""
+    return {
+        output.name: (folder / output.label_filename).read_text(encoding="utf-8").splitlines()
+        for output in config.output
+        if output.label_filename
+    }

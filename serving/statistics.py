@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter_ns, time
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.latencies import LatencyRecorder
 from serving.request import InferResponse
 from sluice.errors import ErrorCode
@@ -136,7 +136,7 @@ class ModelStatistics:
         self.latencies: LatencyRecorder | None = None
         """How times are distributed; None where nobody wants to know."""
 
-    def record_request(self, job: Job) -> None:
+    def record_request(self, job: InferJob) -> None:
         """A request has ended, well (`job.outcome` None), in an error or cancelled.
 
         One that ran in no batch was an execution of its own: that of an ensemble or of an LLM.
@@ -160,12 +160,12 @@ class ModelStatistics:
         if job.executed_batch_size == 0:
             self._record_batch(rows, parts)
 
-    def record_refused(self, job: Job) -> None:
+    def record_refused(self, job: InferJob) -> None:
         """A request was refused before it began. Faults of the request itself do not count, as in Triton."""
         if job.outcome is not None and job.outcome.code in _REFUSALS:
             self._record_failure(job, FailureReason.REJECTED, perf_counter_ns())
 
-    def record_response(self, job: Job, response: InferResponse) -> None:
+    def record_response(self, job: InferJob, response: InferResponse) -> None:
         """One of a decoupled model's responses; to be called after it was counted in the job."""
         self.record_first_response(job, response)
         place = job.num_responses if response.is_empty else job.num_responses - 1
@@ -182,17 +182,17 @@ class ModelStatistics:
             found.compute_output.add(0)
             found.success.add(elapsed)
 
-    def record_first_response(self, job: Job, response: InferResponse) -> None:
+    def record_first_response(self, job: InferJob, response: InferResponse) -> None:
         """The same for a decoupled model that keeps no statistics of single responses."""
         if self.latencies is not None and not response.is_empty and response.error is None:
             self.latencies.add_first_response(job)
 
-    def record_execution(self, jobs: list[Job]) -> None:
+    def record_execution(self, jobs: list[InferJob]) -> None:
         """A batch has run: its times are in its jobs."""
         first = jobs[0]
         self._record_batch(first.executed_batch_size, _compute_parts(first, perf_counter_ns()))
 
-    def record_cache_hit(self, job: Job, lookup_started_ns: int, lookup_ended_ns: int) -> None:
+    def record_cache_hit(self, job: InferJob, lookup_started_ns: int, lookup_ended_ns: int) -> None:
         """A request was answered out of the cache, without an execution."""
         infer, now = self.infer, perf_counter_ns()
         infer.success.add(now - job.started_ns)
@@ -209,7 +209,7 @@ class ModelStatistics:
         if self.latencies is not None:
             self.latencies.add_miss(ns)
 
-    def _record_failure(self, job: Job, reason: FailureReason, now: int) -> None:
+    def _record_failure(self, job: InferJob, reason: FailureReason, now: int) -> None:
         self.infer.fail.add(now - job.started_ns)
         self.failures[reason] += 1
         if self.latencies is not None:
@@ -217,7 +217,7 @@ class ModelStatistics:
         if reason is FailureReason.CANCELED and job.num_responses and self.responses:
             self._record_cancelled_response(job, now)
 
-    def _record_cancelled_response(self, job: Job, now: int) -> None:
+    def _record_cancelled_response(self, job: InferJob, now: int) -> None:
         found = self.responses.setdefault(job.num_responses, ResponseStatistics())
         found.cancel.add(now - (job.compute_started_ns or job.started_ns))
 
@@ -232,7 +232,7 @@ class ModelStatistics:
         found.compute_output.add(parts[2])
 
 
-def _compute_parts(job: Job, now: int) -> tuple[int, int, int]:
+def _compute_parts(job: InferJob, now: int) -> tuple[int, int, int]:
     """Nanoseconds of gathering inputs, of inference and of handing out outputs, up to `now`."""
     started = job.compute_started_ns or job.started_ns
     infer_started = job.infer_started_ns or started
@@ -240,7 +240,7 @@ def _compute_parts(job: Job, now: int) -> tuple[int, int, int]:
     return infer_started - started, infer_ended - infer_started, now - infer_ended
 
 
-def _reason(job: Job) -> FailureReason:
+def _reason(job: InferJob) -> FailureReason:
     if job.is_cancelled:
         return FailureReason.CANCELED
     if job.executed_batch_size:

@@ -15,8 +15,7 @@ import uvloop
 
 from benchmarks.figures import Figure, Target
 from serving.backend import BackendContext, ModelLookup
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
 from serving.request import InferRequest, SequenceFlag

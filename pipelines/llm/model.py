@@ -21,11 +21,11 @@ from pipelines.llm.tokens import TokenPiece, generate_tokens
 from pipelines.llm.values import Values, read_rows, wants_stream
 from pipelines.text.tensor_text import text_model_of
 from pipelines.text.types import TextEvent
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import build_spec
+from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -46,7 +46,7 @@ class LlmModel(Model):
         limits: RequestLimits = NO_LIMITS,
     ) -> None:
         """Owns `engine`, which has started. Raises SluiceError INVALID for a configuration that no LLM can follow."""
-        super().__init__(config, spec_of(config, int(text.version)))
+        super().__init__(config, build_spec(config, int(text.version)))
         self.engine = engine
         self._text = text
         self._open_record = open_record
@@ -63,7 +63,7 @@ class LlmModel(Model):
         )
         self._tasks = RequestTasks(self.spec)
         # Of what runs, not of the model: it and its tokenizer shall not have to wait for the garbage collector.
-        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
+        self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
 
     @property
     def text(self) -> LlmText:
@@ -104,7 +104,7 @@ class LlmModel(Model):
 
     # -- a request's begin
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         rows = read_rows(request, self._declared, self._num_rows(request), self._inputs)
         if rows[0].get("stop_request"):
@@ -140,7 +140,7 @@ class LlmModel(Model):
             f"input(s) ['{missing}']. Please provide all required input(s).",
         )
 
-    def _stop_earlier(self, job: Job) -> None:
+    def _stop_earlier(self, job: InferJob) -> None:
         """TensorRT-LLM's way to cancel: a second request of the same id."""
         if not job.request.id:
             raise invalid("stop", "a request that stops an earlier one must have its id")
@@ -151,7 +151,7 @@ class LlmModel(Model):
 
     # -- a request's task
 
-    async def _stream(self, job: Job, asked: Sequence[Asked]) -> None:
+    async def _stream(self, job: InferJob, asked: Sequence[Asked]) -> None:
         """A response for each piece of the one row."""
         packer, summary = self._packer(job, asked), RowSummary(asked[0])
         async with aclosing(self._events(job, asked[0])) as events:
@@ -170,12 +170,12 @@ class LlmModel(Model):
                 if response.outputs:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, asked: Sequence[Asked]) -> None:
-        results = await side_by_side([self._whole_row(job, one, row) for row, one in enumerate(asked)])
+    async def _answer_whole(self, job: InferJob, asked: Sequence[Asked]) -> None:
+        results = await gather_all([self._whole_row(job, one, row) for row, one in enumerate(asked)])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(self._packer(job, asked).response(results))
 
-    async def _whole_row(self, job: Job, asked: Asked, row: int) -> Result:
+    async def _whole_row(self, job: InferJob, asked: Asked, row: int) -> Result:
         summary = RowSummary(asked, row)
         texts: list[str] = []
         token_ids: list[int] = []
@@ -193,13 +193,13 @@ class LlmModel(Model):
             return {"text_output": [(asked.prompt + "".join(texts)).encode()]} | result
         return tokens_result([*asked.prompt, *token_ids]) | result
 
-    def _events(self, job: Job, asked: Asked) -> AsyncGenerator[TextEvent, None]:
+    def _events(self, job: InferJob, asked: Asked) -> AsyncGenerator[TextEvent, None]:
         record = self._open_record(self.name, job.request.protocol)
         if asked.is_tokens:
             return recorded(generate_tokens(self._text, asked.request, asked.stop, asked.bad), record)
         return recorded(self._text.generate(asked.request), record)
 
-    def _packer(self, job: Job, asked: Sequence[Asked]) -> Packer:
+    def _packer(self, job: InferJob, asked: Sequence[Asked]) -> Packer:
         ends = self._defaults.eos_token_ids
         pads = (one.pad_id for one in asked if one.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
@@ -236,7 +236,7 @@ def _check_wanted(request: InferRequest, asked: Asked) -> None:
             raise invalid(name, f"{request.log_prefix}output '{name}' does not go with input '{given}'")
 
 
-def _leave_queue(job: Job) -> None:
+def _leave_queue(job: InferJob) -> None:
     """Until its first token a request counts as queued: when its prefill begins, only the engine knows."""
     job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
 

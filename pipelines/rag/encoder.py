@@ -11,8 +11,7 @@ from pipelines.rag.encoding.faces import Face, face_of, tokenizer_of
 from pipelines.rag.encoding.output import vector_output, vectors_of
 from pipelines.rag.types import Vector, Vectors
 from serving.backend import ModelLookup
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import TensorSpec
 from sluice.errors import ErrorCode, SluiceError

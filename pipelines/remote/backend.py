@@ -10,9 +10,9 @@ from pipelines.remote.model import RemoteLlmModel
 from pipelines.remote.options import Endpoint, options_of
 from pipelines.remote.remote import Remote, import_openai, open_remote
 from serving.backend import Backend, BackendContext
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from sluice.errors import invalid
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class EncoderModel(ScheduledModel):
 
     def __init__(self, source: ModelSource, context: BackendContext, remote: Remote, limits: RequestLimits) -> None:
         """Owns `remote`. Raises SluiceError INVALID for tensors that no encoder has."""
-        embedding.check_tensors(spec_of(source.config, source.version))
+        embedding.check_tensors(build_spec(source.config, source.version))
         instances = [
             embedding.EmbeddingInstance(source.config, source.version, index, remote, limits)
             for index in range(remote.options.concurrency)

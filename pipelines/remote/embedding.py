@@ -16,9 +16,9 @@ from pipelines.remote.limits import Deadlines, deadlines_of
 from pipelines.remote.options import RemoteOptions
 from pipelines.remote.remote import Json, Remote
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
-from serving.spec import ModelSpec, spec_of
+from serving.spec import ModelSpec, build_spec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -77,12 +77,12 @@ class EmbeddingInstance(Instance):
 
     def __init__(self, config: ModelConfig, version: int, index: int, remote: Remote, limits: RequestLimits) -> None:
         self.name = f"{config.name}_{index}"
-        self._spec = spec_of(config, version)
+        self._spec = build_spec(config, version)
         self._remote = remote
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         task = asyncio.create_task(self._run(jobs), name=f"embed {self.name}")
         self._tasks.add(task)
 
@@ -108,7 +108,7 @@ class EmbeddingInstance(Instance):
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _run(self, jobs: list[Job]) -> None:
+    async def _run(self, jobs: list[InferJob]) -> None:
         try:
             await self._embed(self._readable(jobs))
         except Exception:
@@ -117,7 +117,7 @@ class EmbeddingInstance(Instance):
             for job in jobs:
                 job.fail(error)
 
-    def _readable(self, jobs: Sequence[Job]) -> dict[Job, tuple[list[str], Deadlines]]:
+    def _readable(self, jobs: Sequence[InferJob]) -> dict[InferJob, tuple[list[str], Deadlines]]:
         """Each job's texts and time. One that makes no sense ends with its error, and the others go on."""
         found = {}
         for job in jobs:
@@ -129,7 +129,7 @@ class EmbeddingInstance(Instance):
                 job.fail(error)
         return found
 
-    async def _embed(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
+    async def _embed(self, asked: dict[InferJob, tuple[list[str], Deadlines]]) -> None:
         if not asked:
             return
         loop = asyncio.get_running_loop()
@@ -148,13 +148,13 @@ class EmbeddingInstance(Instance):
             for timer in timers:
                 timer.cancel()
 
-    async def _alone(self, job: Job, texts: list[str], deadlines: Deadlines) -> None:
+    async def _alone(self, job: InferJob, texts: list[str], deadlines: Deadlines) -> None:
         try:
             await self._answer({job: (texts, deadlines)})
         except SluiceError as error:
             job.fail(error)
 
-    async def _answer(self, asked: dict[Job, tuple[list[str], Deadlines]]) -> None:
+    async def _answer(self, asked: dict[InferJob, tuple[list[str], Deadlines]]) -> None:
         texts = [text for each, _ in asked.values() for text in each]
         vectors = await self._vectors(texts, max(deadlines.end for _, deadlines in asked.values()))
         start = 0
@@ -184,14 +184,14 @@ class EmbeddingInstance(Instance):
         return InferResponse([Tensor(OUTPUT, "FP32", shown.shape, array=shown)])
 
 
-def _texts(job: Job) -> list[str]:
+def _texts(job: InferJob) -> list[str]:
     try:
         return [element.decode() for element in job.request.inputs[INPUT].array.ravel()]
     except UnicodeDecodeError:
         raise invalid(INPUT, f"input '{INPUT}' must be text in UTF-8") from None
 
 
-def _expire(job: Job) -> None:
+def _expire(job: InferJob) -> None:
     job.fail(SluiceError(ErrorCode.DEADLINE, "the request was not answered within its time limit"))
 
 

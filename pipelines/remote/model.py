@@ -17,11 +17,11 @@ from pipelines.remote.fields import declared_inputs
 from pipelines.remote.generation import RemoteEvent, generate
 from pipelines.remote.limits import Deadlines, deadlines_of
 from pipelines.remote.remote import Json, Remote
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
-from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import build_spec
+from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -35,14 +35,14 @@ class RemoteLlmModel(Model):
         self, config: ModelConfig, version: int, remote: Remote, open_record: OpenRecord, limits: RequestLimits
     ) -> None:
         """Owns `remote`. Raises SluiceError INVALID for a configuration that no hosted LLM can follow."""
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self._remote = remote
         self._open_record = open_record
         self._limits = limits
         self._declared = declared_inputs(self.spec, remote.options)
         self._places = asyncio.Semaphore(remote.options.concurrency)
         self._tasks = RequestTasks(self.spec)
-        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
+        self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         if not self.spec.is_decoupled:
@@ -60,7 +60,7 @@ class RemoteLlmModel(Model):
 
     # -- a request's begin
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         rows = read_rows(request, self._declared, request.batch_size)
         if wants_stream(request) and not self.spec.is_decoupled:
@@ -87,7 +87,7 @@ class RemoteLlmModel(Model):
 
     # -- a request's task
 
-    async def _stream(self, job: Job, body: Json, deadlines: Deadlines) -> None:
+    async def _stream(self, job: InferJob, body: Json, deadlines: Deadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:
             async for event in events:
                 is_final = event.finish_reason is not None
@@ -98,25 +98,25 @@ class RemoteLlmModel(Model):
                 if response.outputs or is_final:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: Deadlines) -> None:
-        rows = await side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
+    async def _answer_whole(self, job: InferJob, bodies: Sequence[Json], deadlines: Deadlines) -> None:
+        rows = await gather_all([self._whole_row(job, body, deadlines) for body in bodies])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(response_of(self.spec, job.request, rows, is_final=True))
 
-    async def _whole_row(self, job: Job, body: Json, deadlines: Deadlines) -> Row:
+    async def _whole_row(self, job: InferJob, body: Json, deadlines: Deadlines) -> Row:
         async with aclosing(self._events(job, body, deadlines, streams=False)) as events:
             [end] = [event async for event in events]
             return end_row(end, end.text)
 
     def _events(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+        self, job: InferJob, body: Json, deadlines: Deadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         """Measured from now on, the wait for a place too."""
         record = self._open_record(self.name, job.request.protocol)
         return recorded(self._asked(job, body, deadlines, streams=streams), record)
 
     async def _asked(
-        self, job: Job, body: Json, deadlines: Deadlines, *, streams: bool
+        self, job: InferJob, body: Json, deadlines: Deadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         async with (
             self._place(job, deadlines),
@@ -126,7 +126,7 @@ class RemoteLlmModel(Model):
                 yield event
 
     @asynccontextmanager
-    async def _place(self, job: Job, deadlines: Deadlines) -> AsyncGenerator[None, None]:
+    async def _place(self, job: InferJob, deadlines: Deadlines) -> AsyncGenerator[None, None]:
         """One of those that may ask the API at a time."""
         try:
             async with asyncio.timeout_at(deadlines.start):

@@ -10,11 +10,11 @@ from pipelines.stages.bls_run import BlsRun, Callees
 from pipelines.stages.fields import BLS
 from pipelines.stages.settings import BlsSettings
 from serving.backend import ModelLookup
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
-from serving.request_tasks import RequestTasks
-from serving.spec import spec_of
+from serving.spec import build_spec
+from serving.task_model import RequestTasks
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -22,7 +22,7 @@ class BlsModel(Model):
     """Calls the three models by name, whatever serves them. A request that streams gets a response for each piece."""
 
     def __init__(self, config: ModelConfig, version: int, models: ModelLookup, settings: BlsSettings) -> None:
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self._models = models
         self._settings = settings
         self._tasks = RequestTasks(self.spec)
@@ -37,7 +37,7 @@ class BlsModel(Model):
         self.retire()
         await self._tasks.cancel_all()
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         BLS.refuse(request)
         if wants_stream(request) and not self.spec.is_decoupled:
@@ -48,7 +48,7 @@ class BlsModel(Model):
         run = BlsRun(job, self.spec, self._callees(), streams=streams, accumulates=self._settings.accumulates)
         self._tasks.start(job, partial(self._run, job, run))
 
-    async def _run(self, job: Job, run: BlsRun) -> None:
+    async def _run(self, job: InferJob, run: BlsRun) -> None:
         job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
         await run.answer()
 

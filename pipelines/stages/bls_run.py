@@ -13,9 +13,8 @@ from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.written_text import DecodedText, DetokenizedText, GrowingText, StoppedText
 from pipelines.text.text_rows import text_rows, text_tensor
 from serving.backends.ensemble.shapes import fitted
-from serving.call import infer_one, infer_stream
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor
@@ -37,7 +36,7 @@ class Callees:
 class BlsRun:
     """Answers one job. Cancelling its task cancels what it waits for."""
 
-    def __init__(self, job: Job, spec: ModelSpec, callees: Callees, *, streams: bool, accumulates: bool) -> None:
+    def __init__(self, job: InferJob, spec: ModelSpec, callees: Callees, *, streams: bool, accumulates: bool) -> None:
         self._job = job
         self._spec = spec
         self._callees = callees

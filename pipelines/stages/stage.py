@@ -6,9 +6,9 @@ from functools import partial
 from time import perf_counter_ns
 
 from pipelines.text.tokenizer import INLINE_CHARS
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel
 from serving.tensors.tensor import Array, Tensor
 
 Outputs = dict[str, Array]
@@ -26,7 +26,7 @@ class StageModel(TaskModel):
     def _outputs(self, request: InferRequest) -> Outputs:
         """Of a checked request; also called on a thread. Raises SluiceError INVALID."""
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         if self._size(job.request) > INLINE_CHARS:
             super()._start(job)
             return
@@ -35,7 +35,7 @@ class StageModel(TaskModel):
         job.infer_ended_ns = perf_counter_ns()
         job.respond(InferResponse(outputs))
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         return partial(asyncio.to_thread, self._tensors, request)
 
     def _tensors(self, request: InferRequest) -> list[Tensor]:

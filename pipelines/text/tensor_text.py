@@ -23,8 +23,7 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from serving.call import infer_stream
-from serving.model import Model
+from serving.model import Model, infer_stream
 from serving.request import InferRequest
 from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Tensor

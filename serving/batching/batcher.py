@@ -4,16 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from serving.batching.keys import BatchKeys
-from serving.batching.plan import plan_batch
-from serving.batching.policy import BatchPolicy
-from serving.batching.pools import open_pool
-from serving.batching.queue import JobQueue, QueuedJob
+from serving.batching.instance_pool import open_pool
+from serving.batching.plan import BatchKeys, BatchPolicy, plan_batch
+from serving.batching.queue import JobQueue, QueuedJob, Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.wakeup import Wakeup
 from serving.batching.warming import WarmUpBatch
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 _RETRY_NS = 50_000_000
@@ -28,7 +25,7 @@ class Batcher:
         policy: BatchPolicy,
         keys: BatchKeys,
         instances: Sequence[Instance],
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
         """At least one of `instances`. `on_executed` is told of each batch that has run."""
@@ -57,7 +54,7 @@ class Batcher:
     def num_pending(self) -> int:
         return len(self._queue)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: InferJob) -> None:
         """Run or queue it. Raises SluiceError UNAVAILABLE where the queue is full."""
         is_dynamic, is_quiet = self._policy.is_dynamic, not self._is_pumping
         if not is_dynamic and is_quiet and not self._queue and self._run_now(job):
@@ -73,7 +70,7 @@ class Batcher:
         else:
             self._wakeup.at(perf_counter_ns() + _RETRY_NS)
 
-    def _run_now(self, job: Job) -> bool:
+    def _run_now(self, job: InferJob) -> bool:
         slot = self._pool.choose()
         if slot is None or (slot := self._pool.take(slot)) is None:
             return False
@@ -88,7 +85,7 @@ class Batcher:
             self._pool.withdraw()
         return True
 
-    def _enqueue(self, job: Job, key: object) -> None:
+    def _enqueue(self, job: InferJob, key: object) -> None:
         queued = self._queue.add(job, key, perf_counter_ns())
         job.on_cancel = lambda: self._drop(queued)
         if queued.deadline_ns:
@@ -100,7 +97,7 @@ class Batcher:
             self._pool.withdraw()
         queued.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
-    def _executed(self, jobs: list[Job]) -> None:
+    def _executed(self, jobs: list[InferJob]) -> None:
         self._on_executed(jobs)
         if self._queue:
             self._pump()

@@ -1,13 +1,15 @@
 """The requests that wait for an instance: by priority, then by arrival, with bounds and timeouts."""
 
+import asyncio
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from time import perf_counter_ns
 
-from serving.batching.policy import BatchPolicy, QueuePolicy
-from serving.job import Job
+from serving.batching.plan import BatchPolicy, QueuePolicy
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 _MAX_STALE = 64
@@ -19,7 +21,7 @@ class QueuedJob:
 
     __slots__ = ("deadline_ns", "enqueued_ns", "job", "key", "level", "rows")
 
-    def __init__(self, job: Job, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
+    def __init__(self, job: InferJob, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
         self.job = job
         self.key = key
         self.rows = job.request.batch_size
@@ -28,7 +30,7 @@ class QueuedJob:
         self.level = level
 
 
-_Line = OrderedDict[Job, QueuedJob]
+_Line = OrderedDict[InferJob, QueuedJob]
 
 
 class _Level:
@@ -45,7 +47,7 @@ class _Level:
     def __len__(self) -> int:
         return len(self.in_time) + len(self.delayed)
 
-    def line_of(self, job: Job) -> _Line:
+    def line_of(self, job: InferJob) -> _Line:
         return self.in_time if job in self.in_time else self.delayed
 
 
@@ -70,7 +72,7 @@ class JobQueue:
             return iter(levels[0].in_time.values())
         return (each for level in levels for line in (level.in_time, level.delayed) for each in line.values())
 
-    def add(self, job: Job, key: object, now_ns: int) -> QueuedJob:
+    def add(self, job: InferJob, key: object, now_ns: int) -> QueuedJob:
         """Raises SluiceError UNAVAILABLE where its priority's queue is full."""
         level = self._level(self._policy.priority_of(job.request))
         policy = level.policy
@@ -103,9 +105,9 @@ class JobQueue:
         del queued.level.line_of(queued.job)[queued.job]
         self._size -= 1
 
-    def take(self, count: int) -> list[Job]:
+    def take(self, count: int) -> list[InferJob]:
         """The first `count`."""
-        taken: list[Job] = []
+        taken: list[InferJob] = []
         for level in self._levels:
             for line in (level.in_time, level.delayed):
                 while line and len(taken) < count:
@@ -113,9 +115,9 @@ class JobQueue:
         self._size -= len(taken)
         return taken
 
-    def expire(self, now_ns: int) -> list[Job]:
+    def expire(self, now_ns: int) -> list[InferJob]:
         """Take out and return those to be refused as their time is up; others whose time is up go to the back."""
-        refused: list[Job] = []
+        refused: list[InferJob] = []
         while (deadline_ns := self.next_deadline_ns()) and deadline_ns <= now_ns:
             queued = heappop(self._deadlines)[2]
             level, job = queued.level, queued.job
@@ -138,3 +140,54 @@ class JobQueue:
 def _is_in_time(queued: QueuedJob) -> bool:
     """Whether it still waits, and its time is not up."""
     return queued.job in queued.level.in_time
+
+
+_TIMER_NS = 1_000_000
+"""Event loops round timers up to a millisecond. Less is waited for turn by turn: queue delays are often 100 us."""
+
+
+class Wakeup:
+    """Calls `wake` at the earliest of the times asked for. Waking too early is harmless, as `wake` asks anew."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    def soon(self) -> None:
+        """In the event loop's next turn, after everything that has come by then."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._wake_soon)
+
+    def at(self, time_ns: int) -> None:
+        """At `time_ns` of perf_counter_ns, or earlier."""
+        if self._soon is not None:
+            return
+        delay_ns = time_ns - perf_counter_ns()
+        if delay_ns < _TIMER_NS:
+            self.soon()
+        elif self._timer is None or time_ns < self._timer_ns:
+            self._cancel_timer()
+            self._timer_ns = time_ns
+            self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._wake_timer)
+
+    def cancel(self) -> None:
+        """Forget all that was asked for."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_soon(self) -> None:
+        self._soon = None
+        self._wake()
+
+    def _wake_timer(self) -> None:
+        self._timer = None
+        self._wake()

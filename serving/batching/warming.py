@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.controls import ControlInputs
-from serving.check import check_request
+from serving.batching.sequences.inputs import ControlInputs
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
+from serving.request_check import check_request
 from serving.spec import ModelSpec, StateSpec
 from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Tensor
@@ -22,7 +22,7 @@ _ONLY_ONE = SequenceFlag.START | SequenceFlag.END
 """A sequence of one request: whatever the model keeps of it goes with it."""
 
 
-class WarmUpJob(Job):
+class WarmUpJob(InferJob):
     """Its model never hears of it: it is in no queue, no statistics, no cache and no sequence."""
 
     __slots__ = ("_ended",)

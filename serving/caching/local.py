@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from serving.caching.answers import CachedAnswers
 from serving.caching.keys import Key, key_of
 from serving.caching.store import CacheStore, Run
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from serving.statistics import CacheUsage, ModelStatistics
 from serving.tensors.tensor import Tensor
@@ -76,7 +76,7 @@ class _LocalAnswers(CachedAnswers):
         self._cache = cache
         self._scope = scope
 
-    def answer(self, job: Job) -> bool:
+    def answer(self, job: InferJob) -> bool:
         begun = perf_counter_ns()
         key = key_of(job.request, self._scope)
         response = self._cache.find(key)

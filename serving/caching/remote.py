@@ -9,7 +9,7 @@ from serving.caching.answers import CachedAnswers
 from serving.caching.keys import Key, fingerprint, key_of
 from serving.caching.packing import pack, unpack
 from serving.caching.store import Run
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from serving.statistics import CacheUsage, ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
@@ -42,7 +42,7 @@ class RemoteAnswers(CachedAnswers):
         super().__init__(statistics, store.usage)
         self._store = store
         self._run = run
-        self._looking: set[Job] = set()
+        self._looking: set[InferJob] = set()
         self._prefix: str | None = None
         self._reading = asyncio.create_task(self._read(source), name=f"fingerprint-{source.name}")
 
@@ -58,7 +58,7 @@ class RemoteAnswers(CachedAnswers):
     def num_pending(self) -> int:
         return len(self._looking)
 
-    def answer(self, job: Job) -> bool:
+    def answer(self, job: InferJob) -> bool:
         if self._prefix is None or not self._store.is_up:
             self._store.usage.num_bypassed += 1
             return False
@@ -70,12 +70,12 @@ class RemoteAnswers(CachedAnswers):
         lookup.add_done_callback(lambda found: self._found(job, key, begun, found.result()))
         return True
 
-    def _give_up(self, job: Job, error: SluiceError) -> None:
+    def _give_up(self, job: InferJob, error: SluiceError) -> None:
         self._looking.discard(job)
         job.on_cancel = None
         job.fail(error)
 
-    def _found(self, job: Job, key: Key, begun: int, value: bytes | None) -> None:
+    def _found(self, job: InferJob, key: Key, begun: int, value: bytes | None) -> None:
         if job not in self._looking:
             return
         self._looking.remove(job)
@@ -93,7 +93,7 @@ class RemoteAnswers(CachedAnswers):
             self._missed[job] = (key, ended - begun)
         self._run_late(job)
 
-    def _run_late(self, job: Job) -> None:
+    def _run_late(self, job: InferJob) -> None:
         """Nobody is there to be told of a refusal but the job itself."""
         try:
             self._run(job)

@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.statistics import CacheUsage, ModelStatistics
 
 if TYPE_CHECKING:
     from serving.caching.answers import CachedAnswers
     from serving.spec import ModelSource
 
-Run = Callable[[Job], None]
+Run = Callable[[InferJob], None]
 """Has the model run a job. Raises SluiceError where it is refused."""
 
 

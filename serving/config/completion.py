@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from serving.backend import ModelFile
 from serving.backends.registry import BackendRegistry
-from serving.findings import refusal
+from serving.findings import invalid_field
 from sluice.gpus import num_gpus
 
 ENSEMBLE = "ensemble"
@@ -31,7 +31,7 @@ def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path
     """
     config.name = config.name or name
     if config.name != name:
-        raise refusal(
+        raise invalid_field(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
             "name",
             f'name: "{name}", or no name at all',
@@ -115,7 +115,7 @@ def _backend_of_platform(config: ModelConfig, backends: BackendRegistry) -> str:
         return platforms[config.platform]
     near = difflib.get_close_matches(config.platform, platforms, n=1, cutoff=_PERHAPS)
     message = f"unexpected platform type '{config.platform}' for {config.name}"
-    raise refusal(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
+    raise invalid_field(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
 
 
 def _backend_of_files(name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> str:
@@ -128,7 +128,7 @@ def _backend_of_files(name: str, version_folders: Sequence[Path], backends: Back
         if custom:
             return custom[0]
     filenames = ", ".join(file.name for backend in installed for file in backend.model_files)
-    raise refusal(
+    raise invalid_field(
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'.",
         remedy=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
 
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 _STEPS = "ensemble_scheduling.step"
 
@@ -14,33 +14,33 @@ def members(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
-def ensemble_findings(config: ModelConfig) -> Iterator[Finding]:
+def ensemble_findings(config: ModelConfig) -> Iterator[ConfigFinding]:
     """In Triton's words and with what to write. What the members make of it is for their loading to say."""
     name = config.name
     if not config.ensemble_scheduling.step:
-        yield Finding(f"must specify 'step' for ensemble '{name}'", "ensemble_scheduling", "step [ { … } ]")
+        yield ConfigFinding(f"must specify 'step' for ensemble '{name}'", "ensemble_scheduling", "step [ { … } ]")
     if config.instance_group:
-        yield Finding(f"instance group should not be specified for ensemble '{name}'", "instance_group")
+        yield ConfigFinding(f"instance group should not be specified for ensemble '{name}'", "instance_group")
     if config.HasField("optimization"):
-        yield Finding(f"optimization should not be specified for ensemble '{name}'", "optimization")
+        yield ConfigFinding(f"optimization should not be specified for ensemble '{name}'", "optimization")
     if config.model_warmup:
-        yield Finding(f"model_warmup can not be specified for ensemble '{name}'", "model_warmup")
+        yield ConfigFinding(f"model_warmup can not be specified for ensemble '{name}'", "model_warmup")
     steps = [each for index, step in enumerate(config.ensemble_scheduling.step) for each in _step(step, index, name)]
     yield from steps
     if not steps:
         yield from _Tensors(config).findings()
 
 
-def _step(step: ModelEnsembling.Step, index: int, name: str) -> Iterator[Finding]:
+def _step(step: ModelEnsembling.Step, index: int, name: str) -> Iterator[ConfigFinding]:
     path = f"{_STEPS}[{index}]"
     for field in ("model_name", "input_map", "output_map"):
         if not getattr(step, field):
-            yield Finding(f"must specify '{field}' in step {index} of ensemble '{name}'", path)
+            yield ConfigFinding(f"must specify '{field}' in step {index} of ensemble '{name}'", path)
     for field in ("input_map", "output_map"):
         mapping: Mapping[str, str] = getattr(step, field)
         for key in sorted(key for key, tensor in mapping.items() if not tensor):
             message = f"must specify mapping value for key '{key}' in step {index} of ensemble '{name}'"
-            yield Finding(message, f'{path}.{field}["{key}"]')
+            yield ConfigFinding(message, f'{path}.{field}["{key}"]')
 
 
 class _Tensors:
@@ -57,26 +57,26 @@ class _Tensors:
         self._suggested: set[str] = set()
         """What a remedy has found a use for."""
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[ConfigFinding]:
         yield from self._made_twice()
         for index, tensor in enumerate(self._inputs):
             if tensor not in self._taken:
                 # Here and below, the missing apostrophe is the real server's.
                 message = f"ensemble input '{tensor}' for ensemble {self._name}' is not used"
-                yield Finding(message, f"input[{index}].name", self._take_text(tensor))
+                yield ConfigFinding(message, f"input[{index}].name", self._take_text(tensor))
         for index, tensor in enumerate(self._outputs):
             if tensor not in self._made and tensor not in self._inputs:
                 message = f"ensemble output '{tensor}' for ensemble {self._name}' is not used"
-                yield Finding(message, f"output[{index}].name", self._make_text(tensor))
+                yield ConfigFinding(message, f"output[{index}].name", self._make_text(tensor))
         yield from self._never_made()
         yield from self._never_taken()
 
-    def _made_twice(self) -> Iterator[Finding]:
+    def _made_twice(self) -> Iterator[ConfigFinding]:
         seen = set(self._inputs)
         for index, step in enumerate(self._steps):
             for key, tensor in sorted(step.output_map.items(), key=lambda each: each[1]):
                 if tensor in seen:
-                    yield Finding(
+                    yield ConfigFinding(
                         f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{self._name}' "
                         f"step {index}",
                         f'{_STEPS}[{index}].output_map["{key}"].value',
@@ -84,7 +84,7 @@ class _Tensors:
                     )
                 seen.add(tensor)
 
-    def _never_made(self) -> Iterator[Finding]:
+    def _never_made(self) -> Iterator[ConfigFinding]:
         """Follow the steps as their inputs come to be; what is left waits for a tensor of nobody, or for itself."""
         there = set(self._inputs)
         waiting = dict(enumerate(self._steps))
@@ -103,7 +103,7 @@ class _Tensors:
                     if tensor in self._made:
                         return
 
-    def _unconnected(self, index: int, key: str, tensor: str, step: ModelEnsembling.Step) -> Finding:
+    def _unconnected(self, index: int, key: str, tensor: str, step: ModelEnsembling.Step) -> ConfigFinding:
         output = min(step.output_map.values())
         message = (
             f"output '{output}' for ensemble '{self._name}' is not written: at least one of its depending tensors, "
@@ -111,16 +111,18 @@ class _Tensors:
         )
         path = f'{_STEPS}[{index}].input_map["{key}"].value'
         if tensor in self._made:
-            return Finding(message, path, "a tensor that does not depend on this step's own outputs")
+            return ConfigFinding(message, path, "a tensor that does not depend on this step's own outputs")
         others = [*self._inputs, *sorted(self._made - set(step.output_map.values()))]
         listed = " or ".join(f'"{each}"' for each in others)
-        return Finding(message, path, f'value: {listed}, or a step with output_map {{ key: "…" value: "{tensor}" }}')
+        return ConfigFinding(
+            message, path, f'value: {listed}, or a step with output_map {{ key: "…" value: "{tensor}" }}'
+        )
 
-    def _never_taken(self) -> Iterator[Finding]:
+    def _never_taken(self) -> Iterator[ConfigFinding]:
         for index, step in enumerate(self._steps):
             for key, tensor in sorted(step.output_map.items(), key=lambda each: each[1]):
                 if tensor not in self._taken and tensor not in self._outputs and tensor not in self._suggested:
-                    yield Finding(
+                    yield ConfigFinding(
                         f"ensemble tensor '{tensor}' is unused in ensemble '{self._name}'",
                         f'{_STEPS}[{index}].output_map["{key}"].value',
                         f'an input_map or an output that takes "{tensor}", or leave this output_map out',

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from serving.config.locations import Locations
 from serving.config.reader import WrittenField
 from serving.config.slip import Slip, finding_at
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 _RATE_LIMIT = "rate_limit_resources"
 _AGENTS = "model_repository_agents"
@@ -26,7 +26,7 @@ def foreign_slip(written: WrittenField, locations: Locations, text: str) -> Slip
     return None
 
 
-def _rate_limit_finding(written: WrittenField, locations: Locations) -> Finding:
+def _rate_limit_finding(written: WrittenField, locations: Locations) -> ConfigFinding:
     """Rate limiting has its fields in the instance group, and its budget on the command line."""
     if len(written.path) > 1:
         remedy = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from serving.config.reader import FieldPath, WrittenField, read_fields
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 _SEGMENT = re.compile(r'(?P<name>\w+)(?:\[(?:(?P<index>\d+)|"(?P<key>[^"]*)")\])?(?:\.|$)')
 
@@ -38,11 +38,11 @@ class Locations:
         found = self.find(path)
         return None if found is None else found.line
 
-    def locate(self, finding: Finding) -> Finding:
+    def locate(self, finding: ConfigFinding) -> ConfigFinding:
         """The finding with its line; as it is where it has one, or where nothing of its path is written."""
         return finding if finding.line else replace(finding, line=self.line_of(finding.path))
 
-    def locate_all(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    def locate_all(self, findings: Iterable[ConfigFinding]) -> tuple[ConfigFinding, ...]:
         return tuple(self.locate(each) for each in findings)
 
     def _number_of(self, parent: FieldPath, name: str, key: str) -> int:

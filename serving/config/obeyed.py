@@ -9,7 +9,7 @@ from serving.backend import Backend
 from serving.config.completion import has_gpu
 from serving.config.locations import NOWHERE, Locations
 from serving.config.text import CONFIG_FILENAME
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 OBEYED = frozenset(
     {
@@ -117,22 +117,22 @@ def unobeyed_note(config: ModelConfig, backend: Backend | None, locations: Locat
     return [*notes, *(each.message for each in _without_gpu(config))]
 
 
-def unobeyed_findings(config: ModelConfig, backend: Backend | None) -> list[Finding]:
+def unobeyed_findings(config: ModelConfig, backend: Backend | None) -> list[ConfigFinding]:
     """The same one by one."""
     rules = ignored_by(backend)
     found: dict[str, str] = {}
     for path, place in _unobeyed(config, "", "", rules):
         found.setdefault(path, place)
-    named = [Finding(f"{path} is not obeyed: {rules[path]}", place) for path, place in found.items()]
+    named = [ConfigFinding(f"{path} is not obeyed: {rules[path]}", place) for path, place in found.items()]
     return [*named, *_without_gpu(config)]
 
 
-def _without_gpu(config: ModelConfig) -> list[Finding]:
+def _without_gpu(config: ModelConfig) -> list[ConfigFinding]:
     groups = config.instance_group
     asking = [index for index, group in enumerate(groups) if group.kind == ModelInstanceGroup.KIND_GPU]
     if not asking or has_gpu():
         return []
-    return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
+    return [ConfigFinding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
 
 
 def ignored_by(backend: Backend | None) -> dict[str, str]:

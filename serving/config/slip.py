@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from serving.config.fields import field_at
 from serving.config.reader import WrittenField
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 
 @dataclass(frozen=True, slots=True)
 class Slip:
     """`begin` to `end` of the text is to be `replacement`; None: refused."""
 
-    finding: Finding
+    finding: ConfigFinding
     begin: int
     end: int
     replacement: str | None = None
@@ -21,9 +21,9 @@ class Slip:
         return self.replacement is None
 
 
-def finding_at(written: WrittenField, message: str, remedy: str = "") -> Finding:
+def finding_at(written: WrittenField, message: str, remedy: str = "") -> ConfigFinding:
     """Of a field that stands in the text."""
-    return Finding(message, _path_text(written), remedy, written.line, written.column)
+    return ConfigFinding(message, _path_text(written), remedy, written.line, written.column)
 
 
 def _path_text(written: WrittenField) -> str:

@@ -6,13 +6,13 @@ from math import prod
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 TENSORRT = "tensorrt"
 _BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 
-def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
+def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[ConfigFinding]:
     """What cannot be of inputs and outputs.
 
     Not `is_complete`: the model's file may still tell types, dims and further tensors.
@@ -28,28 +28,28 @@ def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Findi
     yield from _batch_outputs(config, is_complete)
 
 
-def _input(path: str, tensor: ModelInput, config: ModelConfig) -> Iterator[Finding]:
+def _input(path: str, tensor: ModelInput, config: ModelConfig) -> Iterator[ConfigFinding]:
     if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-        yield Finding(f"model input NHWC/NCHW require 3 dims for {config.name}", f"{path}.format")
+        yield ConfigFinding(f"model input NHWC/NCHW require 3 dims for {config.name}", f"{path}.format")
     if tensor.is_shape_tensor and config.backend != TENSORRT:
         message = f"shape tensors are only supported for TensorRT platform for {config.name}"
-        yield Finding(message, f"{path}.is_shape_tensor")
+        yield ConfigFinding(message, f"{path}.is_shape_tensor")
 
 
 def _tensor(
     what: str, path: str, tensor: ModelInput | ModelOutput, config: ModelConfig, is_complete: bool
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     name = config.name
     if not tensor.name:
-        yield Finding(f"model {what} must specify 'name' for {name}", path, 'name: "…"')
+        yield ConfigFinding(f"model {what} must specify 'name' for {name}", path, 'name: "…"')
         return
     begin = f"model {what} '{tensor.name}'"
     if is_complete and tensor.data_type == model_config_pb2.TYPE_INVALID:
-        yield Finding(f"{begin} must specify 'data_type' for {name}", path, "data_type: TYPE_…")
+        yield ConfigFinding(f"{begin} must specify 'data_type' for {name}", path, "data_type: TYPE_…")
     if is_complete and not tensor.dims:
-        yield Finding(f"{begin} must specify 'dims' for {name}", path, "dims: [ … ]")
+        yield ConfigFinding(f"{begin} must specify 'dims' for {name}", path, "dims: [ … ]")
     if any(dim < 1 and dim != -1 for dim in tensor.dims):
-        yield Finding(
+        yield ConfigFinding(
             f"{begin} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
             f"{path}.dims",
             "-1 for a size that varies" if 0 in tensor.dims else "",
@@ -58,17 +58,17 @@ def _tensor(
         yield from _reshape(begin, f"{path}.reshape", list(tensor.dims), list(tensor.reshape.shape), name)
 
 
-def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str) -> Iterator[Finding]:
+def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str) -> Iterator[ConfigFinding]:
     if any(dim < 1 and dim != -1 for dim in shape):
-        yield Finding(
+        yield ConfigFinding(
             f"{begin} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
             path,
         )
     elif dims.count(-1) != shape.count(-1):
         message = f"{begin} has different number of variable-size dimensions for dims and reshape for {name}"
-        yield Finding(message, path)
+        yield ConfigFinding(message, path)
     elif _runs(dims) != _runs(shape):
-        yield Finding(f"{begin} has different size for dims and reshape for {name}", path)
+        yield ConfigFinding(f"{begin} has different size for dims and reshape for {name}", path)
 
 
 def _runs(dims: list[int]) -> list[int]:
@@ -82,29 +82,29 @@ def _runs(dims: list[int]) -> list[int]:
     return [prod(run) for run in runs]
 
 
-def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[Finding]:
+def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[ConfigFinding]:
     """The real server loads two tensors of one name; which of them a request means, nobody can say."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         if tensor.name and tensor.name in seen:
             message = f"model {what} '{tensor.name}' is given more than once for {name}"
-            yield Finding(message, f"{what}[{index}].name")
+            yield ConfigFinding(message, f"{what}[{index}].name")
         seen.add(tensor.name)
 
 
-def _batch_inputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
+def _batch_inputs(config: ModelConfig, is_complete: bool) -> Iterator[ConfigFinding]:
     for index, each in enumerate(config.batch_input):
         path = f"batch_input[{index}]"
         kind = BatchInput.Kind.Name(each.kind)
         yield from _sources("input", kind, path, each.source_input, config, is_complete)
         if each.data_type not in _BATCH_TYPES:
             message = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}"
-            yield Finding(message, f"{path}.data_type", "data_type: TYPE_FP32")
+            yield ConfigFinding(message, f"{path}.data_type", "data_type: TYPE_FP32")
         if not each.target_name:
-            yield Finding(f"batch input of kind '{kind}' must specify 'target_name' for {config.name}", path)
+            yield ConfigFinding(f"batch input of kind '{kind}' must specify 'target_name' for {config.name}", path)
 
 
-def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
+def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[ConfigFinding]:
     known = {each.name for each in config.output}
     for index, each in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
@@ -113,22 +113,24 @@ def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
         for number, target in enumerate(each.target_name):
             place = f"{path}.target_name[{number}]"
             if target not in known and (is_complete or known):
-                yield Finding(f"unknown target output name '{target}' for {config.name}", place)
+                yield ConfigFinding(f"unknown target output name '{target}' for {config.name}", place)
             if target in seen:
-                yield Finding(f"target output name '{target}' can only be specified once for {config.name}", place)
+                yield ConfigFinding(
+                    f"target output name '{target}' can only be specified once for {config.name}", place
+                )
             seen.add(target)
 
 
 def _sources(
     what: str, kind: str, path: str, sources: Iterable[str], config: ModelConfig, is_complete: bool
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     """Every kind that there is, is made of one input."""
     given = list(sources)
     if len(given) != 1:
         message = f"batch {what} kind '{kind}' expects 1 source input, got {len(given)} for {config.name}"
-        yield Finding(message, path, 'source_input: "…"')
+        yield ConfigFinding(message, path, 'source_input: "…"')
     known = {each.name for each in config.input}
     for number, source in enumerate(given):
         if source not in known and (is_complete or known):
             message = f"unknown source input name '{source}' for {config.name}"
-            yield Finding(message, f"{path}.source_input[{number}]")
+            yield ConfigFinding(message, f"{path}.source_input[{number}]")

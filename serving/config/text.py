@@ -14,7 +14,7 @@ from serving.config.fields import unknown_field
 from serving.config.locations import Locations, locations_of
 from serving.config.slips import mended, text_slips
 from serving.config.values import mend_values
-from serving.findings import Finding, InvalidConfig
+from serving.findings import ConfigFinding, InvalidConfig
 from sluice.errors import ErrorCode, SluiceError
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -29,7 +29,7 @@ class WrittenConfig:
 
     config: ModelConfig
     locations: Locations
-    notes: tuple[Finding, ...] = ()
+    notes: tuple[ConfigFinding, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -103,17 +103,17 @@ def _unread(path: Path, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {reason}")
 
 
-def lines_of(findings: Iterable[Finding], file: str) -> list[str]:
+def lines_of(findings: Iterable[ConfigFinding], file: str) -> list[str]:
     """One for each thing that is said: said of several places, it names the first and the other lines."""
-    lines: dict[tuple[str, str], list[Finding]] = {}
+    lines: dict[tuple[str, str], list[ConfigFinding]] = {}
     for each in findings:
         lines.setdefault((each.message, each.remedy), []).append(each)
     return [_line(same, file) for same in lines.values()]
 
 
-def _line(same: list[Finding], file: str) -> str:
+def _line(same: list[ConfigFinding], file: str) -> str:
     more = [str(each.line) for each in same[1:] if each.line != same[0].line]
-    first = Finding(same[0].message, same[0].path, same[0].remedy, same[0].line)
+    first = ConfigFinding(same[0].message, same[0].path, same[0].remedy, same[0].line)
     also = f" (also in line {', '.join(dict.fromkeys(more))})" if more else ""
     return first.text(file) + also
 
@@ -127,12 +127,12 @@ def with_near_name(message: str) -> str:
     return unknown_field(descriptor, unknown["field"])
 
 
-def _unreadable(path: Path | str, findings: list[Finding]) -> InvalidConfig:
+def _unreadable(path: Path | str, findings: list[ConfigFinding]) -> InvalidConfig:
     first, *others = findings
     said = [first.text(str(path)), *(each.text(Path(path).name) for each in others)]
     return InvalidConfig(findings, f"failed to read text proto from {'; '.join(said)}")
 
 
-def _syntax(error: text_format.ParseError) -> Finding:
+def _syntax(error: text_format.ParseError) -> ConfigFinding:
     message = with_near_name(re.sub(r"^\d+:\d+ : ", "", str(error)))
-    return Finding(message, line=error.GetLine(), column=error.GetColumn())
+    return ConfigFinding(message, line=error.GetLine(), column=error.GetColumn())

@@ -15,7 +15,7 @@ from serving.config.ensemble_structure import ensemble_findings
 from serving.config.instance_rules import instance_findings
 from serving.config.scheduling_rules import scheduling_findings
 from serving.config.tensor_rules import tensor_findings
-from serving.findings import Finding, InvalidConfig
+from serving.findings import ConfigFinding, InvalidConfig
 
 
 def check_structure(config: ModelConfig) -> None:
@@ -31,10 +31,10 @@ def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
     _raise_any((*tensor_findings(config, is_complete=is_complete), *instance_findings(config, is_complete=is_complete)))
 
 
-def _structure(config: ModelConfig) -> Iterator[Finding]:
+def _structure(config: ModelConfig) -> Iterator[ConfigFinding]:
     if config.max_batch_size < 0:
         message = f"'max_batch_size' must be non-negative value for {config.name}"
-        yield Finding(message, "max_batch_size", "max_batch_size: 0 for a model that takes no batches")
+        yield ConfigFinding(message, "max_batch_size", "max_batch_size: 0 for a model that takes no batches")
     yield from _platform(config)
     yield from scheduling_findings(config)
     yield from _metrics(config)
@@ -43,40 +43,40 @@ def _structure(config: ModelConfig) -> Iterator[Finding]:
         yield from ensemble_findings(config)
 
 
-def _platform(config: ModelConfig) -> Iterator[Finding]:
+def _platform(config: ModelConfig) -> Iterator[ConfigFinding]:
     if config.platform == ENSEMBLE:
         if config.backend:
             message = f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
-            yield Finding(message, "backend", 'platform: "ensemble" without backend')
+            yield ConfigFinding(message, "backend", 'platform: "ensemble" without backend')
         if not config.HasField("ensemble_scheduling"):
             message = f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
-            yield Finding(message, "platform", "ensemble_scheduling { step [ … ] }")
+            yield ConfigFinding(message, "platform", "ensemble_scheduling { step [ … ] }")
     elif config.HasField("ensemble_scheduling"):
         message = f"ensemble scheduling cannot be set for model '{config.name}' whose platform is not ensemble"
-        yield Finding(message, "ensemble_scheduling", 'platform: "ensemble"')
+        yield ConfigFinding(message, "ensemble_scheduling", 'platform: "ensemble"')
 
 
-def _metrics(config: ModelConfig) -> Iterator[Finding]:
+def _metrics(config: ModelConfig) -> Iterator[ConfigFinding]:
     for index, control in enumerate(config.model_metrics.metric_control):
         path = f"model_metrics.metric_control[{index}]"
         if not control.HasField("metric_identifier"):
-            yield Finding("metric control must specify 'metric_identifier'", path)
+            yield ConfigFinding("metric control must specify 'metric_identifier'", path)
         elif not control.metric_identifier.family:
-            yield Finding("metric identifier must specify non-empty 'family'", f"{path}.metric_identifier")
+            yield ConfigFinding("metric identifier must specify non-empty 'family'", f"{path}.metric_identifier")
         if not control.HasField("histogram_options"):
-            yield Finding("metric control must specify 'histogram_options'", path)
+            yield ConfigFinding("metric control must specify 'histogram_options'", path)
         elif not control.histogram_options.buckets:
-            yield Finding("histogram options must specify non-empty 'buckets'", f"{path}.histogram_options")
+            yield ConfigFinding("histogram options must specify non-empty 'buckets'", f"{path}.histogram_options")
 
 
-def _agents(config: ModelConfig) -> Iterator[Finding]:
+def _agents(config: ModelConfig) -> Iterator[ConfigFinding]:
     for index, agent in enumerate(config.model_repository_agents.agents):
         if not agent.name:
             message = f"a repository agent must specify 'name' for {config.name}"
-            yield Finding(message, f"model_repository_agents.agents[{index}]", 'name: "checksum"')
+            yield ConfigFinding(message, f"model_repository_agents.agents[{index}]", 'name: "checksum"')
 
 
-def _raise_any(findings: Iterable[Finding]) -> None:
+def _raise_any(findings: Iterable[ConfigFinding]) -> None:
     found = tuple(findings)
     if found:
         raise InvalidConfig(found)

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.initial_states import check_initial_states
+from serving.batching.sequences.inputs import check_initial_states
 from serving.config.completion import ENSEMBLE, normalize
 from serving.config.validation import check_tensors
 from serving.config.without_effect import without_effect

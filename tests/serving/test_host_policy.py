@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import host_policy
-from serving.host_policy import HostPolicy, parse_cores, parse_host_policies, policy_of
-from serving.instance import Placement
+from serving import instance
+from serving.instance import HostPolicy, Placement, choose_host_policy, parse_cores, parse_host_policies
 from sluice.errors import ErrorCode, SluiceError
 
 MINE = sorted(os.sched_getaffinity(0))
@@ -20,7 +19,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for node, cores in ((0, ",".join(map(str, MINE))), (1, "")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
-    monkeypatch.setattr(host_policy, "_NODES", tmp_path)
+    monkeypatch.setattr(instance, "_NODES", tmp_path)
     return tmp_path
 
 
@@ -67,11 +66,11 @@ def test_what_is_no_policy(text: str, message: str, nodes: Path) -> None:
 
 def test_an_instance_keeps_to_what_its_group_names_or_to_its_devices() -> None:
     policies = {name: HostPolicy(name) for name in ("cpu", "gpu_1", "mine")}
-    assert policy_of(Placement("i"), policies) == policies["cpu"]
-    assert policy_of(Placement("i", "GPU", 1), policies) == policies["gpu_1"]
-    assert policy_of(Placement("i", "GPU", 0), policies) is None
-    assert policy_of(Placement("i", "GPU", 1, host_policy="mine"), policies) == policies["mine"]
-    assert policy_of(Placement("i", host_policy="unknown"), policies) is None
+    assert choose_host_policy(Placement("i"), policies) == policies["cpu"]
+    assert choose_host_policy(Placement("i", "GPU", 1), policies) == policies["gpu_1"]
+    assert choose_host_policy(Placement("i", "GPU", 0), policies) is None
+    assert choose_host_policy(Placement("i", "GPU", 1, host_policy="mine"), policies) == policies["mine"]
+    assert choose_host_policy(Placement("i", host_policy="unknown"), policies) is None
 
 
 def test_a_thread_and_those_that_it_starts_are_bound_and_no_other() -> None:

@@ -1,11 +1,11 @@
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.instance import Placement, Resource, placements_of
+from serving.instance import Placement, Resource, place_instances
 
 
 def places(text: str, num_gpus: int = 0) -> list[Placement]:
-    return placements_of(text_format.Parse(f'name: "m" {text}', ModelConfig()), num_gpus)
+    return place_instances(text_format.Parse(f'name: "m" {text}', ModelConfig()), num_gpus)
 
 
 def names(text: str, num_gpus: int = 0) -> list[tuple[str, int | None]]:

@@ -16,7 +16,7 @@ from pipelines.text.messages import encode_messages
 from pipelines.text.sources import Source, decoded, encoded
 from pipelines.text.text_rows import text_rows, text_tensor
 from serving.request import InferRequest
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel
 from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
 
@@ -39,7 +39,7 @@ class RagPromptModel(TaskModel):
         self._settings = settings
         self._llm = llm
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         return partial(self._answer, self._rows(request), asked_of(request))
 
     def _rows(self, request: InferRequest) -> list[_Row]:

@@ -6,8 +6,7 @@ import numpy as np
 
 from pipelines.rag.retrieval.pairs import PairTokenizer
 from serving.backend import ModelLookup
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid

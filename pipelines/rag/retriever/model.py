@@ -15,8 +15,7 @@ from pipelines.rag.types import Hit, RetrievalMode, Vector, source_of
 from pipelines.text.sources import encoded
 from pipelines.text.text_rows import text_rows, text_tensor
 from serving.request import InferRequest
-from serving.request_tasks import side_by_side
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel, gather_all
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -42,7 +41,7 @@ class RetrieverModel(TaskModel):
         self._settings = settings
         self._reranker = reranker
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         asked = asked_of(request.parameters, self._settings)
         questions = [row[0] for row in text_rows(request, QUERY, is_batched=self._is_batched)]
         if not all(map(str.strip, questions)):
@@ -63,7 +62,7 @@ class RetrieverModel(TaskModel):
 
     async def _answer(self, asked: Asked, questions: Sequence[str], vectors: Sequence[Vector | None]) -> list[Tensor]:
         rows = zip(questions, vectors, strict=True)
-        return self._tensors(await side_by_side([self._search(asked, question, vector) for question, vector in rows]))
+        return self._tensors(await gather_all([self._search(asked, question, vector) for question, vector in rows]))
 
     async def _search(self, asked: Asked, question: str, vector: Vector | None) -> list[Hit]:
         query = SearchQuery(question, vector, asked.filter)

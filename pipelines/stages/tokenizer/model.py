@@ -9,10 +9,10 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import spec_of
+from serving.spec import build_spec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -31,13 +31,13 @@ class TokenizerModel(Model):
 
     def __init__(self, config: ModelConfig, version: int, tokenizer: TextTokenizer, prefix: str = "") -> None:
         """`prefix` stands before every text."""
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self.tokenizer = tokenizer
         self._prefix = prefix
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix=self.name)
-        self._running: dict[asyncio.Future[list[list[int]]], Job] = {}
+        self._running: dict[asyncio.Future[list[list[int]]], InferJob] = {}
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.compute_started_ns = perf_counter_ns()
         texts = self._texts(job.request)
         job.infer_started_ns = perf_counter_ns()
@@ -65,7 +65,7 @@ class TokenizerModel(Model):
         else:
             self._respond(job, future.result())
 
-    def _respond(self, job: Job, rows: Sequence[Sequence[int]]) -> None:
+    def _respond(self, job: InferJob, rows: Sequence[Sequence[int]]) -> None:
         job.infer_ended_ns = perf_counter_ns()
         wanted = job.request.requested_outputs or tuple(self.spec.outputs)
         job.respond(InferResponse([self._tensor(name, rows) for name in wanted]))

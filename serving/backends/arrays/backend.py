@@ -17,12 +17,10 @@ from serving.backends.arrays.heap import give_back_freed_memory
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.arrays.session import ArraySession
 from serving.backends.arrays.signature import Signature
-from serving.batching.scheduled import ScheduledModel
-from serving.host_policy import HostPolicy, policy_of
-from serving.instance import Placement, placements_of
-from serving.labels import read_labels
+from serving.batching.scheduled_model import ScheduledModel
+from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import SluiceError
 
 
@@ -65,10 +63,10 @@ class ArrayBackend(Backend):
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason."""
-        config, spec = source.config, spec_of(source.config, source.version)
+        config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = batch_tensors_of(config)
-        placements = placements_of(config, await asyncio.to_thread(self.num_gpus))
-        places = [_Place(each.gpu, policy_of(each, context.host_policies)) for each in placements]
+        placements = place_instances(config, await asyncio.to_thread(self.num_gpus))
+        places = [_Place(each.gpu, choose_host_policy(each, context.host_policies)) for each in placements]
         labels = await asyncio.to_thread(read_labels, config, source.folder)
         sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
         try:

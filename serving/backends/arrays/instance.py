@@ -7,9 +7,8 @@ from time import perf_counter_ns
 
 from serving.backends.arrays.batch import BatchForm
 from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.host_policy import HostPolicy
-from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.instance import HostPolicy, Instance, Placement
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
@@ -17,7 +16,7 @@ from sluice.errors import ErrorCode, SluiceError
 class _Batch:
     """Jobs that run together. Once nobody wants any of them, the run is ended."""
 
-    def __init__(self, jobs: list[Job], run: ArrayRun, done: Callable[[], None]) -> None:
+    def __init__(self, jobs: list[InferJob], run: ArrayRun, done: Callable[[], None]) -> None:
         self.jobs = jobs
         self.run = run
         self.done = done
@@ -49,7 +48,7 @@ class ArrayInstance(Instance):
         )
         self._batch: _Batch | None = None
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._batch = batch = _Batch(jobs, self._session.open_run(), done)
         self._thread.submit(self._run, batch)
 
@@ -58,7 +57,7 @@ class ArrayInstance(Instance):
         batch.responses = self._responses(batch, batch.jobs)
         self._loop.call_soon_threadsafe(self._ended, batch)
 
-    def _responses(self, batch: _Batch, jobs: Sequence[Job]) -> list[InferResponse]:
+    def _responses(self, batch: _Batch, jobs: Sequence[InferJob]) -> list[InferResponse]:
         """One a job. What fails a batch of several is run again one by one: it may be the fault of one of them."""
         try:
             return self._answered(batch, jobs)
@@ -68,7 +67,7 @@ class ArrayInstance(Instance):
             failure = error if isinstance(error, SluiceError) else self._session.failure_of(error)
             return [InferResponse(error=failure) for _ in jobs]
 
-    def _answered(self, batch: _Batch, jobs: Sequence[Job]) -> list[InferResponse]:
+    def _answered(self, batch: _Batch, jobs: Sequence[InferJob]) -> list[InferResponse]:
         requests = [job.request for job in jobs]
         outputs = self._form.outputs_of(requests)
         inputs = self._form.joined(requests)

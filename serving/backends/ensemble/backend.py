@@ -14,9 +14,8 @@ from serving.backends.ensemble.parameters import step_parameters_of
 from serving.backends.ensemble.run import Plan
 from serving.backends.ensemble.schedule import Schedules
 from serving.backends.ensemble.step_models import check_step_models, decoupled_steps, find_step_models
-from serving.labels import read_labels
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 
 
 class EnsembleBackend(Backend):
@@ -34,14 +33,14 @@ class EnsembleBackend(Backend):
 
         An ensemble with a decoupled step is decoupled, whatever its configuration says.
         """
-        graph, spec = graph_of(source.config), spec_of(source.config, source.version)
+        graph, spec = graph_of(source.config), build_spec(source.config, source.version)
         step_models = find_step_models(spec.name, graph, context.models)
         check_step_models(spec, graph, step_models)
         decoupled = decoupled_steps(spec, graph, step_models)
         config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
         limit = config.ensemble_scheduling.max_inflight_requests
         limits = [StepLimit(limit) for _ in graph.steps]
-        spec = spec_of(config, source.version)
+        spec = build_spec(config, source.version)
         plan = Plan(spec, graph, decoupled, limits, context.models, Schedules(spec, graph), step_parameters_of(config))
         labels = _labels_of_steps(graph, step_models) | await asyncio.to_thread(read_labels, config, source.folder)
         return EnsembleModel(config, plan, labels)

@@ -7,8 +7,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.ensemble.graph import Step
 from serving.backends.ensemble.run import EnsembleRun, Plan
-from serving.batching.output_shapes import OutputShapes
-from serving.job import Job
+from serving.batching.responses import OutputShapes
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
@@ -21,7 +21,7 @@ class EnsembleModel(Model):
         super().__init__(config, plan.spec, labels)
         self._plan = plan
         self._output_shapes = OutputShapes(plan.spec)
-        self._runs: dict[Job, EnsembleRun] = {}
+        self._runs: dict[InferJob, EnsembleRun] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -40,7 +40,7 @@ class EnsembleModel(Model):
         except SluiceError:  # that a step's model is gone is said to who asks for an answer
             return False
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.compute_started_ns = perf_counter_ns()
         run = self._runs[job] = EnsembleRun(self._plan, job)
         job.infer_started_ns = perf_counter_ns()
@@ -50,7 +50,7 @@ class EnsembleModel(Model):
             del self._runs[job]
             raise
 
-    def responded(self, job: Job, response: InferResponse) -> None:
+    def responded(self, job: InferJob, response: InferResponse) -> None:
         """Like Triton, keeps no statistics of single responses."""
         job.infer_ended_ns = perf_counter_ns()
         if self.spec.is_decoupled:
@@ -58,7 +58,7 @@ class EnsembleModel(Model):
         if self._output_shapes.are_any and response.outputs:
             response.outputs = self._output_shapes.restored(response.outputs)
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: InferJob) -> None:
         run = self._runs.pop(job, None)
         if run is not None:
             run.release()

@@ -14,7 +14,7 @@ from serving.backends.ensemble.schedule import Schedule, Schedules
 from serving.backends.ensemble.sequences import SequenceMark, as_parameters, sequence_after, sequence_of
 from serving.backends.ensemble.shapes import fitted
 from serving.backends.ensemble.waves import Turns, Value, Wave
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
@@ -33,7 +33,7 @@ class StepRun:
         self._level = run.schedule.inner.get(step.index)
         """What it streams into; None where it gives one response."""
         self._model: Model | None = None
-        self._job: Job | RowJobs | None = None
+        self._job: InferJob | RowJobs | None = None
         self._num_rows = 0
         """The rows that a model which does not batch answers one by one; 0 where it has them as one."""
         self._has_answered = False
@@ -66,7 +66,7 @@ class StepRun:
             self.cancel()
         return True
 
-    def _submit(self, model: Model, request: InferRequest) -> Job | RowJobs:
+    def _submit(self, model: Model, request: InferRequest) -> InferJob | RowJobs:
         def receive(response: InferResponse) -> None:
             self._receive(request, response)
 
@@ -218,7 +218,7 @@ class EnsembleRun:
     request and cancels every step that runs.
     """
 
-    def __init__(self, plan: Plan, job: Job) -> None:
+    def __init__(self, plan: Plan, job: InferJob) -> None:
         """Raises SluiceError where the model of a step is gone."""
         self.plan = plan
         self.job = job

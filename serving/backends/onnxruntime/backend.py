@@ -9,8 +9,7 @@ from serving.backends.arrays.backend import ArrayBackend
 from serving.backends.arrays.signature import Signature
 from serving.backends.onnxruntime.placement import num_usable_gpus, providers_of
 from serving.backends.onnxruntime.session import OnnxSession, model_path
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
+from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 
 PLATFORM = "onnxruntime_onnx"

@@ -14,8 +14,7 @@ from serving.backends.openvino.options import OpenVinoOptions, options_of
 from serving.backends.openvino.preparation import prepared
 from serving.backends.openvino.session import OpenVinoSession
 from serving.backends.openvino.signature import Names, names_in, signature_of
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
+from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 

@@ -16,13 +16,11 @@ from serving.backends.python.options import PythonOptions, check_parameters, opt
 from serving.backends.python.process import WorkerMessage, WorkerProcess
 from serving.backends.python.services import refuse
 from serving.backends.python.supervisor import SupervisedWorker
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.config.config_json import config_json, parse_config_json
-from serving.host_policy import policy_of
-from serving.instance import Placement, placements_of
-from serving.labels import read_labels
+from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
-from serving.spec import ModelSource
+from serving.spec import ModelSource, read_labels
 from sluice.gpus import num_gpus
 
 
@@ -81,7 +79,7 @@ class PythonBackend(Backend):
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
         options = self._options_of(context)
         environment = await self._environment_of(source, options)
-        placements = placements_of(source.config, num_gpus())
+        placements = place_instances(source.config, num_gpus())
         launches = [
             Launch(environment.interpreter, _cores_of(each, context), options.start_timeout_s) for each in placements
         ]
@@ -127,7 +125,7 @@ def workers_of(
 
 
 def _cores_of(placement: Placement, context: BackendContext) -> frozenset[int]:
-    policy = policy_of(placement, context.host_policies)
+    policy = choose_host_policy(placement, context.host_policies)
     return policy.cores if policy is not None else frozenset()
 
 

@@ -4,7 +4,7 @@ from serving.backend import ModelLookup
 from serving.backends.python.connection import Connection
 from serving.backends.python.frames import Call, Called
 from serving.backends.python.wire import reply_of, request_of
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
@@ -15,7 +15,7 @@ class ModelCalls:
     def __init__(self, models: ModelLookup, connection: Connection) -> None:
         self._models = models
         self._connection = connection
-        self._jobs: dict[int, Job | None] = {}
+        self._jobs: dict[int, InferJob | None] = {}
 
     def begin(self, call: Call) -> None:
         """Submit it; its responses, or why there is none, go to the worker."""
@@ -30,7 +30,7 @@ class ModelCalls:
         if number in self._jobs:
             self._jobs[number] = job
 
-    def _submit(self, call: Call) -> Job:
+    def _submit(self, call: Call) -> InferJob:
         # First: whatever is wrong with the call, its tensors are given back.
         request = request_of(call.request, self._connection)
         model = self._models.find(call.model_name, call.version)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 HOLD_LIMIT_S = 30.0
@@ -16,7 +16,7 @@ HOLD_LIMIT_S = 30.0
 class WorkerBatch:
     """`numbers` are those that its requests were sent under, of those that were."""
 
-    jobs: list[Job]
+    jobs: list[InferJob]
     done: Callable[[], None]
     numbers: list[int] = field(default_factory=list)
 

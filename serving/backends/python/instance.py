@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
 from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.job import InferJob
 
 
 class PythonInstance(Instance):
@@ -37,7 +37,7 @@ class PythonInstance(Instance):
         load = self._worker.num_batches
         return load == 0 or all(load <= each.num_batches for each in self._others if each.is_ready)
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._is_busy = True
 
         def finish() -> None:

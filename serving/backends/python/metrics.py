@@ -1,7 +1,7 @@
 """The metrics that one worker's model has made: the gateway's side."""
 
+from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind, CustomMetrics
 from serving.backends.python.frames import MakeFamily, MakeMetric, UseMetric
-from serving.custom_metrics import CustomMetric, CustomMetrics, MetricFamily, MetricKind
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -10,7 +10,7 @@ class ModelMetrics:
 
     def __init__(self, metrics: CustomMetrics | None) -> None:
         self._all = metrics
-        self._families: dict[int, MetricFamily] = {}
+        self._families: dict[int, CustomMetricFamily] = {}
         self._metrics: dict[int, CustomMetric] = {}
 
     def answer(self, question: MakeFamily | MakeMetric | UseMetric) -> float | None:
@@ -24,10 +24,10 @@ class ModelMetrics:
                 return self._use(question)
         return None
 
-    def _family(self, asked: MakeFamily) -> MetricFamily:
+    def _family(self, asked: MakeFamily) -> CustomMetricFamily:
         if self._all is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the server runs without metrics")
-        return self._all.family(asked.name, asked.description, MetricKind(asked.kind))
+        return self._all.family(asked.name, asked.description, CustomMetricKind(asked.kind))
 
     def _use(self, asked: UseMetric) -> float | None:
         metric = self._metrics[asked.metric]

@@ -15,7 +15,7 @@ from serving.backends.python.launch import Launch
 from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, not_healthy
 from serving.backends.python.services import WorkerServices
 from serving.backends.python.wire import response_of, wire_request
-from serving.job import Job
+from serving.job import InferJob
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
 
@@ -58,7 +58,7 @@ class SupervisedWorker:
         self._process: WorkerProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, InferJob] = {}
         self._running: deque[WorkerBatch] = deque()
         self._num_executed = 0
         """Batches that the present process has reported."""
@@ -112,7 +112,7 @@ class SupervisedWorker:
         self.num_starts += 1
         self._loaded_s = perf_counter()
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         """As `Instance.execute`; while one batch runs, others may follow."""
         batch = WorkerBatch(jobs, done)
         if self.is_ready:
@@ -136,7 +136,7 @@ class SupervisedWorker:
         while self._held and self.is_ready and not self._running:
             self._send(self._held.take())
 
-    def _open(self, job: Job) -> WireRequest | None:
+    def _open(self, job: InferJob) -> WireRequest | None:
         """The job in the form in which it is sent; None where it is not to be sent, and has ended."""
         assert self._process is not None
         if job.is_cancelled:
@@ -179,7 +179,7 @@ class SupervisedWorker:
         if self._held:
             self._take_held()
 
-    def _respond(self, job: Job, reply: Reply) -> None:
+    def _respond(self, job: InferJob, reply: Reply) -> None:
         assert self._process is not None
         if reply.is_final and not job.infer_ended_ns:  # a decoupled model's, which ends before its execution does
             job.infer_ended_ns = perf_counter_ns()

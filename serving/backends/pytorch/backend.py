@@ -17,12 +17,10 @@ from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.pytorch.configured import ConfiguredTensors, configured_tensors
 from serving.backends.pytorch.library import ThreadCounts, num_usable_gpus, require_torch
 from serving.backends.pytorch.options import TorchOptions, options_of, unobeyed_parameters
-from serving.batching.scheduled import ScheduledModel
-from serving.host_policy import policy_of
-from serving.instance import Placement, placements_of
-from serving.labels import read_labels
+from serving.batching.scheduled_model import ScheduledModel
+from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class PyTorchBackend(Backend):
         """Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
         model, else INTERNAL with PyTorch's reason.
         """
-        config, spec = source.config, spec_of(source.config, source.version)
+        config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = batch_tensors_of(config)
         tensors = configured_tensors(spec, batch_tensors)
         check_agreement(config, spec, tensors.signature)
@@ -73,7 +71,7 @@ class PyTorchBackend(Backend):
                 placement,
                 session,
                 BatchForm(spec, session, batch_tensors),
-                policy_of(placement, context.host_policies),
+                choose_host_policy(placement, context.host_policies),
             )
             for placement, session in opened
         ]
@@ -87,7 +85,7 @@ class PyTorchBackend(Backend):
         if unobeyed := unobeyed_parameters(config):
             _log.warning("model '%s': not obeyed: %s", source.name, "; ".join(unobeyed))
         self._threads.apply(source.name, options.intra_op_threads, options.inter_op_threads)
-        placements = placements_of(config, num_usable_gpus())
+        placements = place_instances(config, num_usable_gpus())
         opener = _Opener(path, tensors, options, is_package=_platform(config) == PACKAGE)
         return list(zip(placements, opener.open(placements), strict=True))
 

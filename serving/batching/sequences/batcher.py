@@ -1,25 +1,38 @@
 """Which sequence a request belongs to, where that has its place, and whose turn it is."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Sequence as Items
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from serving.batching.controls import ControlInputs
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.batching.batcher import Batcher
+from serving.batching.plan import BatchKeys, SequenceKeys, read_oldest_policy
+from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences import refusals
-from serving.batching.sequences.initial_states import initial_states
-from serving.batching.sequences.keys import SequenceKeys
-from serving.batching.sequences.known import KnownSequences
-from serving.batching.sequences.places import Places
-from serving.batching.sequences.sequence import Sequence
-from serving.batching.sequences.states import StateTensors
-from serving.batching.sequences.strategy import lanes_of
-from serving.batching.wakeup import Wakeup
+from serving.batching.sequences.direct import DirectBatcher, read_direct_policy
+from serving.batching.sequences.inputs import ControlInputs, StateTensors, initial_states
+from serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
+from serving.batching.sequences.sequence import (
+    LiveSequences,
+    RequestSequence,
+    SlotAssigner,
+    batch_size_error,
+    cancelled_error,
+    describe_lost_request,
+    describe_lost_sequence,
+    missing_id_error,
+    not_started_error,
+    sibling_cancelled_error,
+    slot_timeout_error,
+    state_lost_error,
+)
+from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.spec import ModelSource, ModelSpec
 from sluice.errors import SluiceError
@@ -33,7 +46,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 class _Member(NamedTuple):
     """What is known of a request: its sequence, and the states that its client did not ask for."""
 
-    sequence: Sequence
+    sequence: RequestSequence
     hidden: frozenset[str]
 
 
@@ -49,7 +62,7 @@ class SequenceBatcher:
         source: ModelSource,
         spec: ModelSpec,
         instances: Items[Instance],
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
         """At least one of `instances`. `on_executed` is told of each batch that has run.
@@ -61,22 +74,22 @@ class SequenceBatcher:
         self._is_iterative = given.iterative_sequence
         self._controls = ControlInputs(source.config)
         self._states = StateTensors(spec, initial_states(source.config, source.folder))
-        self._known = KnownSequences((given.max_sequence_idle_microseconds or _DEFAULT_IDLE_US) * _NS_PER_US)
-        self._members: dict[Job, _Member] = {}
+        self._known = LiveSequences((given.max_sequence_idle_microseconds or _DEFAULT_IDLE_US) * _NS_PER_US)
+        self._members: dict[InferJob, _Member] = {}
         self._numbers = itertools.count(1)
         self._wakeup = Wakeup(self._look)
-        self.lanes = lanes_of(
+        self.lanes = build_slot_batchers(
             source.config, instances, SequenceKeys(spec), self._controls, self._admit, on_executed, limiter
         )
         """To be closed after it: what runs ends with them."""
-        self._places = Places(self.lanes, self._advance)
+        self._places = SlotAssigner(self.lanes, self._advance)
 
     @property
     def num_held(self) -> int:
         """Requests that wait for their sequence's turn."""
         return sum(1 for job, member in self._members.items() if member.sequence.current is not job)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: InferJob) -> None:
         """Take a request.
 
         Raises SluiceError INVALID, in Triton's words, for one that fits into no sequence, UNAVAILABLE for one whose
@@ -96,15 +109,15 @@ class SequenceBatcher:
         sequence.is_ended = SequenceFlag.END in job.request.sequence
         self._advance(sequence)
 
-    def _hold(self, job: Job, sequence: Sequence) -> None:
+    def _hold(self, job: InferJob, sequence: RequestSequence) -> None:
         job.on_cancel = partial(self._drop, job, sequence)
 
-    def _sequence_of(self, request: InferRequest) -> Sequence:
+    def _sequence_of(self, request: InferRequest) -> RequestSequence:
         if request.batch_size > 1:
-            raise refusals.of_several_rows(self._model)
+            raise batch_size_error(self._model)
         if not request.correlation_id:
             if not self._is_iterative:
-                raise refusals.without_id(self._model)
+                raise missing_id_error(self._model)
             request.correlation_id = next(number for number in self._numbers if self._known.get(number) is None)
             request.sequence = SequenceFlag.START
         found = self._known.get(request.correlation_id)
@@ -112,18 +125,18 @@ class SequenceBatcher:
             # One that begins anew follows the last one, ended or not: the model knows them by the same id.
             return found if found is not None and not found.loss else self._open(request.correlation_id)
         if found is None or found.is_ended:
-            raise refusals.not_started(self._model, request.correlation_id)
+            raise not_started_error(self._model, request.correlation_id)
         if found.loss:
-            raise refusals.loss(found.loss)
+            raise state_lost_error(found.loss)
         return found
 
-    def _open(self, correlation_id: int | str) -> Sequence:
-        opened = Sequence(correlation_id, self._controls.id_tensor(correlation_id, self._known.id_tensors()))
+    def _open(self, correlation_id: int | str) -> RequestSequence:
+        opened = RequestSequence(correlation_id, self._controls.id_tensor(correlation_id, self._known.id_tensors()))
         self._known.add(opened)
         self._places.ask(opened)
         return opened
 
-    def _advance(self, sequence: Sequence) -> None:
+    def _advance(self, sequence: RequestSequence) -> None:
         """Hand the sequence's next request to its instance, if its turn has come."""
         if sequence.place is None or sequence.current is not None or not sequence.line:
             return
@@ -140,7 +153,7 @@ class SequenceBatcher:
         request.inputs = {**request.inputs, **controls, **sequence.states}
         sequence.place.lane.start(job, sequence.place.slot)
 
-    def _admit(self, job: Job) -> bool:
+    def _admit(self, job: InferJob) -> bool:
         """A request's last moment before it runs: what it goes on from must still be there."""
         member = self._members.get(job)
         if member is None or member.sequence.place is None:  # a warm-up's
@@ -150,11 +163,11 @@ class SequenceBatcher:
             # One that is given to an instance without a process runs in the next one.
             sequence.life = lane.life if lane.is_ready else None
         elif sequence.has_lost_state:
-            job.fail(refusals.loss(self._loss_of(sequence)))
+            job.fail(state_lost_error(self._loss_of(sequence)))
             return False
         return True
 
-    def responded(self, job: Job, response: InferResponse) -> None:
+    def responded(self, job: InferJob, response: InferResponse) -> None:
         """Keep the states that come with a response, and take them out of it."""
         member = self._members.get(job)
         if member is None or not self._states.are_any or response.error is not None:
@@ -163,7 +176,7 @@ class SequenceBatcher:
         if member.hidden:
             response.outputs = [each for each in response.outputs if each.name not in member.hidden]
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: InferJob) -> None:
         """A request of whichever sequence is over."""
         member = self._members.pop(job, None)
         if member is None:
@@ -175,7 +188,7 @@ class SequenceBatcher:
         else:
             self._break(member.sequence)
 
-    def _go_on(self, job: Job, sequence: Sequence) -> None:
+    def _go_on(self, job: InferJob, sequence: RequestSequence) -> None:
         """The sequence's present request is over."""
         sequence.current = None
         if sequence.place is not None:
@@ -192,24 +205,24 @@ class SequenceBatcher:
             self._touch(sequence)
             self._turn_to_next(sequence)
 
-    def _turn_to_next(self, sequence: Sequence) -> None:
+    def _turn_to_next(self, sequence: RequestSequence) -> None:
         """An iterative sequence is over when it has no request."""
         if self._is_iterative and not sequence.is_busy:
             self._leave(sequence)
         else:
             self._advance(sequence)
 
-    def _keep_states(self, job: Job, sequence: Sequence) -> None:
+    def _keep_states(self, job: InferJob, sequence: RequestSequence) -> None:
         """A request that failed changes nothing."""
         if job.outcome is None:
             sequence.commit_states()
         sequence.fresh_states = {}
 
-    def _leaves_gap(self, job: Job) -> bool:
+    def _leaves_gap(self, job: InferJob) -> bool:
         """Whether the sequence misses what a cancelled request would have made of its state."""
         return job.is_cancelled and not self._is_iterative and (not job.executed_batch_size or self._states.are_any)
 
-    def _run_again(self, job: Job, sequence: Sequence) -> None:
+    def _run_again(self, job: InferJob, sequence: RequestSequence) -> None:
         """The model wants the request once more: it waits for its turn among those of other sequences."""
         job.request.sequence = SequenceFlag.NONE
         sequence.commit_states()
@@ -222,11 +235,11 @@ class SequenceBatcher:
         else:
             self._lose(sequence)
 
-    def _drop(self, job: Job, sequence: Sequence) -> None:
+    def _drop(self, job: InferJob, sequence: RequestSequence) -> None:
         sequence.line.remove(job)
-        job.fail(refusals.cancelled())
+        job.fail(cancelled_error())
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: RequestSequence) -> None:
         """Where it begins anew already, that waits for its turn behind other sequences."""
         sequence.is_broken = False
         if not sequence.line:
@@ -235,19 +248,19 @@ class SequenceBatcher:
         self._touch(sequence)
         self._places.change(sequence)
 
-    def _break(self, sequence: Sequence) -> None:
+    def _break(self, sequence: RequestSequence) -> None:
         """Let nothing of the sequence follow; one that begins anew waits until its present request is over."""
         sequence.is_broken = sequence.is_ended = True
-        self._fail_line(sequence, refusals.beside_cancelled())
+        self._fail_line(sequence, sibling_cancelled_error())
         if sequence.current is None:
             self._leave(sequence)
 
-    def _lose(self, sequence: Sequence) -> None:
+    def _lose(self, sequence: RequestSequence) -> None:
         """Let nothing of the sequence run on a state that is not its own. Where it begins anew, that is its way on."""
         loss = self._loss_of(sequence)
         sequence.is_broken = False
         while sequence.line and SequenceFlag.START not in sequence.line[0].request.sequence:
-            self._fail(sequence.line.popleft(), refusals.loss(loss))
+            self._fail(sequence.line.popleft(), state_lost_error(loss))
         if sequence.line:
             self._advance(sequence)
             return
@@ -257,20 +270,20 @@ class SequenceBatcher:
         self._touch(sequence)
         self._places.vacate(sequence)
 
-    def _loss_of(self, sequence: Sequence) -> str:
+    def _loss_of(self, sequence: RequestSequence) -> str:
         assert sequence.place is not None
         instance = sequence.place.lane.instance.name
         if self._is_iterative:
-            return refusals.loss_of_request(instance)
-        return refusals.loss_of_sequence(self._model, sequence.correlation_id, instance)
+            return describe_lost_request(instance)
+        return describe_lost_sequence(self._model, sequence.correlation_id, instance)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: RequestSequence) -> None:
         """Forget a sequence, and give its place to the one that waits for longest."""
         self._known.forget(sequence)
         self._places.backlog.discard(sequence)
         self._places.vacate(sequence)
 
-    def _touch(self, sequence: Sequence) -> None:
+    def _touch(self, sequence: RequestSequence) -> None:
         self._known.touch(sequence)
         if idle_ns := self._known.next_idle_ns():
             self._wakeup.at(idle_ns)
@@ -282,16 +295,16 @@ class SequenceBatcher:
             self._leave(sequence)
         for sequence in self._places.backlog.expired(now_ns):
             self._known.forget(sequence)
-            self._fail_line(sequence, refusals.waited_too_long())
+            self._fail_line(sequence, slot_timeout_error())
         for time_ns in (self._known.next_idle_ns(), self._places.backlog.next_deadline_ns()):
             if time_ns:
                 self._wakeup.at(time_ns)
 
-    def _fail_line(self, sequence: Sequence, error: SluiceError) -> None:
+    def _fail_line(self, sequence: RequestSequence, error: SluiceError) -> None:
         while sequence.line:
             self._fail(sequence.line.popleft(), error)
 
-    def _fail(self, job: Job, error: SluiceError) -> None:
+    def _fail(self, job: InferJob, error: SluiceError) -> None:
         """End a request that has not run, which its sequence hears of from who calls this."""
         self._members.pop(job, None)
         job.on_cancel = None
@@ -304,3 +317,30 @@ class SequenceBatcher:
         self._places.backlog.clear()
         for sequence in {member.sequence for member in self._members.values()}:
             self._fail_line(sequence, error)
+
+
+def build_slot_batchers(
+    config: ModelConfig,
+    instances: Sequence[Instance],
+    keys: BatchKeys,
+    controls: ControlInputs,
+    admit: Admit,
+    on_executed: Callable[[list[InferJob]], None],
+    limiter: RateLimiter | None,
+) -> list[SlotBatcher]:
+    """One for each of `instances`. Where no strategy is chosen it is the direct one."""
+    if not config.sequence_batching.HasField("oldest"):
+        policy = read_direct_policy(config)
+        return [DirectBatcher(each, policy, keys, controls, admit, on_executed, limiter) for each in instances]
+    oldest = config.sequence_batching.oldest
+    num_slots = oldest.max_candidate_sequences or max(config.max_batch_size, 1)
+    batch_policy = read_oldest_policy(config)
+    return [
+        OldestBatcher(
+            each,
+            num_slots,
+            Batcher(batch_policy, keys, [GuardedInstance(each, admit)], on_executed, limiter),
+            preserves_order=oldest.preserve_ordering,
+        )
+        for each in instances
+    ]

@@ -6,16 +6,16 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.controls import ControlInputs
-from serving.batching.keys import BatchKeys
-from serving.batching.pools import open_pool
+from serving.batching.instance_pool import open_pool
+from serving.batching.plan import BatchKeys
+from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.fillers import FillerJob, filler_request
-from serving.batching.sequences.lanes import Admit, Lane
-from serving.batching.wakeup import Wakeup
+from serving.batching.sequences.inputs import ControlInputs, zeros
+from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.batching.warming import WarmUpBatch
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
+from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
 _NS_PER_US = 1000
@@ -38,7 +38,7 @@ class SlotPolicy:
         return oldest_ns + self.delay_ns if self.delay_ns else 0
 
 
-def slot_policy_of(config: ModelConfig) -> SlotPolicy:
+def read_direct_policy(config: ModelConfig) -> SlotPolicy:
     """The policy of a complete configuration."""
     given = config.sequence_batching.direct
     return SlotPolicy(
@@ -50,12 +50,12 @@ def slot_policy_of(config: ModelConfig) -> SlotPolicy:
 class _Waiting:
     """A request in its slot."""
 
-    job: Job
+    job: InferJob
     key: object
     since_ns: int
 
 
-class DirectLane(Lane):
+class DirectBatcher(SlotBatcher):
     """Models that keep a state for each row of their batches see every sequence in one row.
 
     A batch has a row for every slot up to the last one with a request in it. Where a slot in between has none, or one
@@ -69,7 +69,7 @@ class DirectLane(Lane):
         keys: BatchKeys,
         controls: ControlInputs,
         admit: Admit,
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None,
     ) -> None:
         """`on_executed` is told of each batch that has run."""
@@ -93,7 +93,7 @@ class DirectLane(Lane):
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
         await self._pool.warm_up(new_batch)
 
-    def start(self, job: Job, slot: int) -> None:
+    def start(self, job: InferJob, slot: int) -> None:
         self._waiting[slot] = _Waiting(job, self._keys.of(job.request), perf_counter_ns())
         job.on_cancel = lambda: self._drop(slot)
         # Not at once: what arrives in the same turn of the event loop shall share the batch.
@@ -105,7 +105,7 @@ class DirectLane(Lane):
             self._pool.withdraw()
         dropped.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
-    def _executed(self, jobs: list[Job]) -> None:
+    def _executed(self, jobs: list[InferJob]) -> None:
         self._on_executed(jobs)
         # Not at once, either: sequences whose requests were answered just now may have their next ones here already.
         self._wakeup.soon()
@@ -132,7 +132,7 @@ class DirectLane(Lane):
             if not self._admit(waiting.job) and self._waiting.get(number) is waiting:
                 del self._waiting[number]
 
-    def _rows(self) -> dict[int, Job]:
+    def _rows(self) -> dict[int, InferJob]:
         """Those that run now, by slot; none where it is better to wait for more, and the alarm is set."""
         if not self._waiting:
             return {}
@@ -144,7 +144,7 @@ class DirectLane(Lane):
         # The one that has waited for longest says what can be stacked, so that no shape waits for ever.
         return {number: each.job for number, each in self._waiting.items() if each.key == oldest.key}
 
-    def _batch(self, rows: dict[int, Job]) -> list[Job]:
+    def _batch(self, rows: dict[int, InferJob]) -> list[InferJob]:
         """One job a row. Takes those of `rows` out of the line."""
         for number in rows:
             del self._waiting[number]
@@ -152,8 +152,8 @@ class DirectLane(Lane):
         if num_rows == len(rows):
             return [rows[number] for number in range(num_rows)]
         first = next(iter(rows.values()))
-        filler = filler_request(first.request, self._controls)
-        return [rows.get(number) or FillerJob(first, filler) for number in range(num_rows)]
+        filler = build_null_request(first.request, self._controls)
+        return [rows.get(number) or NullRequestJob(first, filler) for number in range(num_rows)]
 
     async def close(self, error: SluiceError) -> None:
         self._wakeup.cancel()
@@ -163,3 +163,26 @@ class DirectLane(Lane):
             each.job.fail(error)
         await self.instance.close()
         self._pool.close()
+
+
+class NullRequestJob(InferJob):
+    """Its responses go nowhere, and no statistics know of it."""
+
+    __slots__ = ()
+
+    def __init__(self, beside: InferJob, request: InferRequest) -> None:
+        """In a batch with `beside`."""
+        super().__init__(beside._model, request, _ignore)
+
+    def respond(self, response: InferResponse) -> None:
+        self.is_finished = self.is_finished or response.is_final
+
+
+def build_null_request(like: InferRequest, controls: ControlInputs) -> InferRequest:
+    """Inputs of the same types and shapes without values, states too, and controls that say: not ready."""
+    inputs = {name: zeros(name, tensor.data_type, tensor.shape) for name, tensor in like.inputs.items()}
+    return InferRequest(inputs | controls.of_filler(), requested_outputs=like.requested_outputs)
+
+
+def _ignore(_: InferResponse) -> None:
+    """Of a request that nobody made."""

@@ -9,10 +9,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.initial_states import check_initial_states
+from serving.batching.sequences.inputs import check_initial_states
 from serving.config.completion import ENSEMBLE
 from serving.config.validation import check_tensors
-from serving.findings import Finding, findings_of
+from serving.findings import ConfigFinding, error_findings
 from serving.repository.candidate import Candidate
 from serving.repository.folders import versions_in
 from serving.repository.routing import PARAMETER, configured_weights
@@ -21,14 +21,14 @@ from serving.spec import ModelSource, inner_path
 from sluice.errors import SluiceError
 
 
-def load_errors(candidate: Candidate, place: str, registry: BackendRegistry) -> Iterator[Finding]:
+def load_errors(candidate: Candidate, place: str, registry: BackendRegistry) -> Iterator[ConfigFinding]:
     """Why it would not load. `place` is the folder as messages have it."""
     if not candidate.versions:
         yield _no_version(candidate, place)
     try:
         backend = registry.get(candidate.config.backend or ENSEMBLE)
     except SluiceError as error:
-        yield Finding(error.message, "backend" if candidate.config.backend else "platform")
+        yield ConfigFinding(error.message, "backend" if candidate.config.backend else "platform")
         return
     config = ModelConfig()
     config.CopyFrom(candidate.config)
@@ -45,37 +45,37 @@ def load_errors(candidate: Candidate, place: str, registry: BackendRegistry) -> 
         yield from _failure(lambda: samples_of(config, source.folder), "model_warmup")
 
 
-def _failure(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
+def _failure(check: Callable[[], object], path: str = "") -> Iterator[ConfigFinding]:
     """What `check` raises; `path` is what it looks at."""
     try:
         check()
     except SluiceError as error:
-        for each in findings_of(error):
-            yield each if each.path else Finding(each.message, path, each.remedy)
+        for each in error_findings(error):
+            yield each if each.path else ConfigFinding(each.message, path, each.remedy)
 
 
-def _no_version(candidate: Candidate, place: str) -> Finding:
+def _no_version(candidate: Candidate, place: str) -> ConfigFinding:
     message = f"at least one version must be available under the version policy of model '{candidate.name}'"
     available = versions_in(candidate.folder.path)
     if available:
         listed = ", ".join(map(str, available))
         remedy = f"version_policy {{ specific {{ versions: [{available[-1]}] }} }}; there are {listed}"
-        return Finding(message, "version_policy", remedy)
-    return Finding(f"{message}; its folder has no version", remedy=f"{place}/1 with the model's file in it")
+        return ConfigFinding(message, "version_policy", remedy)
+    return ConfigFinding(f"{message}; its folder has no version", remedy=f"{place}/1 with the model's file in it")
 
 
-def _version_errors(source: ModelSource, backend: Backend) -> Iterator[Finding]:
+def _version_errors(source: ModelSource, backend: Backend) -> Iterator[ConfigFinding]:
     config = source.config
     yield from _failure(lambda: backend.check(source))
     if config.default_model_filename and not _chooses_file(config, backend):
         yield from _missing_file(source, config.default_model_filename, "default_model_filename")
 
 
-def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Finding]:
+def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[ConfigFinding]:
     try:
         inner = inner_path(filename)
     except SluiceError as error:
-        yield Finding(error.message, path)
+        yield ConfigFinding(error.message, path)
         return
     if (source.version_folder / inner).exists():
         return
@@ -84,10 +84,10 @@ def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Fin
     if there:
         message += f"; its folder has {', '.join(there[:5])}"
     remedy = f'default_model_filename: "{there[0]}"' if len(there) == 1 and path == "default_model_filename" else ""
-    yield Finding(message, path, remedy)
+    yield ConfigFinding(message, path, remedy)
 
 
-def _label_errors(source: ModelSource) -> Iterator[Finding]:
+def _label_errors(source: ModelSource) -> Iterator[ConfigFinding]:
     for index, output in enumerate(source.config.output):
         path = f"output[{index}].label_filename"
         if not output.label_filename:
@@ -95,10 +95,10 @@ def _label_errors(source: ModelSource) -> Iterator[Finding]:
         try:
             label_file = source.folder / inner_path(output.label_filename)
         except SluiceError as error:
-            yield Finding(error.message, path)
+            yield ConfigFinding(error.message, path)
             continue
         if not label_file.is_file():
-            yield Finding(f"there is no label file {label_file} for output '{output.name}'", path)
+            yield ConfigFinding(f"there is no label file {label_file} for output '{output.name}'", path)
 
 
 def _chooses_file(config: ModelConfig, backend: Backend) -> bool:
@@ -106,7 +106,7 @@ def _chooses_file(config: ModelConfig, backend: Backend) -> bool:
     return "cc_model_filenames" in backend.supported_fields and bool(config.cc_model_filenames)
 
 
-def machine_notes(candidate: Candidate, backend: Backend) -> Iterator[Finding]:
+def machine_notes(candidate: Candidate, backend: Backend) -> Iterator[ConfigFinding]:
     """What would be missed where it is served: this machine, or the devices of a file's capability, may be others."""
     yield from backend.machine_findings(candidate.config)
     for version in candidate.versions if _chooses_file(candidate.config, backend) else ():

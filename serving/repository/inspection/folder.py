@@ -16,7 +16,7 @@ from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
 from serving.config.obeyed import unobeyed_findings
 from serving.config.text import CONFIG_FILENAME, WrittenConfig, read_written
-from serving.findings import Finding, findings_of
+from serving.findings import ConfigFinding, error_findings
 from serving.repository.candidate import Candidate, read_candidate
 from serving.repository.folders import ModelFolder, versions_in
 from serving.repository.inspection.files import load_errors, machine_notes
@@ -49,7 +49,7 @@ def inspect_folder(
             written = read_written(file)
         candidate = read_candidate(name, folder, registry, is_strict=False, member=member)
     except SluiceError as error:
-        errors = written.locations.locate_all(findings_of(error))
+        errors = written.locations.locate_all(error_findings(error))
         return Inspected(replace(report, errors=errors), written)
     backend = registry.find(candidate.config.backend or ENSEMBLE)
     notes = (
@@ -79,7 +79,7 @@ def _runtime(candidate: Candidate, backend: Backend | None) -> RuntimeReport | N
         return None  # it is among the errors
 
 
-def _unobeyed(written: ModelConfig, candidate: Candidate, backend: Backend | None) -> list[Finding]:
+def _unobeyed(written: ModelConfig, candidate: Candidate, backend: Backend | None) -> list[ConfigFinding]:
     """Of what is written; the candidate's configuration has defaults besides, and the backend that files tell."""
     asked = ModelConfig()
     asked.CopyFrom(written)
@@ -87,11 +87,11 @@ def _unobeyed(written: ModelConfig, candidate: Candidate, backend: Backend | Non
     return unobeyed_findings(asked, backend)
 
 
-def _folder_notes(folder: Path) -> Iterator[Finding]:
+def _folder_notes(folder: Path) -> Iterator[ConfigFinding]:
     """Folders that look like versions and are none."""
     known = {str(version) for version in versions_in(folder)}
     for each in sorted(folder.iterdir()):
         if each.is_dir() and each.name not in known and _ALMOST_VERSION.fullmatch(each.name):
             number = re.sub(r"\D", " ", each.name).split()[0].lstrip("0") or "1"
             message = f"folder '{each.name}' is no version and is not served: versions are whole numbers from 1"
-            yield Finding(message, remedy=f"mv {each.name} {number}")
+            yield ConfigFinding(message, remedy=f"mv {each.name} {number}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from serving.backend import RuntimeReport
-from serving.findings import Finding
+from serving.findings import ConfigFinding
 
 
 class Verdict(StrEnum):
@@ -29,8 +29,8 @@ class ModelReport:
     config_file: str = ""
     backend: str = ""
     versions: tuple[int, ...] = ()
-    notes: tuple[Finding, ...] = ()
-    errors: tuple[Finding, ...] = ()
+    notes: tuple[ConfigFinding, ...] = ()
+    errors: tuple[ConfigFinding, ...] = ()
     runtime: RuntimeReport | None = None
     """Of language models that would load."""
 
@@ -40,6 +40,6 @@ class ModelReport:
             return Verdict.ERROR
         return Verdict.NOTES if self.notes else Verdict.OK
 
-    def with_errors(self, *errors: Finding) -> "ModelReport":
+    def with_errors(self, *errors: ConfigFinding) -> "ModelReport":
         """Besides those that there are."""
         return replace(self, errors=(*self.errors, *errors))

@@ -7,7 +7,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backends.registry import BackendRegistry
 from serving.config.locations import NOWHERE
 from serving.config.text import WrittenConfig
-from serving.findings import Finding, findings_of
+from serving.findings import ConfigFinding, error_findings
 from serving.repository.inspection.ensembles import with_ensembles
 from serving.repository.inspection.folder import Inspected, inspect_folder
 from serving.repository.inspection.report import ModelReport
@@ -61,5 +61,5 @@ def _inspect_found(roots: Roots, found: Found, name: str, place: str, registry: 
 
 
 def _unread(name: str, places: tuple[str, ...], error: Exception) -> Inspected:
-    found = findings_of(error) if isinstance(error, SluiceError) else (Finding(f"it cannot be read: {error}"),)
+    found = error_findings(error) if isinstance(error, SluiceError) else (ConfigFinding(f"it cannot be read: {error}"),)
     return Inspected(ModelReport(name, places, errors=found), WrittenConfig(ModelConfig(), NOWHERE))

@@ -8,7 +8,7 @@ from prometheus_client.samples import Sample
 
 from gateway.options.metrics_settings import MetricsSettings, metrics_settings
 from gateway.telemetry.inference import InferenceCollector
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.latencies import LatencyOptions, latency_recorder
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError

@@ -9,8 +9,8 @@ from gateway.telemetry.gpu import GpuSample
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
-from serving.batching.scheduled import ScheduledModel
-from serving.custom_metrics import MetricKind
+from serving.backend import CustomMetricKind
+from serving.batching.scheduled_model import ScheduledModel
 from serving.latencies import latency_recorder
 from serving.statistics import CacheUsage
 from sluice.errors import ErrorCode, SluiceError
@@ -47,14 +47,14 @@ async def test_every_name_on_the_page_is_the_servers_own() -> None:
     assert len(names) > 70
     for name in names:
         with pytest.raises(SluiceError) as caught:
-            CustomMetricRegistry().family(name, "", MetricKind.GAUGE)
+            CustomMetricRegistry().family(name, "", CustomMetricKind.GAUGE)
         assert caught.value.code is ErrorCode.ALREADY_EXISTS, name
 
 
 async def test_models_metrics_stand_beside_tritons() -> None:
     registry = CollectorRegistry(auto_describe=False)
     page = MetricsPage(registry, lambda: [served()], EVERYTHING)
-    page.custom.family("mine", "Mine", MetricKind.GAUGE).metric({}).set(1)
+    page.custom.family("mine", "Mine", CustomMetricKind.GAUGE).metric({}).set(1)
     text = text_of(registry)
     assert "mine 1.0" in text
     assert "nv_inference_request_success" in text
@@ -65,7 +65,7 @@ async def test_models_metrics_stand_beside_tritons() -> None:
 async def test_without_metrics_there_is_nothing() -> None:
     registry = CollectorRegistry(auto_describe=False)
     page = MetricsPage(registry, list, MetricsSettings(is_allowed=False, allows_cpu=False, allows_gpu=False))
-    page.custom.family("mine", "Mine", MetricKind.GAUGE).metric({}).set(1)
+    page.custom.family("mine", "Mine", CustomMetricKind.GAUGE).metric({}).set(1)
     assert text_of(registry) == ""
     await page.close()
 

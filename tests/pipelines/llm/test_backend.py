@@ -26,11 +26,10 @@ from pipelines.llm.services import LlmServices
 from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.backend import BackendContext
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
 from serving.config.completion import normalize
 from serving.config.text import parse_config, read_config
 from serving.config.validation import check_structure, check_tensors
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint

@@ -10,8 +10,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.configuration import bundled_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.tokens import StopSequences
-from serving.call import infer_one
 from serving.config.text import parse_config
+from serving.model import infer_one
 from serving.request import InferResponse
 from sluice.errors import SluiceError
 from tests.pipelines.llm.asking import ask, echo, outputs, request, responses, stream

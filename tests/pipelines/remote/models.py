@@ -12,9 +12,8 @@ from engine.config import EngineConfig
 from pipelines.llm.services import LlmServices, RequestLimits
 from pipelines.remote.backend import OpenAIBackend
 from serving.backend import BackendContext
-from serving.call import infer_one, infer_stream
 from serving.config.completion import normalize
-from serving.model import Model
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.batching.sequences.batcher import SequenceBatcher
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
@@ -74,7 +74,7 @@ class Clients:
         width: int = 1,
         timeout_us: int = 0,
         outputs: tuple[str, ...] = (),
-    ) -> Job:
+    ) -> InferJob:
         shape = (rows, width) if self.model.spec.max_batch_size else (width,)
         x = Tensor.of("X", np.full(shape, value, np.int32))
         request = InferRequest({"X": x}, name, outputs, correlation_id=of, sequence=flags, timeout_us=timeout_us)
@@ -105,7 +105,7 @@ class Clients:
         return int(found[output].array.item())
 
 
-def control(job: Job, name: str) -> object:
+def control(job: InferJob, name: str) -> object:
     tensor = job.request.inputs[name]
     assert tensor.shape == (1, 1)
     return tensor.array.item()
@@ -114,9 +114,9 @@ def control(job: Job, name: str) -> object:
 class Computed(Instance):
     """Runs a function on every batch, in the loop's next turn; the test may look at the batches."""
 
-    def __init__(self, compute: Callable[[list[Job]], None], name: str = "computed") -> None:
+    def __init__(self, compute: Callable[[list[InferJob]], None], name: str = "computed") -> None:
         self.name = name
-        self.batches: list[list[Job]] = []
+        self.batches: list[list[InferJob]] = []
         self.num_starts = 1
         self.is_up = True
         self.compute = compute
@@ -125,11 +125,11 @@ class Computed(Instance):
     def is_ready(self) -> bool:
         return self.is_up
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self.batches.append(jobs)
         asyncio.get_running_loop().call_soon(self._run, jobs, done)
 
-    def _run(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def _run(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self.compute(jobs)
         done()
 
@@ -154,7 +154,7 @@ class Process(HeldInstance):
                 job.fail(SluiceError(ErrorCode.INTERNAL, "not healthy"))
             done()
 
-    def give_back(self, job: Job) -> None:
+    def give_back(self, job: InferJob) -> None:
         """It wants the job once more."""
         assert self._running is not None
         jobs, done = self._running

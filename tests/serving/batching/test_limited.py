@@ -10,7 +10,7 @@ import pytest
 
 from serving.backend import ModelLookup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Instance, Placement, Resource
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError

@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.policy import BatchPolicy, QueuePolicy, batch_policy_of
+from serving.batching.plan import BatchPolicy, QueuePolicy, read_batch_policy
 from serving.batching.queue import JobQueue, QueuedJob
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import HeldInstance, config_of, model_of, request
 
 
-def job(name: str, priority: int = 0, timeout_us: int = 0) -> Job:
-    return Job(MODEL, request(name, priority=priority, timeout_us=timeout_us), lambda response: None)
+def job(name: str, priority: int = 0, timeout_us: int = 0) -> InferJob:
+    return InferJob(MODEL, request(name, priority=priority, timeout_us=timeout_us), lambda response: None)
 
 
 MODEL = model_of("", HeldInstance())
 
 
-def ids(jobs: list[Job]) -> list[str]:
+def ids(jobs: list[InferJob]) -> list[str]:
     return [each.request.id for each in jobs]
 
 
@@ -80,7 +80,7 @@ def test_a_request_may_only_shorten_its_wait(policy: QueuePolicy, own_us: int, d
 
 
 def test_the_configuration_is_read() -> None:
-    policy = batch_policy_of(
+    policy = read_batch_policy(
         config_of("""dynamic_batching {
             preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 preserve_ordering: true
             priority_levels: 3 default_priority_level: 2
@@ -94,8 +94,8 @@ def test_the_configuration_is_read() -> None:
     assert (policy.num_priorities, policy.default_priority) == (3, 2)
     assert policy.queue_of(1) == QueuePolicy(0, 30_000, False, True)
     assert policy.queue_of(3) == QueuePolicy(5, 0, True, False)
-    assert batch_policy_of(config_of("dynamic_batching { }")).preferred_rows == {8}
-    assert not batch_policy_of(config_of()).is_dynamic
+    assert read_batch_policy(config_of("dynamic_batching { }")).preferred_rows == {8}
+    assert not read_batch_policy(config_of()).is_dynamic
 
 
 def test_deadlines_of_requests_long_gone_are_not_kept() -> None:
@@ -136,12 +136,12 @@ actions = st.lists(
 def test_every_job_leaves_exactly_once(steps: list[tuple[str, int]], delays: bool) -> None:
     policy = QueuePolicy(timeout_ns=50, delays_expired=delays)
     queue = JobQueue(BatchPolicy(num_priorities=2, default_priority=2, queues={1: policy}))
-    added: list[Job] = []
-    left: list[Job] = []
-    inside: dict[Job, QueuedJob] = {}
+    added: list[InferJob] = []
+    left: list[InferJob] = []
+    inside: dict[InferJob, QueuedJob] = {}
     now = 0
     for action, number in steps:
-        gone: list[Job] = []
+        gone: list[InferJob] = []
         if action == "add":
             new = job(str(len(added)), priority=number)
             added.append(new)

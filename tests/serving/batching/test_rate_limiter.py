@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.rate_limiter import Claim, RateLimiter
-from serving.batching.resources import parse_resource, parse_resources
+from serving.batching.rate_limiter import Claim, RateLimiter, parse_resource, parse_resources
 from serving.instance import Placement, Resource
 from sluice.errors import ErrorCode, SluiceError
 

@@ -7,9 +7,9 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from serving.call import infer_one
 from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.job import InferJob
+from serving.model import infer_one
 from serving.request import InferResponse
 from serving.statistics import FailureReason
 from serving.tensors.tensor import Tensor
@@ -354,7 +354,7 @@ class TestInstances:
         class Faulty(AtOnceInstance):
             is_faulty = True
 
-            def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+            def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
                 if self.is_faulty:
                     raise RuntimeError("a bug")
                 super().execute(jobs, done)
@@ -506,11 +506,11 @@ class RandomInstance(Instance):
         self._random = random.Random(seed)
         self.sizes: list[int] = []
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self.sizes.append(sum(job.request.batch_size for job in jobs))
         self._later(self._random.randrange(4), jobs, done)
 
-    def _later(self, turns_left: int, jobs: list[Job], done: Callable[[], None]) -> None:
+    def _later(self, turns_left: int, jobs: list[InferJob], done: Callable[[], None]) -> None:
         if turns_left:
             asyncio.get_running_loop().call_soon(self._later, turns_left - 1, jobs, done)
             return

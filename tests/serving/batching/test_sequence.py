@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
@@ -301,7 +301,7 @@ class Summing(Instance):
         self.name = name
         self.sums: dict[object, int] = {}
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         ready = [job for job in jobs if job.request.inputs["READY"].array.item()]
         assert len({job.request.correlation_id for job in ready}) == len(ready) <= len(jobs) <= 4
         for job in set(jobs).difference(ready):

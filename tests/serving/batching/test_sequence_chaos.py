@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import until
@@ -36,7 +36,7 @@ class Strict(Instance):
     def is_ready(self) -> bool:
         return self.is_up
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         if self.is_up:
             self._later(self._chance.randrange(3), lambda: self._run(jobs, done))
         else:
@@ -46,7 +46,7 @@ class Strict(Instance):
         loop = asyncio.get_running_loop()
         loop.call_soon(lambda: self._later(turns - 1, call) if turns else call())
 
-    def _run(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def _run(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         if self._chance.random() < self._death_rate:
             self._die(jobs)
         else:
@@ -57,7 +57,7 @@ class Strict(Instance):
                 job.respond(InferResponse([x.renamed("Y"), x.renamed("T")]))
         done()
 
-    def _die(self, jobs: list[Job]) -> None:
+    def _die(self, jobs: list[InferJob]) -> None:
         self.is_up = False
         self.num_deaths += 1
         self._last.clear()
@@ -69,7 +69,7 @@ class Strict(Instance):
         self.num_starts += 1
         self.is_up = True
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: InferJob) -> None:
         inputs = job.request.inputs
         key, value = int(inputs["CORRID"].array.item()), int(inputs["X"].array.item())
         starts = bool(inputs["START"].array.item())
@@ -91,7 +91,7 @@ class Client:
         self.id = id
         self.number = 0
         self.place = 0
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, InferJob] = {}
         self._chance = chance
 
     def send(self) -> None:

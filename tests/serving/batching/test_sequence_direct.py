@@ -10,7 +10,7 @@ from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.direct import SlotPolicy
 from serving.config.validation import check_structure
 from serving.instance import Instance, Placement, Resource
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
@@ -18,7 +18,7 @@ from tests.serving.batching.parts import HeldInstance, config_of, turns, until
 from tests.serving.batching.sequence_parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
 
 
-def echoes(jobs: list[Job]) -> None:
+def echoes(jobs: list[InferJob]) -> None:
     for job in jobs:
         job.respond(InferResponse([job.request.inputs["X"].renamed("Y")]))
 
@@ -27,7 +27,7 @@ DIRECT = sequences("direct { }")
 NO_CONTROLS = "sequence_batching { direct { } }"
 
 
-async def run(instance: HeldInstance) -> list[Job]:
+async def run(instance: HeldInstance) -> list[InferJob]:
     """The next batch, which is answered."""
     await until(lambda: instance.is_running)
     batch = instance.batches[-1]
@@ -255,7 +255,7 @@ class RowSums(Instance):
         self.name = name
         self._sums = [0] * 4
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         for row, job in enumerate(jobs):
             inputs = job.request.inputs
             if inputs["READY"].array.item():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import HeldInstance, turns, until
@@ -15,11 +15,11 @@ ITERATIVE = sequences(OLDEST + " iterative_sequence: true")
 STREAMING = CONFIG + "model_transaction_policy { decoupled: true }"
 
 
-def value_of(job: Job) -> int:
+def value_of(job: InferJob) -> int:
     return int(job.request.inputs["X"].array.item())
 
 
-def id_of(job: Job) -> int:
+def id_of(job: InferJob) -> int:
     return int(job.request.inputs["CORRID"].array.item())
 
 
@@ -33,12 +33,12 @@ class CountDown:
         self.instance = Computed(self._run)
         self._streams = streams
 
-    def _run(self, jobs: list[Job]) -> None:
+    def _run(self, jobs: list[InferJob]) -> None:
         self.runs.append([(id_of(job), bool(control(job, "START"))) for job in jobs])
         for job in jobs:
             self._run_one(job)
 
-    def _run_one(self, job: Job) -> None:
+    def _run_one(self, job: InferJob) -> None:
         key = id_of(job)
         if control(job, "START"):
             self.left[key] = value_of(job)
@@ -118,7 +118,7 @@ async def test_one_with_an_end_flag_runs_on_too() -> None:
 
 
 async def test_an_error_ends_it() -> None:
-    def fails(jobs: list[Job]) -> None:
+    def fails(jobs: list[InferJob]) -> None:
         for job in jobs:
             if control(job, "START"):
                 job.reschedule()
@@ -167,7 +167,7 @@ async def test_requests_of_one_id_run_one_after_the_other_and_cancelling_one_lea
 
 
 async def test_where_it_is_not_configured_it_is_refused() -> None:
-    def again(jobs: list[Job]) -> None:
+    def again(jobs: list[InferJob]) -> None:
         for job in jobs:
             job.reschedule()
 
@@ -196,7 +196,7 @@ async def test_many_at_once_each_run_as_often_as_they_want(strategy: str, seed: 
     model = CountDown(streams=True)
     run_all = model._run
 
-    def only_ready(jobs: list[Job]) -> None:
+    def only_ready(jobs: list[InferJob]) -> None:
         run_all([job for job in jobs if control(job, "READY")])
 
     model.instance.compute = only_ready

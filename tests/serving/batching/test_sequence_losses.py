@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode
 from tests.serving.batching.parts import turns, until
 from tests.serving.batching.sequence_parts import END, START, Clients, Process, control, sequences
@@ -14,7 +14,7 @@ LOST = (
 )
 
 
-async def run(instance: Process) -> list[Job]:
+async def run(instance: Process) -> list[InferJob]:
     await until(lambda: instance.is_running)
     batch = instance.batches[-1]
     instance.finish()

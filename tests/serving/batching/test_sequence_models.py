@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from serving.call import infer_one, infer_stream
-from serving.model import Model
+from serving.model import Model, infer_one, infer_stream
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
 from serving.request import InferRequest, SequenceFlag

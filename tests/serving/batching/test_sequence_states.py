@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.sequences.initial_states import check_initial_states, initial_states
-from serving.job import Job
+from serving.batching.sequences.inputs import check_initial_states, initial_states
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
@@ -22,11 +22,11 @@ def with_state(rest: str = "", strategy: str = "oldest { max_candidate_sequences
     return f"sequence_batching {{ {strategy} {CONTROLS % 'UINT64'} state {{ {state} {rest} }} }}"
 
 
-def total(job: Job) -> Tensor:
+def total(job: InferJob) -> Tensor:
     return Tensor.of("Y", job.request.inputs["X"].array + job.request.inputs["S"].array)
 
 
-def adds(jobs: list[Job]) -> None:
+def adds(jobs: list[InferJob]) -> None:
     """Y and the state are the sum; a negative input is an error."""
     for job in jobs:
         if int(job.request.inputs["X"].array.item()) < 0:
@@ -101,7 +101,7 @@ async def test_a_failed_request_changes_no_state() -> None:
 async def test_a_stream_that_fails_changes_no_state_and_one_that_ends_well_does() -> None:
     totals = []
 
-    def streams(jobs: list[Job]) -> None:
+    def streams(jobs: list[InferJob]) -> None:
         for job in jobs:
             totals.append(int(total(job).array.item()))
             job.respond(InferResponse([total(job), total(job).renamed("T")], is_final=False))
@@ -132,7 +132,7 @@ async def test_a_request_cancelled_while_it_runs_ends_its_sequence() -> None:
 async def test_the_state_is_not_the_memory_that_the_backend_gave() -> None:
     memory = np.zeros((1, 1), np.int32)
 
-    def reuses(jobs: list[Job]) -> None:
+    def reuses(jobs: list[InferJob]) -> None:
         for job in jobs:
             memory[:] = total(job).array
             job.respond(InferResponse([total(job), Tensor.of("T", memory)]))
@@ -159,7 +159,7 @@ async def test_a_filler_has_a_state_of_zeros_and_leaves_its_sequence_alone() -> 
 
 
 async def test_states_of_other_sizes_are_not_stacked() -> None:
-    def grows(jobs: list[Job]) -> None:
+    def grows(jobs: list[InferJob]) -> None:
         assert len({job.request.inputs["S"].shape for job in jobs}) == 1
         for job in jobs:
             longer = np.concatenate([job.request.inputs["S"].array, job.request.inputs["X"].array], axis=1)

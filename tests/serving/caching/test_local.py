@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.caching.keys import fingerprint, key_of
 from serving.caching.local import LocalCache
 from serving.request import InferRequest, InferResponse

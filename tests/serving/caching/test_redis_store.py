@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.caching.opening import open_cache
 from serving.caching.redis_store import RedisCache
 from serving.caching.settings import RedisCacheSettings, RedisTls
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.statistics import FailureReason
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths

@@ -11,7 +11,7 @@ import pytest
 
 from serving.backend import BackendContext, ModelLookup
 from serving.batching.rate_limiter import RateLimiter
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
 from serving.request import InferRequest, InferResponse

@@ -13,11 +13,11 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
 from serving.config.completion import has_gpu
 from serving.config.text import parse_written
 from serving.config.validation import check_structure
-from serving.findings import Finding
+from serving.findings import ConfigFinding
+from serving.model import infer_one
 from serving.repository.inspection.report import Verdict
 from serving.repository.inspection.repositories import inspect_repositories
 from serving.repository.repository import ModelRepository
@@ -210,7 +210,7 @@ def test_a_check_says_the_same(stem: str, tmp_path: Path) -> None:
     assert {other.verdict for other in reports.values()} <= {Verdict.OK}
 
 
-def told_at_load(note: Finding) -> str:
+def told_at_load(note: ConfigFinding) -> str:
     """A note of the check in the words of the log."""
     return note.message if note.message == NO_GPU else replace(note, column=None).text("config.pbtxt")
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode, ModelState
 from serving.request import InferRequest

@@ -13,8 +13,7 @@ from pipelines.rag.rag_prompt.backend import RagPromptBackend
 from pipelines.rag.rag_prompt.model import RagPromptModel
 from pipelines.text.sources import Source, encoded
 from serving.backend import BackendContext
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor

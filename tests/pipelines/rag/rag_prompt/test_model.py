@@ -10,8 +10,7 @@ from pipelines.rag.prompts.salt import derived_salt
 from pipelines.rag.rag_prompt.model import RagPromptModel
 from pipelines.text.messages import decode_messages
 from pipelines.text.tokenizer import Tokenizer
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor

@@ -15,7 +15,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.rag.rag_prompt.model import RagPromptModel
 from pipelines.text.sources import Source
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
 from tests.pipelines.llm.asking import Record

@@ -16,8 +16,7 @@ from pipelines.rag.retriever.backend import RetrieverBackend
 from pipelines.rag.retriever.model import RetrieverModel
 from pipelines.rag.stores.base import Store
 from serving.backend import BackendContext
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor

@@ -9,7 +9,7 @@ from pipelines.rag.library import Library
 from pipelines.rag.retriever.model import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CandidateQuery, Candidates, CollectionSpec
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.retriever.conftest import TEXTS

@@ -10,8 +10,7 @@ import pytest
 import tokenizers
 
 from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer, pieces_of
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
 from serving.request import InferRequest

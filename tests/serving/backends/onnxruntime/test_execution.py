@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serving.backends.arrays.batch import BatchForm
 from serving.backends.onnxruntime.session import OnnxSession
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError

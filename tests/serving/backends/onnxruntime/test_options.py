@@ -11,8 +11,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backends.onnxruntime.accelerators import gpu_accelerators
 from serving.backends.onnxruntime.options import run_entries, session_options
 from serving.backends.onnxruntime.placement import providers_of
-from serving.call import infer_one
 from serving.instance import Placement
+from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime.parts import load, one_op, request
 

@@ -13,8 +13,7 @@ from openvino import opset13 as ops
 
 from serving.backends.openvino.session import OpenVinoSession
 from serving.backends.openvino.signature import Names, signature_of
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.call import ResponseStream, infer_one
+from serving.model import ResponseStream, infer_one
 from serving.statistics import FailureReason
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import (

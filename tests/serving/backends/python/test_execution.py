@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.call import infer_one
-from serving.host_policy import HostPolicy
+from serving.instance import HostPolicy
+from serving.model import infer_one
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.backends.python.segments import MAX_FREE_BYTES
-from serving.call import infer_one
+from serving.model import infer_one
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, eventually, loaded, write_model
 

@@ -10,9 +10,8 @@ from engine.config import EngineConfig
 from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.pytorch.backend import PyTorchBackend
-from serving.call import infer_one
 from serving.config.completion import normalize
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor

@@ -14,8 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backends.tensorflow.backend import TensorFlowBackend
 from serving.backends.tensorflow.protos import parse_saved_model
 from serving.backends.tensorflow.saved_model import read_saved_model
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError

@@ -15,8 +15,7 @@ from engine.config import EngineConfig
 from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.tensorrt.backend import TensorRtBackend
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor

@@ -2,8 +2,11 @@
 
 from collections import deque
 
-from serving.job import Job, Receive
+from serving.job import InferJob, ReceiveResponse
 from serving.request import InferResponse
+from serving.request_check import reshaped_dims
+from serving.spec import ModelSpec
+from serving.tensors.tensor import Tensor
 
 
 class OrderedReceiver:
@@ -11,15 +14,15 @@ class OrderedReceiver:
 
     __slots__ = ("_held", "_is_over", "_order", "_receive", "job")
 
-    def __init__(self, receive: Receive, order: "ResponseOrder") -> None:
+    def __init__(self, receive: ReceiveResponse, order: "ResponseOrder") -> None:
         self._receive = receive
         self._order = order
         self._held: list[InferResponse] = []
         self._is_over = False
-        self.job: Job | None = None
+        self.job: InferJob | None = None
         """None until it was submitted, and once all has passed: the job knows its receiver."""
 
-    def follow(self, job: Job) -> None:
+    def follow(self, job: InferJob) -> None:
         """It was submitted, and may be over already."""
         if job.is_finished:
             self._is_over = True
@@ -59,7 +62,7 @@ class ResponseOrder:
         self._line: deque[OrderedReceiver] = deque()
         self._is_advancing = False
 
-    def open(self, receive: Receive) -> OrderedReceiver:
+    def open(self, receive: ReceiveResponse) -> OrderedReceiver:
         """The next request's place in the line."""
         receiver = OrderedReceiver(receive, self)
         self._line.append(receiver)
@@ -86,3 +89,31 @@ class ResponseOrder:
                     return
         finally:
             self._is_advancing = False
+
+
+class OutputShapes:
+    """Turns what the backend gives into what the configuration promises."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._dims = {
+            each.name: (each.reshape, each.dims) for each in spec.outputs.values() if each.reshape is not None
+        }
+        self._num_leading = 1 if spec.max_batch_size > 0 else 0
+
+    @property
+    def are_any(self) -> bool:
+        return bool(self._dims)
+
+    def restored(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The same values in the promised shapes. One that the backend shaped otherwise stays as it is."""
+        return [self._restored(each) for each in outputs]
+
+    def _restored(self, tensor: Tensor) -> Tensor:
+        found = self._dims.get(tensor.name)
+        if found is None:
+            return tensor
+        given, promised = found
+        leading, dims = tensor.shape[: self._num_leading], tensor.shape[self._num_leading :]
+        if len(dims) != len(given):
+            return tensor
+        return tensor.reshaped(leading + reshaped_dims(dims, given, promised))

@@ -8,9 +8,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.check import check_request
 from serving.request import InferRequest
-from serving.spec import ModelSpec, spec_of
+from serving.request_check import check_request
+from serving.spec import ModelSpec, build_spec
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -24,7 +24,7 @@ UNKNOWN = "[request id: <id_unknown>] "
 
 
 def spec(text: str) -> ModelSpec:
-    return spec_of(text_format.Parse(text, ModelConfig()), 1)
+    return build_spec(text_format.Parse(text, ModelConfig()), 1)
 
 
 ADD_SUB = spec("""

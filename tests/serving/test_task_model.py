@@ -9,11 +9,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import build_spec
+from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError
 
 CONFIG = text_format.Parse('name: "m" backend: "test"', ModelConfig())
@@ -24,18 +24,18 @@ class TasksModel(Model):
     """Each request is the work that was given for it."""
 
     def __init__(self) -> None:
-        super().__init__(CONFIG, spec_of(CONFIG, 1))
+        super().__init__(CONFIG, build_spec(CONFIG, 1))
         self.tasks = RequestTasks(self.spec)
         self.work: Work = for_ever
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.tasks.start(job, self.work)
 
     async def close(self) -> None:
         await self.tasks.cancel_all()
 
 
-def submitted(model: TasksModel, work: Work) -> tuple[Job, list[InferResponse]]:
+def submitted(model: TasksModel, work: Work) -> tuple[InferJob, list[InferResponse]]:
     responses: list[InferResponse] = []
     model.work = work
     return model.submit(InferRequest(inputs={}), responses.append), responses
@@ -50,7 +50,7 @@ async def test_closing_ends_every_request_even_one_that_has_not_begun() -> None:
     _, begun = submitted(model, for_ever)
     await asyncio.sleep(0)
     _, new = submitted(model, for_ever)
-    assert num_queued(model.tasks.jobs) == 2
+    assert count_queued(model.tasks.jobs) == 2
     await model.close()
     assert [response.error.code for [response] in (begun, new) if response.error] == [ErrorCode.CANCELLED] * 2
     assert not model.tasks.jobs
@@ -111,7 +111,7 @@ async def test_the_first_failure_ends_what_runs_beside_it() -> None:
         raise SluiceError(ErrorCode.INVALID, "no")
 
     with pytest.raises(SluiceError, match="no"):
-        await side_by_side([other(), failing()])
+        await gather_all([other(), failing()])
     assert ended.is_set()
 
 
@@ -121,5 +121,5 @@ async def test_results_stand_in_order() -> None:
             await asyncio.sleep(0)
         return number
 
-    assert await side_by_side([result(1, 3), result(2, 0)]) == [1, 2]
-    assert await side_by_side([result(3, 1)]) == [3]
+    assert await gather_all([result(1, 3), result(2, 0)]) == [1, 2]
+    assert await gather_all([result(3, 1)]) == [3]

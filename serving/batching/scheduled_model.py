@@ -5,21 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from serving.batching.batcher import Batcher
-from serving.batching.keys import BatchKeys
-from serving.batching.ordering import ResponseOrder
-from serving.batching.output_shapes import OutputShapes
-from serving.batching.policy import batch_policy_of
+from serving.batching.plan import BatchKeys, read_batch_policy
 from serving.batching.rate_limiter import RateLimiter
+from serving.batching.responses import OutputShapes, ResponseOrder
 from serving.batching.sequences.batcher import SequenceBatcher
-from serving.batching.sequences.lanes import Lane
+from serving.batching.sequences.slots import SlotBatcher
 from serving.batching.warming import WarmUpBatch, all_of, warm_up_requests
 from serving.caching.opening import answers_of
 from serving.caching.store import CacheStore
 from serving.instance import Instance
-from serving.job import Job, Receive
+from serving.job import InferJob, ReceiveResponse
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -47,13 +45,13 @@ class ScheduledModel(Model):
         context: SharedServices | None = None,
     ) -> None:
         """At least one of `instances`, which are closed with the model. `context`: the limits and the cache."""
-        super().__init__(source.config, spec_of(source.config, source.version), labels)
+        super().__init__(source.config, build_spec(source.config, source.version), labels)
         keys, record = BatchKeys(self.spec), self.statistics.record_execution
         limiter = context.rate_limiter if context is not None else None
         self._passive = [each for each in instances if each.placement is not None and each.placement.is_passive]
         serving = [each for each in instances if each not in self._passive]
-        self._batchers: Sequence[Batcher | Lane]
-        self._accept: Callable[[Job], None]
+        self._batchers: Sequence[Batcher | SlotBatcher]
+        self._accept: Callable[[InferJob], None]
         self._sequences: SequenceBatcher | None = None
         self._order: ResponseOrder | None = None
         if self.spec.has_sequences:
@@ -62,7 +60,7 @@ class ScheduledModel(Model):
             self._batchers = self._sequences.lanes
             self._accept = self._sequences.start
         else:
-            policy = batch_policy_of(source.config)
+            policy = read_batch_policy(source.config)
             batcher = Batcher(policy, keys, serving, record, limiter)
             self._batchers = [batcher]
             self._accept = batcher.start
@@ -90,7 +88,7 @@ class ScheduledModel(Model):
         looked_for = self._cache.num_pending if self._cache is not None else 0
         return looked_for + held + sum(batcher.num_pending for batcher in self._batchers)
 
-    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
+    def submit_held(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
         if self._order is None:
             return super().submit_held(request, receive)
         ordered = self._order.open(receive)
@@ -102,14 +100,14 @@ class ScheduledModel(Model):
         ordered.follow(job)
         return job
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         if self._cache is None or not self._cache.answer(job):
             self._schedule(job)
 
-    def _schedule(self, job: Job) -> None:
+    def _schedule(self, job: InferJob) -> None:
         self._accept(job)
 
-    def responded(self, job: Job, response: InferResponse) -> None:
+    def responded(self, job: InferJob, response: InferResponse) -> None:
         if self._cache is not None:
             # In the backend's shapes: what comes out of the cache passes here again.
             self._cache.keep(job, response)
@@ -122,7 +120,7 @@ class ScheduledModel(Model):
         elif self.spec.is_decoupled:
             self.statistics.record_first_response(job, response)
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: InferJob) -> None:
         if self._cache is not None and self._cache.finished(job):
             self._leave()
         else:
@@ -132,7 +130,7 @@ class ScheduledModel(Model):
         if self._sequences is not None:
             self._sequences.finished(job)
 
-    def _refused(self, job: Job, error: BaseException) -> None:
+    def _refused(self, job: InferJob, error: BaseException) -> None:
         if self._cache is not None:
             self._cache.forget(job)
         super()._refused(job, error)

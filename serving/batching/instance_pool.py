@@ -2,17 +2,18 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
+from serving.batching.rate_limiter import Claim, RateLimiter
 from serving.batching.warming import WarmUpBatch, all_of
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 _log = logging.getLogger(__name__)
 
-OnDone = Callable[[list[Job]], None]
+OnDone = Callable[[list[InferJob]], None]
 
 
 class InstanceSlot:
@@ -23,13 +24,13 @@ class InstanceSlot:
     def __init__(self, instance: Instance, pool: "InstancePool", on_done: OnDone, line: "deque[InstanceSlot]") -> None:
         """`line` is where it waits while it is free."""
         self.instance = instance
-        self.jobs: list[Job] | None = None
+        self.jobs: list[InferJob] | None = None
         self.line = line
         self._pool = pool
         self._on_done = on_done
         self._done = self.done
 
-    def run(self, jobs: list[Job]) -> None:
+    def run(self, jobs: list[InferJob]) -> None:
         """Hand it a batch. Where that raises, which is our fault, the batch fails and the instance is free again."""
         self.jobs = jobs
         now = perf_counter_ns()
@@ -137,3 +138,106 @@ class InstancePool:
 
     def close(self) -> None:
         """Its instances have gone."""
+
+
+class LimitedPool(InstancePool):
+    """A free instance runs a batch when the limiter gives it what it needs.
+
+    Of several places with one worker only the first is used: what waits in a process ahead of its turn would hold
+    what others could run with.
+    """
+
+    is_limited = True
+
+    def __init__(
+        self, instances: Sequence[Instance], on_done: OnDone, limiter: RateLimiter, wake: Callable[[], None]
+    ) -> None:
+        """`wake` is called when an instance that had to wait may run."""
+        super().__init__(instances, self._ran)
+        self._tell = on_done
+        self._limiter = limiter
+        self._wake = wake
+        self._claims: dict[InstanceSlot, Claim] = {}
+        for slot in set(self._all).difference(self._distinct()):
+            slot.line.remove(slot)
+
+    def claim_resources(self) -> None:
+        for slot in self._distinct():
+            placement = slot.instance.placement
+            if placement is not None and placement.resources:
+                self._claims[slot] = self._limiter.claim(placement, self._wake)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether any is free that does not wait for resources: those are heard of."""
+        return any(not self._is_waiting(slot) for line in (self._idle, self._spillover) for slot in line)
+
+    def _is_waiting(self, slot: InstanceSlot) -> bool:
+        claim = self._claims.get(slot)
+        return claim is not None and claim.is_waiting
+
+    def take(self, slot: InstanceSlot) -> InstanceSlot | None:
+        for each in self._candidates(slot):
+            claim = self._claims.get(each)
+            if claim is None or claim.take():
+                return super().take(each)
+        return None
+
+    def _candidates(self, chosen: InstanceSlot) -> list[InstanceSlot]:
+        """All that could run the batch, by turn; spill-over last."""
+        found = [*self._in_order(self._idle), *self._in_order(self._spillover)]
+        return found or [chosen]
+
+    def _in_order(self, line: Iterable[InstanceSlot]) -> list[InstanceSlot]:
+        return sorted((slot for slot in line if slot.instance.is_ready), key=self._turn)
+
+    def _turn(self, slot: InstanceSlot) -> int:
+        claim = self._claims.get(slot)
+        return claim.turn if claim is not None else 0
+
+    def give_back(self, slot: InstanceSlot) -> None:
+        self._release(slot)
+        super().give_back(slot)
+
+    def _release(self, slot: InstanceSlot) -> None:
+        claim = self._claims.get(slot)
+        if claim is not None:
+            claim.release()
+
+    def _ran(self, jobs: list[InferJob]) -> None:
+        # First those who wait for this model: their turn may be the next, and only who stands in line can have it.
+        self._tell(jobs)
+        self._limiter.hand_out()
+
+    def withdraw(self) -> None:
+        for claim in self._claims.values():
+            claim.withdraw()
+
+    async def _warm_up(self, slot: InstanceSlot, batch: WarmUpBatch) -> None:
+        claim = self._claims.get(slot)
+        if claim is None:
+            await super()._warm_up(slot, batch)
+            return
+        await claim.acquire()
+        try:
+            await super()._warm_up(slot, batch)
+        finally:
+            claim.release()
+            self._limiter.hand_out()
+
+    def close(self) -> None:
+        for claim in self._claims.values():
+            claim.close()
+        self._claims.clear()
+
+
+def open_pool(
+    instances: Sequence[Instance], on_done: OnDone, limiter: RateLimiter | None, wake: Callable[[], None]
+) -> InstancePool:
+    """`wake` is called when one that had to wait for resources may try again.
+
+    Without resources an instance never waits for any, and the plain pool is the faster one.
+    """
+    if limiter is None or not any(each.placement is not None and each.placement.resources for each in instances):
+        return InstancePool(instances, on_done)
+    return LimitedPool(instances, on_done, limiter, wake)
