@@ -33,8 +33,8 @@ from pipelines.text.tensor_text import text_model_of
 from serving.backend import BackendContext, CustomMetrics, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.batching.rate_limiter import RateLimiter, parse_resources
-from serving.caching.opening import open_cache
-from serving.caching.store import CacheStore
+from serving.caching import open_cache
+from serving.caching.response_cache import ResponseCache
 from serving.instance import HostPolicy, parse_host_policies
 from serving.latencies import LatencyOptions
 from serving.repository.loader import LoadHooks
@@ -86,7 +86,7 @@ class Lent:
     metrics: GatewayMetrics
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
     custom_metrics: CustomMetrics | None = None
-    response_cache: CacheStore | None = None
+    response_cache: ResponseCache | None = None
     rate_limiter: RateLimiter | None = None
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     library: Library | None = None

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.batching.rate_limiter import RateLimiter
-from serving.caching.store import CacheStore
+from serving.caching.response_cache import ResponseCache
 from serving.findings import ConfigFinding
 from serving.instance import HostPolicy
 from serving.latencies import LatencyOptions
@@ -108,7 +108,7 @@ class BackendContext:
     """Where models put metrics of their own; None where nobody reads them."""
     rate_limiter: RateLimiter | None = None
     """Limits what instances take together; None: nothing does."""
-    response_cache: CacheStore | None = None
+    response_cache: ResponseCache | None = None
     """Where responses are kept (`--cache-config`); None: each model in a memory of its own."""
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     """`--host-policy`, by name."""

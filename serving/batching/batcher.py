@@ -8,7 +8,7 @@ from serving.batching.instance_pool import open_pool
 from serving.batching.plan import BatchKeys, BatchPolicy, plan_batch
 from serving.batching.queue import JobQueue, QueuedJob, Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.warming import WarmUpBatch
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError

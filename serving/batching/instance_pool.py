@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
 from serving.batching.rate_limiter import Claim, RateLimiter
-from serving.batching.warming import WarmUpBatch, all_of
+from serving.batching.warm_up import WarmUpBatch, gather_runs
 from serving.instance import Instance
 from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
@@ -122,7 +122,7 @@ class InstancePool:
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
         """Run a batch on every instance, once on those that share a worker. Raises SluiceError with what one says."""
-        await all_of([self._warm_up(slot, new_batch()) for slot in self._distinct()])
+        await gather_runs([self._warm_up(slot, new_batch()) for slot in self._distinct()])
 
     async def _warm_up(self, slot: InstanceSlot, batch: WarmUpBatch) -> None:
         await batch.run_on(slot.instance)

@@ -10,9 +10,8 @@ from serving.batching.rate_limiter import RateLimiter
 from serving.batching.responses import OutputShapes, ResponseOrder
 from serving.batching.sequences.batcher import SequenceBatcher
 from serving.batching.sequences.slots import SlotBatcher
-from serving.batching.warming import WarmUpBatch, all_of, warm_up_requests
-from serving.caching.opening import answers_of
-from serving.caching.store import CacheStore
+from serving.batching.warm_up import WarmUpBatch, gather_runs, warm_up_requests
+from serving.caching.response_cache import ResponseCache, open_model_cache
 from serving.instance import Instance
 from serving.job import InferJob, ReceiveResponse
 from serving.model import Model
@@ -28,7 +27,7 @@ class SharedServices(Protocol):
     def rate_limiter(self) -> RateLimiter | None: ...
 
     @property
-    def response_cache(self) -> CacheStore | None: ...
+    def response_cache(self) -> ResponseCache | None: ...
 
 
 class ScheduledModel(Model):
@@ -67,7 +66,7 @@ class ScheduledModel(Model):
             self._order = ResponseOrder() if policy.preserves_order else None
         self._output_shapes = OutputShapes(self.spec)
         store = context.response_cache if context is not None else None
-        self._cache = answers_of(source, self.statistics, store, self._schedule)
+        self._cache = open_model_cache(source, self.statistics, store, self._schedule)
         self.statistics.count_pending = self._count_pending
 
     @property
@@ -81,7 +80,7 @@ class ScheduledModel(Model):
     async def warm_up(self, request: InferRequest) -> None:
         """On every instance that takes requests, its rows as requests of their own in one batch."""
         requests = warm_up_requests(request, self.spec, self.config)
-        await all_of([batcher.warm_up(lambda: WarmUpBatch(self, requests)) for batcher in self._batchers])
+        await gather_runs([batcher.warm_up(lambda: WarmUpBatch(self, requests)) for batcher in self._batchers])
 
     def _count_pending(self) -> int:
         held = self._sequences.num_held if self._sequences is not None else 0

@@ -63,7 +63,7 @@ class RedisCacheSettings:
 CacheSettings = LocalCacheSettings | RedisCacheSettings
 
 
-def cache_settings(
+def parse_cache_settings(
     texts: Iterable[str], byte_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> CacheSettings | None:
     """What each `--cache-config` says together, or the old `--response-cache-byte-size`; None where nothing is said.

@@ -12,6 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
 from serving.batching.sequences.inputs import check_initial_states
+from serving.batching.warm_up import warm_up
 from serving.config.completion import ENSEMBLE, normalize
 from serving.config.validation import check_tensors
 from serving.config.without_effect import without_effect
@@ -19,7 +20,6 @@ from serving.latencies import latency_recorder
 from serving.model import Model
 from serving.repository.candidate import Candidate
 from serving.repository.failures import unexpected
-from serving.repository.warm_up import warm_up
 from serving.spec import ModelSource, inner_path
 from sluice.errors import ErrorCode, SluiceError
 

@@ -12,7 +12,7 @@ from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.inputs import ControlInputs, zeros
 from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.batching.warming import WarmUpBatch
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse

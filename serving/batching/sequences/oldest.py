@@ -5,7 +5,7 @@ from collections.abc import Callable
 from serving.batching.batcher import Batcher
 from serving.batching.responses import ResponseOrder
 from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.batching.warming import WarmUpBatch
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from sluice.errors import SluiceError

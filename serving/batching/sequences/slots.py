@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from serving.batching.warming import WarmUpBatch
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from sluice.errors import SluiceError

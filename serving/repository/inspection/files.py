@@ -10,13 +10,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
 from serving.batching.sequences.inputs import check_initial_states
+from serving.batching.warm_up import read_samples
 from serving.config.completion import ENSEMBLE
 from serving.config.validation import check_tensors
 from serving.findings import ConfigFinding, error_findings
 from serving.repository.candidate import Candidate
 from serving.repository.folders import versions_in
 from serving.repository.routing import PARAMETER, configured_weights
-from serving.repository.warm_up import samples_of
 from serving.spec import ModelSource, inner_path
 from sluice.errors import SluiceError
 
@@ -42,7 +42,7 @@ def load_errors(candidate: Candidate, place: str, registry: BackendRegistry) -> 
     yield from _label_errors(source)
     yield from _failure(lambda: check_initial_states(source), "sequence_batching.state")
     if not of_tensors:
-        yield from _failure(lambda: samples_of(config, source.folder), "model_warmup")
+        yield from _failure(lambda: read_samples(config, source.folder), "model_warmup")
 
 
 def _failure(check: Callable[[], object], path: str = "") -> Iterator[ConfigFinding]:

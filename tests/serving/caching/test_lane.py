@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from serving.caching.availability import Availability
-from serving.caching.lane import Lane
+from serving.caching.redis_commands import Availability, CommandBatcher
 from serving.statistics import CacheUsage
 from tests.serving.batching.parts import turns, until
 
@@ -40,8 +39,10 @@ async def availability() -> AsyncIterator[Availability]:
     await made.close()
 
 
-def lane_of(sender: Sender, availability: Availability, *, width: int = 1, max_wait_s: float = 60) -> Lane[int, int]:
-    return Lane(sender, -1, availability, max_wait_s=max_wait_s, width=width)
+def lane_of(
+    sender: Sender, availability: Availability, *, width: int = 1, max_wait_s: float = 60
+) -> CommandBatcher[int, int]:
+    return CommandBatcher(sender, -1, availability, max_wait_s=max_wait_s, width=width)
 
 
 async def test_what_comes_meanwhile_goes_together_next(availability: Availability) -> None:

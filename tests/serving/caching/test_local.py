@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from serving.batching.scheduled_model import ScheduledModel
-from serving.caching.keys import fingerprint, key_of
-from serving.caching.local import LocalCache
+from serving.caching.response_cache import LocalCache, fingerprint, request_key
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.statistics import FailureReason
@@ -26,7 +25,7 @@ def asked(**values: object) -> InferRequest:
 
 
 def key(request: InferRequest, scope: bytes = b"m:1") -> bytes:
-    return key_of(request, scope)
+    return request_key(request, scope)
 
 
 def response(size: int = 1) -> InferResponse:

@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from serving.batching.scheduled_model import ScheduledModel
-from serving.caching.opening import open_cache
-from serving.caching.redis_store import RedisCache
+from serving.caching import open_cache
+from serving.caching.redis_cache import RedisCache
 from serving.caching.settings import RedisCacheSettings, RedisTls
 from serving.model import infer_one
 from serving.statistics import FailureReason

@@ -8,9 +8,9 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper, save
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from serving.batching.warm_up import read_samples, warm_up
 from serving.repository.repository import ModelRepository
 from serving.repository.types import ControlMode
-from serving.repository.warm_up import samples_of, warm_up
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -38,7 +38,7 @@ def config_of(text: str, max_batch_size: int = 8) -> ModelConfig:
 
 class TestSamples:
     def test_zeros_in_as_many_rows_as_the_batch_has(self) -> None:
-        (sample,) = samples_of(config_of(warmup("data_type: TYPE_FP16 dims: [2, 3] zero_data: true", 4, 5)), Path())
+        (sample,) = read_samples(config_of(warmup("data_type: TYPE_FP16 dims: [2, 3] zero_data: true", 4, 5)), Path())
         assert (sample.name, sample.count) == ("w", 5)
         tensor = sample.inputs["X"]
         assert (tensor.name, tensor.datatype, tensor.shape) == ("X", "FP16", (4, 2, 3))
@@ -46,29 +46,29 @@ class TestSamples:
 
     def test_without_a_count_it_runs_once_and_without_rows_never(self) -> None:
         zeros = "data_type: TYPE_FP16 dims: [2] zero_data: true"
-        assert samples_of(config_of(warmup(zeros, 1)), Path())[0].count == 1
-        assert samples_of(config_of(warmup(zeros, 0)), Path()) == []
+        assert read_samples(config_of(warmup(zeros, 1)), Path())[0].count == 1
+        assert read_samples(config_of(warmup(zeros, 0)), Path()) == []
 
     def test_a_model_without_a_batch_dimension_gets_the_dims_as_they_are(self) -> None:
         zeros = warmup("data_type: TYPE_INT8 dims: [2] zero_data: true")
-        assert samples_of(config_of(zeros, 0), Path())[0].inputs["X"].shape == (2,)
+        assert read_samples(config_of(zeros, 0), Path())[0].inputs["X"].shape == (2,)
         many = warmup("data_type: TYPE_INT8 dims: [2] zero_data: true", 3)
         with pytest.raises(SluiceError, match="batch size 3 for 'm', max allowed is 0"):
-            samples_of(config_of(many, 0), Path())
+            read_samples(config_of(many, 0), Path())
 
     @pytest.mark.parametrize("data_type", ["TYPE_INT64", "TYPE_UINT8", "TYPE_BOOL", "TYPE_FP32", "TYPE_BF16"])
     def test_random_values_are_such_as_any_model_takes(self, data_type: str) -> None:
         config = config_of(warmup(f"data_type: {data_type} dims: [200] random_data: true", 2))
-        array = samples_of(config, Path())[0].inputs["X"].array.astype(np.float64)
+        array = read_samples(config, Path())[0].inputs["X"].array.astype(np.float64)
         assert array.min() >= 0 and array.max() <= 1
         assert len(np.unique(array)) > 1
         assert (array[0] == array[1]).all()
-        assert (array == samples_of(config, Path())[0].inputs["X"].array.astype(np.float64)).all()
+        assert (array == read_samples(config, Path())[0].inputs["X"].array.astype(np.float64)).all()
 
     def test_strings(self) -> None:
-        empty = samples_of(config_of(warmup("data_type: TYPE_STRING dims: [2] zero_data: true", 2)), Path())[0]
+        empty = read_samples(config_of(warmup("data_type: TYPE_STRING dims: [2] zero_data: true", 2)), Path())[0]
         assert empty.inputs["X"].array.tolist() == [[b"", b""]] * 2
-        some = samples_of(config_of(warmup("data_type: TYPE_STRING dims: [9] random_data: true")), Path())[0]
+        some = read_samples(config_of(warmup("data_type: TYPE_STRING dims: [9] random_data: true")), Path())[0]
         words = some.inputs["X"].array.ravel().tolist()
         assert all(1 <= len(word) <= 16 and word.isalpha() for word in words)
         assert len(set(words)) > 1
@@ -78,9 +78,9 @@ class TestSamples:
         (tmp_path / "warmup" / "numbers").write_bytes(np.arange(5, dtype=np.int32).tobytes())
         (tmp_path / "warmup" / "words").write_bytes(b"\3\0\0\0abc\0\0\0\0")
         numbers = warmup('data_type: TYPE_INT32 dims: [4] input_data_file: "numbers"', 2)
-        assert samples_of(config_of(numbers), tmp_path)[0].inputs["X"].array.tolist() == [[0, 1, 2, 3]] * 2
+        assert read_samples(config_of(numbers), tmp_path)[0].inputs["X"].array.tolist() == [[0, 1, 2, 3]] * 2
         words = warmup('data_type: TYPE_STRING dims: [2] input_data_file: "words"')
-        assert samples_of(config_of(words), tmp_path)[0].inputs["X"].array.tolist() == [[b"abc", b""]]
+        assert read_samples(config_of(words), tmp_path)[0].inputs["X"].array.tolist() == [[b"abc", b""]]
 
     @pytest.mark.parametrize(
         ("value", "message"),
@@ -99,7 +99,7 @@ class TestSamples:
         (tmp_path / "warmup").mkdir()
         (tmp_path / "warmup" / "short").write_bytes(b"\3\0\0\0abc\0\0\0")
         with pytest.raises(SluiceError, match=message):
-            samples_of(config_of(warmup(value)), tmp_path)
+            read_samples(config_of(warmup(value)), tmp_path)
 
 
 class TestLoads:
