@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.declared import Declared, completed
+from serving.config.completion import DeclaredTensor, complete_tensors
 from serving.request import InferRequest
 from sluice.errors import invalid
 
@@ -17,8 +17,8 @@ class Stage:
     older releases hand through. A model may declare them; one that declares nothing gets none of them.
     """
 
-    inputs: tuple[Declared, ...]
-    outputs: tuple[Declared, ...]
+    inputs: tuple[DeclaredTensor, ...]
+    outputs: tuple[DeclaredTensor, ...]
     other_inputs: frozenset[str]
     other_outputs: frozenset[str]
 
@@ -33,7 +33,7 @@ class Stage:
             for index in reversed(range(len(tensors))):
                 if tensors[index].name in others:
                     del tensors[index]
-        used = completed(used, self.inputs, self.outputs)
+        used = complete_tensors(used, self.inputs, self.outputs)
         whole = ModelConfig()
         whole.CopyFrom(config)
         whole.input.extend(used.input if not config.input else ())
@@ -48,18 +48,18 @@ class Stage:
                 raise invalid(name, f"{request.log_prefix}input '{name}' is not supported; leave it out")
 
 
-def _scalar(name: str, datatype: str) -> Declared:
-    return Declared(name, datatype, is_optional=True)
+def _scalar(name: str, datatype: str) -> DeclaredTensor:
+    return DeclaredTensor(name, datatype, is_optional=True)
 
 
-def _list(name: str, datatype: str, dims: tuple[int, ...] = (-1,)) -> Declared:
-    return Declared(name, datatype, dims, is_optional=True)
+def _list(name: str, datatype: str, dims: tuple[int, ...] = (-1,)) -> DeclaredTensor:
+    return DeclaredTensor(name, datatype, dims, is_optional=True)
 
 
 PREPROCESSING = Stage(
     inputs=(
-        Declared("QUERY", "BYTES"),
-        Declared("REQUEST_OUTPUT_LEN", "INT32"),
+        DeclaredTensor("QUERY", "BYTES"),
+        DeclaredTensor("REQUEST_OUTPUT_LEN", "INT32"),
         _scalar("DECODER_QUERY", "BYTES"),
         _list("BAD_WORDS_DICT", "BYTES"),
         _list("STOP_WORDS_DICT", "BYTES"),
@@ -69,16 +69,16 @@ PREPROCESSING = Stage(
         _scalar("PAD_ID", "INT32"),
     ),
     outputs=(
-        Declared("INPUT_ID", "INT32", (-1,)),
-        Declared("REQUEST_INPUT_LEN", "INT32"),
-        Declared("DECODER_INPUT_ID", "INT32", (-1,)),
-        Declared("REQUEST_DECODER_INPUT_LEN", "INT32"),
-        Declared("BAD_WORDS_IDS", "INT32", (2, -1)),
-        Declared("STOP_WORDS_IDS", "INT32", (2, -1)),
-        Declared("EMBEDDING_BIAS", "FP32", (-1,)),
-        Declared("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
-        Declared("OUT_END_ID", "INT32"),
-        Declared("OUT_PAD_ID", "INT32"),
+        DeclaredTensor("INPUT_ID", "INT32", (-1,)),
+        DeclaredTensor("REQUEST_INPUT_LEN", "INT32"),
+        DeclaredTensor("DECODER_INPUT_ID", "INT32", (-1,)),
+        DeclaredTensor("REQUEST_DECODER_INPUT_LEN", "INT32"),
+        DeclaredTensor("BAD_WORDS_IDS", "INT32", (2, -1)),
+        DeclaredTensor("STOP_WORDS_IDS", "INT32", (2, -1)),
+        DeclaredTensor("EMBEDDING_BIAS", "FP32", (-1,)),
+        DeclaredTensor("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
+        DeclaredTensor("OUT_END_ID", "INT32"),
+        DeclaredTensor("OUT_PAD_ID", "INT32"),
     ),
     other_inputs=frozenset(
         {
@@ -98,8 +98,8 @@ PREPROCESSING = Stage(
 HANDED_THROUGH = frozenset({"CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERATION_LOGITS", "BATCH_INDEX"})
 """What postprocessing gave back as `OUT_...` until ensembles took it from the token model."""
 POSTPROCESSING = Stage(
-    inputs=(Declared("TOKENS_BATCH", "INT32", (-1, -1)), Declared("SEQUENCE_LENGTH", "INT32", (-1,))),
-    outputs=(Declared("OUTPUT", "BYTES", (-1,)),),
+    inputs=(DeclaredTensor("TOKENS_BATCH", "INT32", (-1, -1)), DeclaredTensor("SEQUENCE_LENGTH", "INT32", (-1,))),
+    outputs=(DeclaredTensor("OUTPUT", "BYTES", (-1,)),),
     other_inputs=HANDED_THROUGH,
     other_outputs=frozenset(f"OUT_{name}" for name in HANDED_THROUGH),
 )
@@ -111,8 +111,8 @@ _FLAGS = (
 )
 BLS = Stage(
     inputs=(
-        Declared("text_input", "BYTES"),
-        Declared("max_tokens", "INT32"),
+        DeclaredTensor("text_input", "BYTES"),
+        DeclaredTensor("max_tokens", "INT32"),
         _scalar("decoder_text_input", "BYTES"),
         _list("bad_words", "BYTES"),
         _list("stop_words", "BYTES"),
@@ -130,15 +130,18 @@ BLS = Stage(
         _scalar("guided_decoding_guide", "BYTES"),
     ),
     outputs=(
-        Declared("text_output", "BYTES", (-1,)),
-        Declared("cum_log_probs", "FP32", (-1,)),
-        Declared("output_log_probs", "FP32", (-1, -1)),
-        *(Declared(name, "INT32") for name in ("batch_index", "sequence_index")),
-        *(Declared(name, "INT32") for name in ("num_input_tokens", "num_output_tokens")),
-        *(Declared(f"kv_cache_{what}_blocks", "INT32") for what in ("alloc_new", "reused", "alloc_total")),
-        *(Declared(f"{what}_time_ns", "INT64") for what in ("arrival", "first_scheduled", "first_token", "last_token")),
-        Declared("acceptance_rate", "FP32"),
-        *(Declared(name, "INT32") for name in ("total_accepted_draft_tokens", "total_draft_tokens")),
+        DeclaredTensor("text_output", "BYTES", (-1,)),
+        DeclaredTensor("cum_log_probs", "FP32", (-1,)),
+        DeclaredTensor("output_log_probs", "FP32", (-1, -1)),
+        *(DeclaredTensor(name, "INT32") for name in ("batch_index", "sequence_index")),
+        *(DeclaredTensor(name, "INT32") for name in ("num_input_tokens", "num_output_tokens")),
+        *(DeclaredTensor(f"kv_cache_{what}_blocks", "INT32") for what in ("alloc_new", "reused", "alloc_total")),
+        *(
+            DeclaredTensor(f"{what}_time_ns", "INT64")
+            for what in ("arrival", "first_scheduled", "first_token", "last_token")
+        ),
+        DeclaredTensor("acceptance_rate", "FP32"),
+        *(DeclaredTensor(name, "INT32") for name in ("total_accepted_draft_tokens", "total_draft_tokens")),
     ),
     other_inputs=frozenset(
         {

@@ -6,13 +6,16 @@ version folders. `normalize` runs before and after `Backend.complete`, and chang
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 from serving.backend import ModelFile
 from serving.backends.registry import BackendRegistry
 from serving.findings import invalid_field
+from serving.tensors.datatypes import DATA_TYPES
+from sluice.errors import invalid
 from sluice.gpus import num_gpus
 
 ENSEMBLE = "ensemble"
@@ -143,3 +146,57 @@ def _model_file(config: ModelConfig, version_folders: Sequence[Path], backends: 
         if any((folder / file.name).exists() for folder in version_folders):
             return file
     return fitting[0] if fitting else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """An input or output of a kind of model. `dims` leave out the batch dimension."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...] = (1,)
+    is_optional: bool = False
+
+    @property
+    def number(self) -> int:
+        """Of its type in a configuration."""
+        return int(DataType.Value(DATA_TYPES[self.datatype].config_name))
+
+
+def complete_tensors(
+    config: ModelConfig, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]
+) -> ModelConfig:
+    """`config` with all inputs where it declares none, and all outputs where it declares none.
+
+    Raises SluiceError INVALID for a tensor that is not among them, of another type, or missing though it is needed.
+    """
+    whole = ModelConfig()
+    whole.CopyFrom(config)
+    if not whole.input:
+        whole.input.extend(
+            ModelInput(name=each.name, data_type=each.number, dims=each.dims, optional=each.is_optional)
+            for each in inputs
+        )
+    if not whole.output:
+        whole.output.extend(ModelOutput(name=each.name, data_type=each.number, dims=each.dims) for each in outputs)
+    _check(whole.name, "input", whole.input, inputs)
+    _check(whole.name, "output", whole.output, outputs)
+    given = {each.name for each in whole.input}
+    for each in inputs:
+        if not each.is_optional and each.name not in given:
+            raise invalid("input", f"model '{whole.name}' must declare the input '{each.name}' ({each.datatype})")
+    return whole
+
+
+def _check(
+    model: str, kind: str, given: Sequence[ModelInput] | Sequence[ModelOutput], known: Sequence[DeclaredTensor]
+) -> None:
+    by_name = {each.name: each for each in known}
+    for tensor in given:
+        wanted = by_name.get(tensor.name)
+        if wanted is None:
+            there_are = ", ".join(by_name)
+            raise invalid(kind, f"model '{model}' declares the {kind} '{tensor.name}'; there are {there_are}")
+        if tensor.data_type != wanted.number:
+            message = f"{kind} '{tensor.name}' of model '{model}' must be of type {wanted.datatype}"
+            raise invalid(kind, f"{message}, got {DataType.Name(tensor.data_type)}")

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.text import with_near_name
+from serving.config.pbtxt import with_near_name
 from sluice.errors import ErrorCode, SluiceError
 
 _LEFT_AS_STRINGS = frozenset(

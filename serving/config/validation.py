@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.config.completion import ENSEMBLE
-from serving.config.ensemble_structure import ensemble_findings
-from serving.config.instance_rules import instance_findings
+from serving.config.ensemble_rules import ensemble_findings
+from serving.config.model_rules import instance_findings, tensor_findings
 from serving.config.scheduling_rules import scheduling_findings
-from serving.config.tensor_rules import tensor_findings
 from serving.findings import ConfigFinding, InvalidConfig
 
 

@@ -13,10 +13,10 @@ from serving.backend import LoadOverrides
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE, complete_kind, normalize
 from serving.config.config_json import parse_config_json
-from serving.config.ensemble_structure import members
+from serving.config.ensemble_rules import members
 from serving.config.locations import NOWHERE
-from serving.config.obeyed import unobeyed_note
-from serving.config.text import CONFIG_FILENAME, WrittenConfig, located, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_written, with_locations
+from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure
 from serving.findings import InvalidConfig
 from serving.repository.agents import run_agents
@@ -121,7 +121,7 @@ def _candidate(
         raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
     _check(written, folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
-    unobeyed = unobeyed_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
+    unobeyed = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
     config.name = name
     if member is not None:
         for step in config.ensemble_scheduling.step:
@@ -137,7 +137,7 @@ def _check(written: WrittenConfig, file: Path) -> None:
     try:
         check_structure(written.config)
     except InvalidConfig as error:
-        raise error if written.locations is NOWHERE else located(error, written.locations, file) from None
+        raise error if written.locations is NOWHERE else with_locations(error, written.locations, file) from None
 
 
 def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from serving.backends.registry import BackendRegistry
 from serving.batching.sequences.inputs import check_initial_states
 from serving.batching.warm_up import warm_up
 from serving.config.completion import ENSEMBLE, normalize
+from serving.config.supported_fields import inactive_field_notes
 from serving.config.validation import check_tensors
-from serving.config.without_effect import without_effect
 from serving.latencies import latency_recorder
 from serving.model import Model
 from serving.repository.candidate import Candidate
@@ -96,7 +96,7 @@ class VersionLoader:
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_label_files, source)
         await asyncio.to_thread(check_initial_states, source)
-        for note in without_effect(config, self._context):
+        for note in inactive_field_notes(config, self._context):
             _log.info("model '%s': %s", source.name, note)
         model = await backend.load(source, self._context)
         try:

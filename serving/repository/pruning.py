@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
-from serving.config.text import CONFIG_FILENAME, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, read_written
 from serving.repository.folders import versions_in
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST

@@ -11,7 +11,7 @@ from pipelines.rag.prompts.assembly import PromptStyle
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from pipelines.rag.retrieval.search import MAX_TOP_K
 from pipelines.text.types import ChatMessage
-from serving.config.settings import Settings
+from serving.config.parameters import ParameterReader
 from serving.request import InferRequest
 
 PARAMETERS = (
@@ -63,7 +63,7 @@ class Asked:
 
 def settings_of(config: ModelConfig) -> PromptSettings:
     """Raises SluiceError INVALID, naming the parameter."""
-    given = Settings.of_config(config, PARAMETERS)
+    given = ParameterReader.of_config(config, PARAMETERS)
     style = PromptStyle(
         template=TEMPLATES[given.choice("template", TemplateName.CITED)],
         instructions=given.text("instructions", "", _MAX_INSTRUCTIONS) or None,
@@ -83,7 +83,7 @@ def settings_of(config: ModelConfig) -> PromptSettings:
 def asked_of(request: InferRequest) -> Asked:
     """Raises SluiceError INVALID, naming the parameter. Those that are another step's are left alone."""
     parameters = request.parameters
-    given = Settings(parameters)
+    given = ParameterReader(parameters)
     for name, most_chars in ((salt.PARAMETER, MAX_SALT_CHARS), (keys.PARAMETER, keys.MAX_CHARS)):
         given.text(name, "", most_chars)
     size = next((name for name in _ANSWER_SIZES if name in parameters), None)

@@ -15,20 +15,20 @@ from pipelines.rag.rag_prompt.model import (
     RagPromptModel,
 )
 from serving.backend import Backend, BackendContext
-from serving.config.declared import Declared, completed
+from serving.config.completion import DeclaredTensor, complete_tensors
 from serving.spec import ModelSource
 
 INPUTS = (
-    Declared(QUERY, "BYTES"),
-    Declared(CONTEXT, "BYTES", (-1,)),
-    Declared(SOURCES, "BYTES", (-1,), is_optional=True),
+    DeclaredTensor(QUERY, "BYTES"),
+    DeclaredTensor(CONTEXT, "BYTES", (-1,)),
+    DeclaredTensor(SOURCES, "BYTES", (-1,), is_optional=True),
 )
 OUTPUTS = (
-    Declared(MESSAGES, "BYTES"),
-    Declared(SOURCES, "BYTES", (-1,)),
-    Declared(DROPPED, "BYTES", (-1,)),
-    Declared(SAMPLING_CONFIG, "BYTES"),
-    Declared(CACHE_SALT, "BYTES"),
+    DeclaredTensor(MESSAGES, "BYTES"),
+    DeclaredTensor(SOURCES, "BYTES", (-1,)),
+    DeclaredTensor(DROPPED, "BYTES", (-1,)),
+    DeclaredTensor(SAMPLING_CONFIG, "BYTES"),
+    DeclaredTensor(CACHE_SALT, "BYTES"),
 )
 
 
@@ -38,7 +38,7 @@ class RagPromptBackend(Backend):
     name = "rag_prompt"
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        return completed(source.config, INPUTS, OUTPUTS)
+        return complete_tensors(source.config, INPUTS, OUTPUTS)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RagPromptModel:
         settings = settings_of(source.config)

@@ -8,7 +8,7 @@ from pipelines.rag import keys
 from pipelines.rag.filters import Filter, parse_filter
 from pipelines.rag.library import DEFAULT_COLLECTION
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, SearchOptions
-from serving.config.settings import Settings
+from serving.config.parameters import ParameterReader
 from serving.request import Parameters
 
 PARAMETERS = (
@@ -57,7 +57,7 @@ class Asked:
 
 def settings_of(config: ModelConfig) -> RetrieverSettings:
     """Raises SluiceError INVALID, naming the parameter."""
-    given, usual = Settings.of_config(config, PARAMETERS), SearchOptions()
+    given, usual = ParameterReader.of_config(config, PARAMETERS), SearchOptions()
     has_mmr = bool(given.text("mmr_lambda", ""))
     options = SearchOptions(
         mode=given.choice("mode", usual.mode),
@@ -80,7 +80,7 @@ def settings_of(config: ModelConfig) -> RetrieverSettings:
 
 def asked_of(parameters: Parameters, settings: RetrieverSettings) -> Asked:
     """Raises SluiceError INVALID, naming the parameter. Those that are another step's are left alone."""
-    given, usual = Settings(parameters), settings.options
+    given, usual = ParameterReader(parameters), settings.options
     return Asked(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,

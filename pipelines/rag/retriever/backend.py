@@ -10,12 +10,12 @@ from pipelines.rag.retrieval.reranker import ModelReranker
 from pipelines.rag.retriever.asked import RetrieverSettings, settings_of
 from pipelines.rag.retriever.model import CONTEXT, QUERY, QUERY_EMBEDDINGS, SOURCES, RetrieverModel
 from serving.backend import Backend, BackendContext
-from serving.config.declared import Declared, completed
+from serving.config.completion import DeclaredTensor, complete_tensors
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 
-INPUTS = (Declared(QUERY, "BYTES"), Declared(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
-OUTPUTS = (Declared(CONTEXT, "BYTES", (-1,)), Declared(SOURCES, "BYTES", (-1,)))
+INPUTS = (DeclaredTensor(QUERY, "BYTES"), DeclaredTensor(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
+OUTPUTS = (DeclaredTensor(CONTEXT, "BYTES", (-1,)), DeclaredTensor(SOURCES, "BYTES", (-1,)))
 
 
 class RetrieverBackend(Backend):
@@ -28,7 +28,7 @@ class RetrieverBackend(Backend):
         self._library = library
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        return completed(source.config, INPUTS, OUTPUTS)
+        return complete_tensors(source.config, INPUTS, OUTPUTS)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RetrieverModel:
         settings = settings_of(source.config)

@@ -8,7 +8,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from pipelines.stages.tokenizer.model import ATTENTION_MASK, INPUT_IDS, TEXT, TOKEN_TYPE_IDS, TokenizerModel
 from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer
 from serving.backend import Backend, BackendContext
-from serving.config.settings import Settings
+from serving.config.parameters import ParameterReader
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import SluiceError, invalid
@@ -47,7 +47,7 @@ class TokenizerBackend(Backend):
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Raises SluiceError INVALID for wrong parameters, UNAVAILABLE where there is no tokenizer."""
-        settings = Settings.of_config(source.config, _PARAMETERS)
+        settings = ParameterReader.of_config(source.config, _PARAMETERS)
         max_tokens = settings.integer("max_tokens", 0, 0, _MOST_TOKENS)
         adds_special = settings.choice("add_special_tokens", _Switch.TRUE) is _Switch.TRUE
         tokenizer = await asyncio.to_thread(

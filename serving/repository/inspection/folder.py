@@ -14,8 +14,8 @@ from serving.backend import Backend, RuntimeReport
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
-from serving.config.obeyed import unobeyed_findings
-from serving.config.text import CONFIG_FILENAME, WrittenConfig, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_written
+from serving.config.supported_fields import ignored_field_findings
 from serving.findings import ConfigFinding, error_findings
 from serving.repository.candidate import Candidate, read_candidate
 from serving.repository.folders import ModelFolder, versions_in
@@ -84,7 +84,7 @@ def _unobeyed(written: ModelConfig, candidate: Candidate, backend: Backend | Non
     asked = ModelConfig()
     asked.CopyFrom(written)
     asked.backend, asked.platform = candidate.config.backend, candidate.config.platform
-    return unobeyed_findings(asked, backend)
+    return ignored_field_findings(asked, backend)
 
 
 def _folder_notes(folder: Path) -> Iterator[ConfigFinding]:

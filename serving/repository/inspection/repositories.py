@@ -6,7 +6,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.registry import BackendRegistry
 from serving.config.locations import NOWHERE
-from serving.config.text import WrittenConfig
+from serving.config.pbtxt import WrittenConfig
 from serving.findings import ConfigFinding, error_findings
 from serving.repository.inspection.ensembles import with_ensembles
 from serving.repository.inspection.folder import Inspected, inspect_folder

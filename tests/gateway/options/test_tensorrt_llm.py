@@ -9,7 +9,7 @@ from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
 from gateway.options.option import ConfigError
 from pipelines.llm.setup import set_up
-from serving.config.text import parse_config
+from serving.config.pbtxt import parse_config
 from serving.spec import ModelSource
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import STAND_INS

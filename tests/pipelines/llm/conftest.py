@@ -11,7 +11,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from serving.config.text import read_config
+from serving.config.pbtxt import read_config
 from tests import paths
 from tests.pipelines.llm.asking import Record
 from tests.pipelines.llm.stepped import SteppedRunner

@@ -27,7 +27,7 @@ from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.backend import BackendContext
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import normalize
-from serving.config.text import parse_config, read_config
+from serving.config.pbtxt import parse_config, read_config
 from serving.config.validation import check_structure, check_tensors
 from serving.model import Model, infer_one
 from serving.spec import ModelSource

@@ -16,7 +16,7 @@ from pipelines.llm.backend import LlmBackend, load_checkpoint
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext
-from serving.config.text import parse_config
+from serving.config.pbtxt import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import SluiceError

@@ -9,7 +9,7 @@ import pytest
 from engine.config import EngineConfig, Runtime
 from pipelines.llm.checkpoint import CheckpointFolder
 from pipelines.llm.setup import Setup, set_up
-from serving.config.text import parse_config
+from serving.config.pbtxt import parse_config
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint

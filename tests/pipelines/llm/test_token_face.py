@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.configuration import bundled_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.tokens import StopSequences
-from serving.config.text import parse_config
+from serving.config.pbtxt import parse_config
 from serving.model import infer_one
 from serving.request import InferResponse
 from sluice.errors import SluiceError

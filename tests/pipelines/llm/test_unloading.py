@@ -12,7 +12,7 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from pipelines.text.tokenizer import Tokenizer
 from serving.backend import BackendContext
-from serving.config.text import parse_config
+from serving.config.pbtxt import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint

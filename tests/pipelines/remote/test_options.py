@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType
 
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.remote.options import Dialect, Endpoint, options_of
-from serving.config.text import read_config
+from serving.config.pbtxt import read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.pipelines.remote.models import USER, Load, ask, config_of

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config.locations import NOWHERE, locations_of
+from serving.config.locations import NOWHERE, locate_fields
 from serving.findings import ConfigFinding
 
 TEXT = """\
@@ -48,11 +48,11 @@ model_warmup [ { inputs { key: "ids"
     ],
 )
 def test_lines_of_fields_and_of_what_is_around_them(path: str, line: int | None) -> None:
-    assert locations_of(TEXT).line_of(path) == line
+    assert locate_fields(TEXT).line_of(path) == line
 
 
 def test_values_columns_and_statements() -> None:
-    locations = locations_of(TEXT)
+    locations = locate_fields(TEXT)
     name, joined = locations.find("name"), locations.find("parameters[1].value.string_value")
     assert name is not None and joined is not None
     assert (name.value, name.column, TEXT[name.begin : name.end]) == ("m # neither", 1, '"m # neither"')
@@ -64,14 +64,14 @@ def test_values_columns_and_statements() -> None:
 
 
 def test_what_can_be_told_of_a_broken_text() -> None:
-    locations = locations_of("name: 'a'\ninput { name: 'b' } }\noutput { }")
+    locations = locate_fields("name: 'a'\ninput { name: 'b' } }\noutput { }")
     assert (locations.line_of("input.name"), locations.line_of("output")) == (2, None)
-    assert locations_of("input { dims: [1, 2").line_of("input.dims[1]") == 1
+    assert locate_fields("input { dims: [1, 2").line_of("input.dims[1]") == 1
     assert NOWHERE.line_of("name") is None
 
 
 def test_a_finding_keeps_the_line_that_it_has() -> None:
-    locations = locations_of(TEXT)
+    locations = locate_fields(TEXT)
     assert locations.locate(ConfigFinding("wrong", "name")).text("c") == "c:2: wrong"
     assert (
         locations.locate(ConfigFinding("wrong", "name", "name: 'n'", line=7)).text("c")
@@ -82,6 +82,6 @@ def test_a_finding_keeps_the_line_that_it_has() -> None:
 
 @given(st.text(alphabet="ab:{}[]<>,;'\"#\n -\\", max_size=60))
 def test_any_text_ends(text: str) -> None:
-    for written in locations_of(text).fields:
+    for written in locate_fields(text).fields:
         assert 0 <= written.begin < written.end <= len(text)
         assert text.count("\n", 0, written.begin) + 1 >= written.line

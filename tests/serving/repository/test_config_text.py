@@ -4,7 +4,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from serving.config.config_json import config_json, parse_config_json
-from serving.config.text import parse_config, read_config
+from serving.config.pbtxt import parse_config, read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 

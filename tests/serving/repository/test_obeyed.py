@@ -8,8 +8,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE
-from serving.config.obeyed import NOT_OBEYED, OBEYED, ignored_by, unobeyed_findings, unobeyed_note
-from serving.config.text import parse_config, parse_written
+from serving.config.pbtxt import parse_config, parse_written
+from serving.config.supported_fields import (
+    IGNORED_FIELDS,
+    SUPPORTED_FIELDS,
+    ignored_field_findings,
+    ignored_fields,
+    ignored_fields_note,
+)
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
@@ -32,7 +38,7 @@ EVERY_LEAF = list(leaves(ModelConfig.DESCRIPTOR))
 
 @pytest.mark.parametrize("leaf", EVERY_LEAF)
 def test_every_field_is_obeyed_or_named(leaf: str) -> None:
-    assert len(paths(leaf) & (OBEYED | NOT_OBEYED.keys())) == 1
+    assert len(paths(leaf) & (SUPPORTED_FIELDS | IGNORED_FIELDS.keys())) == 1
 
 
 REGISTRY = BackendRegistry()
@@ -47,8 +53,8 @@ def backend_of(config: ModelConfig) -> Backend:
 def test_a_backend_declares_fields_that_there_are(name: str) -> None:
     backend = REGISTRY.get(name)
     known = {path for leaf in EVERY_LEAF for path in paths(leaf)}
-    assert backend.supported_fields <= NOT_OBEYED.keys()
-    assert backend.ignored_fields.keys() <= known - NOT_OBEYED.keys()
+    assert backend.supported_fields <= IGNORED_FIELDS.keys()
+    assert backend.ignored_fields.keys() <= known - IGNORED_FIELDS.keys()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -57,10 +63,12 @@ def test_every_field_that_is_set_is_obeyed_or_named(backend: str) -> None:
         config = ModelConfig()
         set_leaf(config, leaf)
         config.backend = backend
-        rules = ignored_by(backend_of(config))
+        rules = ignored_fields(backend_of(config))
         named = [(path, rules[path]) for path in sorted(paths(leaf)) if path in rules][:1]
-        assert unobeyed_note(config, backend_of(config)) == [f"not obeyed: {path} ({reason})" for path, reason in named]
-        assert [each.message for each in unobeyed_findings(config, backend_of(config))] == [
+        assert ignored_fields_note(config, backend_of(config)) == [
+            f"not obeyed: {path} ({reason})" for path, reason in named
+        ]
+        assert [each.message for each in ignored_field_findings(config, backend_of(config))] == [
             f"{path} is not obeyed: {reason}" for path, reason in named
         ]
 
@@ -114,11 +122,11 @@ def test_notes_have_their_lines() -> None:
     lines = {"instance_group.secondary_devices": 4, "optimization.eager_batching": 5}
     found = [
         written.locations.locate(each).text("c")
-        for each in unobeyed_findings(written.config, backend_of(written.config))
+        for each in ignored_field_findings(written.config, backend_of(written.config))
     ]
-    assert sorted(found) == [f"c:{line}: {path} is not obeyed: {NOT_OBEYED[path]}" for path, line in lines.items()]
-    listed = [f"{path} (config.pbtxt:{line}: {NOT_OBEYED[path]})" for path, line in lines.items()]
-    (note,) = unobeyed_note(written.config, backend_of(written.config), written.locations)
+    assert sorted(found) == [f"c:{line}: {path} is not obeyed: {IGNORED_FIELDS[path]}" for path, line in lines.items()]
+    listed = [f"{path} (config.pbtxt:{line}: {IGNORED_FIELDS[path]})" for path, line in lines.items()]
+    (note,) = ignored_fields_note(written.config, backend_of(written.config), written.locations)
     assert sorted(note.removeprefix("not obeyed: ").split("; ")) == sorted(listed)
 
 
@@ -126,14 +134,14 @@ def test_notes_have_their_lines() -> None:
 def test_a_gpu_that_is_not_there() -> None:
     written = parse_written("instance_group { }\ninstance_group {\n kind: KIND_GPU }", "config.pbtxt")
     said = "there is no GPU, instances of KIND_GPU run on the CPU"
-    assert unobeyed_note(written.config, backend_of(written.config)) == [said]
-    (finding,) = unobeyed_findings(written.config, backend_of(written.config))
+    assert ignored_fields_note(written.config, backend_of(written.config)) == [said]
+    (finding,) = ignored_field_findings(written.config, backend_of(written.config))
     assert written.locations.locate(finding).text("c") == f"c:3: {said}"
 
 
 def test_no_rule_is_for_nothing() -> None:
     known = {path for leaf in EVERY_LEAF for path in paths(leaf)}
-    assert OBEYED | NOT_OBEYED.keys() <= known
+    assert SUPPORTED_FIELDS | IGNORED_FIELDS.keys() <= known
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,6 @@ def test_no_rule_is_for_nothing() -> None:
 )  # fmt: skip
 def test_what_is_given_and_not_obeyed_is_named_once(backend: str, text: str, expected: list[str]) -> None:
     config, _ = parse_config(f"backend: '{backend}' {text}", "config.pbtxt")
-    notes, rules = unobeyed_note(config, backend_of(config)), ignored_by(backend_of(config))
+    notes, rules = ignored_fields_note(config, backend_of(config)), ignored_fields(backend_of(config))
     reasons = "; ".join(f"{path} ({rules[path]})" for path in expected)
     assert notes == ([f"not obeyed: {reasons}"] if expected else [])

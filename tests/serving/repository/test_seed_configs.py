@@ -14,7 +14,7 @@ from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import has_gpu
-from serving.config.text import parse_written
+from serving.config.pbtxt import parse_written
 from serving.config.validation import check_structure
 from serving.findings import ConfigFinding
 from serving.model import infer_one

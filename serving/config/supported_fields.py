@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.backend import Backend
+from serving.backend import Backend, BackendContext
 from serving.config.completion import has_gpu
-from serving.config.locations import NOWHERE, Locations
-from serving.config.text import CONFIG_FILENAME
+from serving.config.locations import NOWHERE, FieldLocations
+from serving.config.pbtxt import CONFIG_FILENAME
 from serving.findings import ConfigFinding
 
-OBEYED = frozenset(
+SUPPORTED_FIELDS = frozenset(
     {
         "name",
         "platform",
@@ -68,7 +68,7 @@ _NO_SHAPE_TENSORS = "no backend takes shape tensors"
 _LINEAR = "tensors are laid out row by row"
 _NO_COPIES = "tensors are not copied between devices"
 
-NOT_OBEYED: dict[str, str] = {
+IGNORED_FIELDS: dict[str, str] = {
     "runtime": "a backend is chosen by its name",
     "input.format": "backends get dims as they are",
     "input.is_shape_tensor": _NO_SHAPE_TENSORS,
@@ -101,13 +101,13 @@ _ONLY_WITH_GPU = frozenset({"optimization.execution_accelerators.gpu_execution_a
 """Fields that a backend which supports them obeys only on a machine with a GPU."""
 
 
-def unobeyed_note(config: ModelConfig, backend: Backend | None, locations: Locations = NOWHERE) -> list[str]:
+def ignored_fields_note(config: ModelConfig, backend: Backend | None, locations: FieldLocations = NOWHERE) -> list[str]:
     """A sentence with every field that is given but not obeyed, and one where GPUs are asked for and there are none.
 
     Give it the configuration as it was written, without defaults, and `locations` of its text for the lines. `backend`
     None: one that is not installed.
     """
-    rules = ignored_by(backend)
+    rules = ignored_fields(backend)
     found: dict[str, int | None] = {}
     for path, place in _unobeyed(config, "", "", rules):
         found.setdefault(path, locations.line_of(place))
@@ -117,9 +117,9 @@ def unobeyed_note(config: ModelConfig, backend: Backend | None, locations: Locat
     return [*notes, *(each.message for each in _without_gpu(config))]
 
 
-def unobeyed_findings(config: ModelConfig, backend: Backend | None) -> list[ConfigFinding]:
+def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[ConfigFinding]:
     """The same one by one."""
-    rules = ignored_by(backend)
+    rules = ignored_fields(backend)
     found: dict[str, str] = {}
     for path, place in _unobeyed(config, "", "", rules):
         found.setdefault(path, place)
@@ -135,12 +135,12 @@ def _without_gpu(config: ModelConfig) -> list[ConfigFinding]:
     return [ConfigFinding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
 
 
-def ignored_by(backend: Backend | None) -> dict[str, str]:
+def ignored_fields(backend: Backend | None) -> dict[str, str]:
     """Return the fields that a backend does not obey, with the reasons."""
     supported = backend.supported_fields if backend is not None else frozenset()
     if not has_gpu():
         supported -= _ONLY_WITH_GPU
-    ignored = {path: reason for path, reason in NOT_OBEYED.items() if path not in supported}
+    ignored = {path: reason for path, reason in IGNORED_FIELDS.items() if path not in supported}
     return ignored | dict(backend.ignored_fields if backend is not None else {})
 
 
@@ -153,3 +153,17 @@ def _unobeyed(message: Message, prefix: str, place: str, rules: Mapping[str, str
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for index, inner in enumerate(value if field.is_repeated else [value]):
                 yield from _unobeyed(inner, f"{path}.", f"{place}{field.name}[{index}].", rules)
+
+
+def inactive_field_notes(config: ModelConfig, context: BackendContext) -> list[str]:
+    """A sentence for each field that would be obeyed with another command line."""
+    notes = []
+    if context.rate_limiter is None and any(group.HasField("rate_limiter") for group in config.instance_group):
+        notes.append("instance_group.rate_limiter has no effect without --rate-limit=execution_count")
+    asked = dict.fromkeys(group.host_policy for group in config.instance_group if group.host_policy)
+    notes += [
+        f"host_policy '{name}' is not known to the server, which takes it as --host-policy={name},cpu-cores=…"
+        for name in asked
+        if name not in context.host_policies
+    ]
+    return notes

@@ -14,7 +14,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 _SHOWN_CHARS = 80
 
 
-class Settings:
+class ParameterReader:
     """Reads settings, each with the value that holds where it is not given.
 
     Every method raises SluiceError INVALID, naming the parameter, what came and what is expected.
@@ -27,7 +27,7 @@ class Settings:
         self._are_texts = are_texts
 
     @classmethod
-    def of_config(cls, config: ModelConfig, known: Iterable[str]) -> "Settings":
+    def of_config(cls, config: ModelConfig, known: Iterable[str]) -> "ParameterReader":
         """A model's parameters; an empty one is as none. Raises INVALID for one that is not among the `known`."""
         texts = {key: each.string_value.strip() for key, each in config.parameters.items()}
         unknown = sorted(set(texts) - set(known))

@@ -1,7 +1,7 @@
 """config.pbtxt: the protobuf text format, read into a `ModelConfig` or refused with file, line and reason."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -10,10 +10,8 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.fields import unknown_field
-from serving.config.locations import Locations, locations_of
-from serving.config.slips import mended, text_slips
-from serving.config.values import mend_values
+from serving.config.lint import apply_fixes, lint_text, unknown_field
+from serving.config.locations import FieldLocations, locate_fields
 from serving.findings import ConfigFinding, InvalidConfig
 from sluice.errors import ErrorCode, SluiceError
 
@@ -28,28 +26,28 @@ class WrittenConfig:
     """A configuration, where its fields stand, and what of it is read other than it is written."""
 
     config: ModelConfig
-    locations: Locations
+    locations: FieldLocations
     notes: tuple[ConfigFinding, ...] = ()
 
     @property
     def lines(self) -> list[str]:
         """The notes for a log that names the model."""
-        return lines_of(self.notes, CONFIG_FILENAME)
+        return finding_lines(self.notes, CONFIG_FILENAME)
 
 
 def parse_written(text: str, path: Path | str) -> WrittenConfig:
     """Raises InvalidConfig with all that is wrong with its fields, or with where it stops being a configuration."""
-    locations = locations_of(text)
-    slips = text_slips(locations, text)
+    locations = locate_fields(text)
+    slips = lint_text(locations, text)
     refused = [slip.finding for slip in slips if slip.is_refused]
     if refused:
         raise _unreadable(path, refused)
     config = ModelConfig()
     try:
-        text_format.Parse(mended(text, slips), config)
+        text_format.Parse(apply_fixes(text, slips), config)
     except text_format.ParseError as error:
         raise _unreadable(path, [_syntax(error)]) from None
-    values = locations.locate_all(mend_values(config))
+    values = locations.locate_all(fix_values(config))
     notes = sorted((*(slip.finding for slip in slips), *values), key=lambda each: each.line or 0)
     return WrittenConfig(config, locations, tuple(notes))
 
@@ -60,7 +58,7 @@ def parse_config(text: str, path: Path | str) -> tuple[ModelConfig, list[str]]:
     `path` is named in errors. Raises InvalidConfig.
     """
     written = parse_written(text, path)
-    return written.config, lines_of(written.notes, Path(path).name)
+    return written.config, finding_lines(written.notes, Path(path).name)
 
 
 def read_written(path: Path) -> WrittenConfig:
@@ -71,16 +69,16 @@ def read_written(path: Path) -> WrittenConfig:
 def read_config(path: Path) -> tuple[ModelConfig, list[str]]:
     """The configuration that a model's folder has, and notes with their lines. Raises as `read_written`."""
     written = read_written(path)
-    return written.config, lines_of(written.notes, path.name)
+    return written.config, finding_lines(written.notes, path.name)
 
 
-def located(error: InvalidConfig, locations: Locations, path: Path) -> InvalidConfig:
+def with_locations(error: InvalidConfig, locations: FieldLocations, path: Path) -> InvalidConfig:
     """The same with lines. The message still begins with the sentence that it was."""
     findings = locations.locate_all(error.findings)
     first, *others = findings
     place = f"{path}:{first.line}" if first.line else str(path)
     said = [f"{error.message} ({place})" + (f"; write: {first.remedy}" if first.remedy else "")]
-    return InvalidConfig(findings, "; ".join([*said, *lines_of(others, path.name)]))
+    return InvalidConfig(findings, "; ".join([*said, *finding_lines(others, path.name)]))
 
 
 def read_text(path: Path) -> str:
@@ -103,7 +101,7 @@ def _unread(path: Path, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {reason}")
 
 
-def lines_of(findings: Iterable[ConfigFinding], file: str) -> list[str]:
+def finding_lines(findings: Iterable[ConfigFinding], file: str) -> list[str]:
     """One for each thing that is said: said of several places, it names the first and the other lines."""
     lines: dict[tuple[str, str], list[ConfigFinding]] = {}
     for each in findings:
@@ -136,3 +134,46 @@ def _unreadable(path: Path | str, findings: list[ConfigFinding]) -> InvalidConfi
 def _syntax(error: text_format.ParseError) -> ConfigFinding:
     message = with_near_name(re.sub(r"^\d+:\d+ : ", "", str(error)))
     return ConfigFinding(message, line=error.GetLine(), column=error.GetColumn())
+
+
+_CAPABILITY = re.compile(r"[0-9]{2,3}")
+_SCHEDULER_POLICY, _BATCH_SCHEDULER_POLICY = "scheduler_policy", "batch_scheduler_policy"
+
+
+def fix_values(config: ModelConfig) -> list[ConfigFinding]:
+    """Correct them in place, and tell what was corrected."""
+    return [*_capabilities(config), *_accelerators(config), *_scheduler_policy(config)]
+
+
+def _capabilities(config: ModelConfig) -> Iterator[ConfigFinding]:
+    """`cc_model_filenames` has compute capabilities as NVIDIA writes them, with a point."""
+    files = config.cc_model_filenames
+    for key in sorted(files):
+        capability = f"{key[:-1]}.{key[-1]}"
+        if _CAPABILITY.fullmatch(key) and capability not in files:
+            files[capability] = files.pop(key)
+            message = f'"{key}" is read as the compute capability {capability}'
+            yield ConfigFinding(message, f'cc_model_filenames["{key}"].key', f'key: "{capability}"')
+
+
+def _accelerators(config: ModelConfig) -> Iterator[ConfigFinding]:
+    """One without a name is none: what its parameters are for, nobody can say."""
+    for kind, example in (("gpu_execution_accelerator", "tensorrt"), ("cpu_execution_accelerator", "openvino")):
+        accelerators = getattr(config.optimization.execution_accelerators, kind)
+        for index in reversed(range(len(accelerators))):
+            if not accelerators[index].name:
+                del accelerators[index]
+                path = f"optimization.execution_accelerators.{kind}[{index}]"
+                message = f"this {kind} has no name, and is left out"
+                yield ConfigFinding(message, path, f'{kind} [ {{ name: "{example}" }} ]')
+
+
+def _scheduler_policy(config: ModelConfig) -> Iterator[ConfigFinding]:
+    """Sluice's backends take either word; TensorRT-LLM's own would not find this one."""
+    if config.backend == "tensorrtllm" and _SCHEDULER_POLICY in config.parameters:
+        value = config.parameters[_SCHEDULER_POLICY].string_value
+        yield ConfigFinding(
+            f'parameter "{_SCHEDULER_POLICY}" is read as "{_BATCH_SCHEDULER_POLICY}", its name with TensorRT-LLM',
+            f'parameters["{_SCHEDULER_POLICY}"].key',
+            f'parameters {{ key: "{_BATCH_SCHEDULER_POLICY}" value {{ string_value: "{value}" }} }}',
+        )
