@@ -18,7 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.batching.rate_limiter import RateLimiter
 from serving.caching.response_cache import ResponseCache
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 from serving.instance import HostPolicy
 from serving.latencies import LatencyOptions
 from serving.model import Model
@@ -178,6 +178,6 @@ class Backend(ABC):
         """
         return None
 
-    def machine_findings(self, config: ModelConfig) -> Iterator[ConfigFinding]:
+    def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
         """What this machine lacks to run the model: notes, since another machine may serve it."""
         return iter(())

@@ -7,7 +7,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFinding:
+class Finding:
     """`path` is the field's, from the top: `input[1].dims`, `parameters["key"].string_value`; "" for the whole.
 
     `remedy` is text for config.pbtxt or what to do, "" where the message says it all. `line` and `column` count from 1
@@ -30,7 +30,7 @@ class ConfigFinding:
 class InvalidConfig(SluiceError):
     """A configuration that cannot be served: a message for the wire, and all that is wrong."""
 
-    def __init__(self, findings: Iterable[ConfigFinding], message: str = "") -> None:
+    def __init__(self, findings: Iterable[Finding], message: str = "") -> None:
         """Without a `message`, the first finding's is taken: Triton says one thing at a time."""
         self.findings = tuple(findings)
         first = self.findings[0]
@@ -39,9 +39,9 @@ class InvalidConfig(SluiceError):
 
 def invalid_field(message: str, path: str = "", remedy: str = "") -> InvalidConfig:
     """The error for one field."""
-    return InvalidConfig([ConfigFinding(message, path, remedy)])
+    return InvalidConfig([Finding(message, path, remedy)])
 
 
-def error_findings(error: SluiceError) -> tuple[ConfigFinding, ...]:
+def error_findings(error: SluiceError) -> tuple[Finding, ...]:
     """What `error` says of a configuration; of any other error its message."""
-    return error.findings if isinstance(error, InvalidConfig) else (ConfigFinding(error.message, error.param or ""),)
+    return error.findings if isinstance(error, InvalidConfig) else (Finding(error.message, error.param or ""),)

@@ -165,16 +165,16 @@ class LatencySummaries:
             sketch.add(ns / _NS_PER_US, now_ns)
 
 
-def latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
+def build_latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
     """Return a recorder of what `options` ask for, in the buckets that the configuration names; None for nothing.
 
     Raises SluiceError INVALID for buckets that do not ascend, whether or not anything is measured.
     """
-    buckets_ms = first_response_buckets(config)
+    buckets_ms = read_first_response_buckets(config)
     return LatencyRecorder(options, buckets_ms) if options.has_summaries or options.has_histograms else None
 
 
-def first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
+def read_first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
     """Upper bounds in milliseconds, out of a configuration whose structure is valid."""
     buckets = FIRST_RESPONSE_BUCKETS_MS
     for control in config.model_metrics.metric_control:

@@ -12,7 +12,7 @@ from benchmarks.figures import Figure, Target
 from serving.backend import BackendContext, ModelLookup
 from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 

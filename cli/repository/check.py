@@ -9,11 +9,10 @@ from cli.repository.report import Style, as_json, lines
 from gateway.options.arguments import FAILED, USAGE_ERROR
 from gateway.options.option import ConfigError
 from serving.backends.registry import BackendRegistry
-from serving.repository.inspection.report import ModelReport, Verdict
-from serving.repository.inspection.repositories import inspect_repositories
+from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
 from serving.repository.pruning import check_roots
+from serving.repository.roots import make_roots
 from serving.repository.stores.location import local_path, store_location
-from serving.repository.stores.roots import make_roots
 from sluice.errors import SluiceError
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from gateway.assembly import Lent, make_host_policies, make_rate_limiter, make_repository
 from gateway.options.config import ServeConfig, read_config
 from gateway.telemetry.metrics import GatewayMetrics
-from serving.findings import ConfigFinding
-from serving.repository.inspection.report import ModelReport
+from serving.findings import Finding
+from serving.repository.inspection import ModelReport
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.repository import ALL_MODELS
-from serving.repository.types import IndexEntry, ModelState
 
 
 def with_loads(reports: Sequence[ModelReport], paths: Sequence[str], *, has_namespaces: bool) -> list[ModelReport]:
@@ -40,13 +40,13 @@ def _with_load(report: ModelReport, rows: Sequence[IndexEntry]) -> ModelReport:
     ready = tuple(row.version for row in rows if row.state is ModelState.READY)
     failed = [row for row in rows if row.state is not ModelState.READY]
     found = [
-        ConfigFinding(f"version {row.version} cannot be loaded: {row.reason}" if row.reason else "it was not loaded")
+        Finding(f"version {row.version} cannot be loaded: {row.reason}" if row.reason else "it was not loaded")
         for row in failed
         if not any(_is_same(each, row.reason) for each in report.errors)
     ]
     return replace(report, versions=ready or report.versions).with_errors(*found)
 
 
-def _is_same(known: ConfigFinding, reason: str) -> bool:
+def _is_same(known: Finding, reason: str) -> bool:
     """Whether the index's reason, which begins with a word for its kind, is what was found without loading."""
     return known.message in reason or reason.partition(": ")[2] in known.message

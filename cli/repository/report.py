@@ -8,8 +8,8 @@ from typing import Any, TextIO
 import orjson
 
 from serving.backend import RuntimeReport
-from serving.findings import ConfigFinding
-from serving.repository.inspection.report import ModelReport, Verdict
+from serving.findings import Finding
+from serving.repository.inspection import ModelReport, Verdict
 
 _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
 _DIM = "2"
@@ -74,7 +74,7 @@ def _runtime(runtime: RuntimeReport) -> Iterator[str]:
     yield from (f"       without effect: {note}" for note in runtime.unused)
 
 
-def _finding(finding: ConfigFinding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
+def _finding(finding: Finding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
     said = replace(finding, message=finding.message.strip(), remedy="").text(_file(finding, report))
     first, *others = [line for line in said.splitlines() if line]
     yield f"       {kind}: {first}"
@@ -83,7 +83,7 @@ def _finding(finding: ConfigFinding, report: ModelReport, kind: str, style: Styl
         yield f"         {style('write:', _DIM)} {finding.remedy}"
 
 
-def _file(finding: ConfigFinding, report: ModelReport) -> str:
+def _file(finding: Finding, report: ModelReport) -> str:
     return report.config_file if finding.line is not None else ""
 
 
@@ -100,7 +100,7 @@ def _model(report: ModelReport) -> dict[str, Any]:
     }
 
 
-def _finding_json(finding: ConfigFinding, report: ModelReport) -> dict[str, Any]:
+def _finding_json(finding: Finding, report: ModelReport) -> dict[str, Any]:
     return {
         "message": finding.message,
         "field": finding.path,

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from serving.batching.batcher import Batcher
+from serving.batching.batcher import Batcher, ResponseOrder
 from serving.batching.plan import BatchKeys, read_batch_policy
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.responses import OutputShapes, ResponseOrder
 from serving.batching.sequences.batcher import SequenceBatcher
 from serving.batching.sequences.slots import SlotBatcher
 from serving.batching.warm_up import WarmUpBatch, gather_runs, warm_up_requests
@@ -16,7 +15,9 @@ from serving.instance import Instance
 from serving.job import InferJob, ReceiveResponse
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec
+from serving.request_check import reshaped_dims
+from serving.spec import ModelSource, ModelSpec, build_spec
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -144,3 +145,31 @@ class ScheduledModel(Model):
         await asyncio.gather(
             *(batcher.close(error) for batcher in self._batchers), *(instance.close() for instance in self._passive)
         )
+
+
+class OutputShapes:
+    """Turns what the backend gives into what the configuration promises."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._dims = {
+            each.name: (each.reshape, each.dims) for each in spec.outputs.values() if each.reshape is not None
+        }
+        self._num_leading = 1 if spec.max_batch_size > 0 else 0
+
+    @property
+    def are_any(self) -> bool:
+        return bool(self._dims)
+
+    def restored(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The same values in the promised shapes. One that the backend shaped otherwise stays as it is."""
+        return [self._restored(each) for each in outputs]
+
+    def _restored(self, tensor: Tensor) -> Tensor:
+        found = self._dims.get(tensor.name)
+        if found is None:
+            return tensor
+        given, promised = found
+        leading, dims = tensor.shape[: self._num_leading], tensor.shape[self._num_leading :]
+        if len(dims) != len(given):
+            return tensor
+        return tensor.reshaped(leading + reshaped_dims(dims, given, promised))

@@ -13,14 +13,14 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.config.locations import FieldLocations, WrittenField
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class TextFinding:
     """`begin` to `end` of the text is to be `replacement`; None: refused."""
 
-    finding: ConfigFinding
+    finding: Finding
     begin: int
     end: int
     replacement: str | None = None
@@ -30,9 +30,9 @@ class TextFinding:
         return self.replacement is None
 
 
-def finding_at(written: WrittenField, message: str, remedy: str = "") -> ConfigFinding:
+def finding_at(written: WrittenField, message: str, remedy: str = "") -> Finding:
     """Of a field that stands in the text."""
-    return ConfigFinding(message, _path_text(written), remedy, written.line, written.column)
+    return Finding(message, _path_text(written), remedy, written.line, written.column)
 
 
 def _path_text(written: WrittenField) -> str:
@@ -115,7 +115,7 @@ def find_misplaced(written: WrittenField, locations: FieldLocations, text: str) 
     return None
 
 
-def _rate_limit_finding(written: WrittenField, locations: FieldLocations) -> ConfigFinding:
+def _rate_limit_finding(written: WrittenField, locations: FieldLocations) -> Finding:
     """Rate limiting has its fields in the instance group, and its budget on the command line."""
     if len(written.path) > 1:
         remedy = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)

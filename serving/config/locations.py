@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 
 FieldPath = tuple[tuple[str, int], ...]
 """Names from the top, each with the number of its occurrence under its parent, from 0."""
@@ -187,11 +187,11 @@ class FieldLocations:
         found = self.find(path)
         return None if found is None else found.line
 
-    def locate(self, finding: ConfigFinding) -> ConfigFinding:
+    def locate(self, finding: Finding) -> Finding:
         """The finding with its line; as it is where it has one, or where nothing of its path is written."""
         return finding if finding.line else replace(finding, line=self.line_of(finding.path))
 
-    def locate_all(self, findings: Iterable[ConfigFinding]) -> tuple[ConfigFinding, ...]:
+    def locate_all(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         return tuple(self.locate(each) for each in findings)
 
     def _number_of(self, parent: FieldPath, name: str, key: str) -> int:

@@ -14,13 +14,13 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelWarmup,
 )
 
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 
 TENSORRT = "tensorrt"
 _BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 
-def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[ConfigFinding]:
+def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
     """What cannot be of inputs and outputs.
 
     Not `is_complete`: the model's file may still tell types, dims and further tensors.
@@ -36,28 +36,28 @@ def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Confi
     yield from _batch_outputs(config, is_complete)
 
 
-def _input(path: str, tensor: ModelInput, config: ModelConfig) -> Iterator[ConfigFinding]:
+def _input(path: str, tensor: ModelInput, config: ModelConfig) -> Iterator[Finding]:
     if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-        yield ConfigFinding(f"model input NHWC/NCHW require 3 dims for {config.name}", f"{path}.format")
+        yield Finding(f"model input NHWC/NCHW require 3 dims for {config.name}", f"{path}.format")
     if tensor.is_shape_tensor and config.backend != TENSORRT:
         message = f"shape tensors are only supported for TensorRT platform for {config.name}"
-        yield ConfigFinding(message, f"{path}.is_shape_tensor")
+        yield Finding(message, f"{path}.is_shape_tensor")
 
 
 def _tensor(
     what: str, path: str, tensor: ModelInput | ModelOutput, config: ModelConfig, is_complete: bool
-) -> Iterator[ConfigFinding]:
+) -> Iterator[Finding]:
     name = config.name
     if not tensor.name:
-        yield ConfigFinding(f"model {what} must specify 'name' for {name}", path, 'name: "…"')
+        yield Finding(f"model {what} must specify 'name' for {name}", path, 'name: "…"')
         return
     begin = f"model {what} '{tensor.name}'"
     if is_complete and tensor.data_type == model_config_pb2.TYPE_INVALID:
-        yield ConfigFinding(f"{begin} must specify 'data_type' for {name}", path, "data_type: TYPE_…")
+        yield Finding(f"{begin} must specify 'data_type' for {name}", path, "data_type: TYPE_…")
     if is_complete and not tensor.dims:
-        yield ConfigFinding(f"{begin} must specify 'dims' for {name}", path, "dims: [ … ]")
+        yield Finding(f"{begin} must specify 'dims' for {name}", path, "dims: [ … ]")
     if any(dim < 1 and dim != -1 for dim in tensor.dims):
-        yield ConfigFinding(
+        yield Finding(
             f"{begin} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
             f"{path}.dims",
             "-1 for a size that varies" if 0 in tensor.dims else "",
@@ -66,17 +66,17 @@ def _tensor(
         yield from _reshape(begin, f"{path}.reshape", list(tensor.dims), list(tensor.reshape.shape), name)
 
 
-def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str) -> Iterator[ConfigFinding]:
+def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str) -> Iterator[Finding]:
     if any(dim < 1 and dim != -1 for dim in shape):
-        yield ConfigFinding(
+        yield Finding(
             f"{begin} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for {name}",
             path,
         )
     elif dims.count(-1) != shape.count(-1):
         message = f"{begin} has different number of variable-size dimensions for dims and reshape for {name}"
-        yield ConfigFinding(message, path)
+        yield Finding(message, path)
     elif _runs(dims) != _runs(shape):
-        yield ConfigFinding(f"{begin} has different size for dims and reshape for {name}", path)
+        yield Finding(f"{begin} has different size for dims and reshape for {name}", path)
 
 
 def _runs(dims: list[int]) -> list[int]:
@@ -90,29 +90,29 @@ def _runs(dims: list[int]) -> list[int]:
     return [prod(run) for run in runs]
 
 
-def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[ConfigFinding]:
+def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[Finding]:
     """The real server loads two tensors of one name; which of them a request means, nobody can say."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         if tensor.name and tensor.name in seen:
             message = f"model {what} '{tensor.name}' is given more than once for {name}"
-            yield ConfigFinding(message, f"{what}[{index}].name")
+            yield Finding(message, f"{what}[{index}].name")
         seen.add(tensor.name)
 
 
-def _batch_inputs(config: ModelConfig, is_complete: bool) -> Iterator[ConfigFinding]:
+def _batch_inputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
     for index, each in enumerate(config.batch_input):
         path = f"batch_input[{index}]"
         kind = BatchInput.Kind.Name(each.kind)
         yield from _sources("input", kind, path, each.source_input, config, is_complete)
         if each.data_type not in _BATCH_TYPES:
             message = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}"
-            yield ConfigFinding(message, f"{path}.data_type", "data_type: TYPE_FP32")
+            yield Finding(message, f"{path}.data_type", "data_type: TYPE_FP32")
         if not each.target_name:
-            yield ConfigFinding(f"batch input of kind '{kind}' must specify 'target_name' for {config.name}", path)
+            yield Finding(f"batch input of kind '{kind}' must specify 'target_name' for {config.name}", path)
 
 
-def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[ConfigFinding]:
+def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
     known = {each.name for each in config.output}
     for index, each in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
@@ -121,33 +121,31 @@ def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[ConfigFin
         for number, target in enumerate(each.target_name):
             place = f"{path}.target_name[{number}]"
             if target not in known and (is_complete or known):
-                yield ConfigFinding(f"unknown target output name '{target}' for {config.name}", place)
+                yield Finding(f"unknown target output name '{target}' for {config.name}", place)
             if target in seen:
-                yield ConfigFinding(
-                    f"target output name '{target}' can only be specified once for {config.name}", place
-                )
+                yield Finding(f"target output name '{target}' can only be specified once for {config.name}", place)
             seen.add(target)
 
 
 def _sources(
     what: str, kind: str, path: str, sources: Iterable[str], config: ModelConfig, is_complete: bool
-) -> Iterator[ConfigFinding]:
+) -> Iterator[Finding]:
     """Every kind that there is, is made of one input."""
     given = list(sources)
     if len(given) != 1:
         message = f"batch {what} kind '{kind}' expects 1 source input, got {len(given)} for {config.name}"
-        yield ConfigFinding(message, path, 'source_input: "…"')
+        yield Finding(message, path, 'source_input: "…"')
     known = {each.name for each in config.input}
     for number, source in enumerate(given):
         if source not in known and (is_complete or known):
             message = f"unknown source input name '{source}' for {config.name}"
-            yield ConfigFinding(message, f"{path}.source_input[{number}]")
+            yield Finding(message, f"{path}.source_input[{number}]")
 
 
 _WITHOUT_GPUS = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
 
 
-def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[ConfigFinding]:
+def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
     """Not `is_complete`: the model's file may still tell of inputs."""
     for index, group in enumerate(config.instance_group):
         yield from _group(group, f"instance_group[{index}]", config.name)
@@ -156,14 +154,14 @@ def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Con
         yield from _warmup(sample, f"model_warmup[{index}]", config, is_complete)
 
 
-def _group(group: ModelInstanceGroup, path: str, name: str) -> Iterator[ConfigFinding]:
+def _group(group: ModelInstanceGroup, path: str, name: str) -> Iterator[Finding]:
     if group.kind in _WITHOUT_GPUS and group.gpus:
         kind = ModelInstanceGroup.Kind.Name(group.kind)
         message = f"instance group {group.name} of model {name} has kind {kind} but specifies one or more GPUs"
-        yield ConfigFinding(message, f"{path}.gpus", f"kind: KIND_GPU, or {kind} without gpus")
+        yield Finding(message, f"{path}.gpus", f"kind: KIND_GPU, or {kind} without gpus")
 
 
-def _resources(config: ModelConfig) -> Iterator[ConfigFinding]:
+def _resources(config: ModelConfig) -> Iterator[Finding]:
     """A resource is either one for all devices or each device's own, for all groups alike."""
     is_global: dict[str, bool] = {}
     for index, group in enumerate(config.instance_group):
@@ -172,20 +170,20 @@ def _resources(config: ModelConfig) -> Iterator[ConfigFinding]:
             shared = bool(getattr(each, "global"))
             if not each.name:
                 message = f"a resource of the rate limiter must have a name for {config.name}"
-                yield ConfigFinding(message, path, 'name: "…"')
+                yield Finding(message, path, 'name: "…"')
             elif is_global.setdefault(each.name, shared) != shared:
                 message = (
                     f'Resource "{each.name}" is present as both global and device-specific resource in the model '
                     "configuration."
                 )
-                yield ConfigFinding(message, path)
+                yield Finding(message, path)
 
 
-def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bool) -> Iterator[ConfigFinding]:
+def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
     most = max(config.max_batch_size, 1)
     may_grow = not is_complete and config.max_batch_size == 0  # the model's file may yet say that it takes batches
     if sample.batch_size > most and not may_grow:
-        yield ConfigFinding(
+        yield Finding(
             f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for '{config.name}', max "
             f"allowed is {config.max_batch_size}",
             f"{path}.batch_size",
@@ -197,19 +195,19 @@ def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bo
         inner = f'{path}.inputs["{name}"]'
         yield from _warmup_input(name, sample.inputs[name], inner)
         if name not in known:
-            yield ConfigFinding(f"unexpected inference input '{name}' for model '{config.name}'", inner)
+            yield Finding(f"unexpected inference input '{name}' for model '{config.name}'", inner)
 
 
-def _warmup_input(name: str, given: ModelWarmup.Input, path: str) -> Iterator[ConfigFinding]:
+def _warmup_input(name: str, given: ModelWarmup.Input, path: str) -> Iterator[Finding]:
     if given.data_type == model_config_pb2.TYPE_INVALID:
         message = f"warmup setting expects input '{name}' to have data_type set"
-        yield ConfigFinding(message, path, "data_type: TYPE_…")
+        yield Finding(message, path, "data_type: TYPE_…")
     if any(dim < 0 for dim in given.dims):
         message = f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
-        yield ConfigFinding(message, f"{path}.value.dims", "sizes as in a request, without the batch")
+        yield Finding(message, f"{path}.value.dims", "sizes as in a request, without the batch")
     if given.WhichOneof("input_data_type") is None:
         message = f"warmup setting expects input '{name}' to have input_data_type set"
-        yield ConfigFinding(message, path, "zero_data: true")
+        yield Finding(message, path, "zero_data: true")
 
 
 def _known_inputs(config: ModelConfig) -> set[str]:

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.config.lint import apply_fixes, lint_text, unknown_field
 from serving.config.locations import FieldLocations, locate_fields
-from serving.findings import ConfigFinding, InvalidConfig
+from serving.findings import Finding, InvalidConfig
 from sluice.errors import ErrorCode, SluiceError
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -27,7 +27,7 @@ class WrittenConfig:
 
     config: ModelConfig
     locations: FieldLocations
-    notes: tuple[ConfigFinding, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -101,17 +101,17 @@ def _unread(path: Path, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {reason}")
 
 
-def finding_lines(findings: Iterable[ConfigFinding], file: str) -> list[str]:
+def finding_lines(findings: Iterable[Finding], file: str) -> list[str]:
     """One for each thing that is said: said of several places, it names the first and the other lines."""
-    lines: dict[tuple[str, str], list[ConfigFinding]] = {}
+    lines: dict[tuple[str, str], list[Finding]] = {}
     for each in findings:
         lines.setdefault((each.message, each.remedy), []).append(each)
     return [_line(same, file) for same in lines.values()]
 
 
-def _line(same: list[ConfigFinding], file: str) -> str:
+def _line(same: list[Finding], file: str) -> str:
     more = [str(each.line) for each in same[1:] if each.line != same[0].line]
-    first = ConfigFinding(same[0].message, same[0].path, same[0].remedy, same[0].line)
+    first = Finding(same[0].message, same[0].path, same[0].remedy, same[0].line)
     also = f" (also in line {', '.join(dict.fromkeys(more))})" if more else ""
     return first.text(file) + also
 
@@ -125,27 +125,27 @@ def with_near_name(message: str) -> str:
     return unknown_field(descriptor, unknown["field"])
 
 
-def _unreadable(path: Path | str, findings: list[ConfigFinding]) -> InvalidConfig:
+def _unreadable(path: Path | str, findings: list[Finding]) -> InvalidConfig:
     first, *others = findings
     said = [first.text(str(path)), *(each.text(Path(path).name) for each in others)]
     return InvalidConfig(findings, f"failed to read text proto from {'; '.join(said)}")
 
 
-def _syntax(error: text_format.ParseError) -> ConfigFinding:
+def _syntax(error: text_format.ParseError) -> Finding:
     message = with_near_name(re.sub(r"^\d+:\d+ : ", "", str(error)))
-    return ConfigFinding(message, line=error.GetLine(), column=error.GetColumn())
+    return Finding(message, line=error.GetLine(), column=error.GetColumn())
 
 
 _CAPABILITY = re.compile(r"[0-9]{2,3}")
 _SCHEDULER_POLICY, _BATCH_SCHEDULER_POLICY = "scheduler_policy", "batch_scheduler_policy"
 
 
-def fix_values(config: ModelConfig) -> list[ConfigFinding]:
+def fix_values(config: ModelConfig) -> list[Finding]:
     """Correct them in place, and tell what was corrected."""
     return [*_capabilities(config), *_accelerators(config), *_scheduler_policy(config)]
 
 
-def _capabilities(config: ModelConfig) -> Iterator[ConfigFinding]:
+def _capabilities(config: ModelConfig) -> Iterator[Finding]:
     """`cc_model_filenames` has compute capabilities as NVIDIA writes them, with a point."""
     files = config.cc_model_filenames
     for key in sorted(files):
@@ -153,10 +153,10 @@ def _capabilities(config: ModelConfig) -> Iterator[ConfigFinding]:
         if _CAPABILITY.fullmatch(key) and capability not in files:
             files[capability] = files.pop(key)
             message = f'"{key}" is read as the compute capability {capability}'
-            yield ConfigFinding(message, f'cc_model_filenames["{key}"].key', f'key: "{capability}"')
+            yield Finding(message, f'cc_model_filenames["{key}"].key', f'key: "{capability}"')
 
 
-def _accelerators(config: ModelConfig) -> Iterator[ConfigFinding]:
+def _accelerators(config: ModelConfig) -> Iterator[Finding]:
     """One without a name is none: what its parameters are for, nobody can say."""
     for kind, example in (("gpu_execution_accelerator", "tensorrt"), ("cpu_execution_accelerator", "openvino")):
         accelerators = getattr(config.optimization.execution_accelerators, kind)
@@ -165,14 +165,14 @@ def _accelerators(config: ModelConfig) -> Iterator[ConfigFinding]:
                 del accelerators[index]
                 path = f"optimization.execution_accelerators.{kind}[{index}]"
                 message = f"this {kind} has no name, and is left out"
-                yield ConfigFinding(message, path, f'{kind} [ {{ name: "{example}" }} ]')
+                yield Finding(message, path, f'{kind} [ {{ name: "{example}" }} ]')
 
 
-def _scheduler_policy(config: ModelConfig) -> Iterator[ConfigFinding]:
+def _scheduler_policy(config: ModelConfig) -> Iterator[Finding]:
     """Sluice's backends take either word; TensorRT-LLM's own would not find this one."""
     if config.backend == "tensorrtllm" and _SCHEDULER_POLICY in config.parameters:
         value = config.parameters[_SCHEDULER_POLICY].string_value
-        yield ConfigFinding(
+        yield Finding(
             f'parameter "{_SCHEDULER_POLICY}" is read as "{_BATCH_SCHEDULER_POLICY}", its name with TensorRT-LLM',
             f'parameters["{_SCHEDULER_POLICY}"].key',
             f'parameters {{ key: "{_BATCH_SCHEDULER_POLICY}" value {{ string_value: "{value}" }} }}',

@@ -9,7 +9,7 @@ from serving.backend import Backend, BackendContext
 from serving.config.completion import has_gpu
 from serving.config.locations import NOWHERE, FieldLocations
 from serving.config.pbtxt import CONFIG_FILENAME
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 
 SUPPORTED_FIELDS = frozenset(
     {
@@ -117,22 +117,22 @@ def ignored_fields_note(config: ModelConfig, backend: Backend | None, locations:
     return [*notes, *(each.message for each in _without_gpu(config))]
 
 
-def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[ConfigFinding]:
+def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[Finding]:
     """The same one by one."""
     rules = ignored_fields(backend)
     found: dict[str, str] = {}
     for path, place in _unobeyed(config, "", "", rules):
         found.setdefault(path, place)
-    named = [ConfigFinding(f"{path} is not obeyed: {rules[path]}", place) for path, place in found.items()]
+    named = [Finding(f"{path} is not obeyed: {rules[path]}", place) for path, place in found.items()]
     return [*named, *_without_gpu(config)]
 
 
-def _without_gpu(config: ModelConfig) -> list[ConfigFinding]:
+def _without_gpu(config: ModelConfig) -> list[Finding]:
     groups = config.instance_group
     asking = [index for index, group in enumerate(groups) if group.kind == ModelInstanceGroup.KIND_GPU]
     if not asking or has_gpu():
         return []
-    return [ConfigFinding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
+    return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
 
 
 def ignored_fields(backend: Backend | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Reads the file system: for threads.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,24 +14,25 @@ from serving.backend import LoadOverrides
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE, complete_kind, normalize
 from serving.config.config_json import parse_config_json
-from serving.config.ensemble_rules import members
 from serving.config.locations import NOWHERE
 from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_written, with_locations
 from serving.config.supported_fields import ignored_fields_note
-from serving.config.validation import check_structure
+from serving.config.validation import check_structure, ensemble_members
 from serving.findings import InvalidConfig
-from serving.repository.agents import run_agents
-from serving.repository.folders import FolderState, ModelFolder, versions_in, write_files
+from serving.repository.failures import poll_failed
+from serving.repository.folders import FolderState, ModelFolder, is_plain_name, versions_in, write_files
+from serving.repository.roots import FoundModel, Roots
+from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError
 
 Signature = tuple[object, ...]
 """Equal for two looks at a version between which nothing of it has changed."""
-Member = Callable[[str, str], str]
+ResolveMember = Callable[[str, str], str]
 """What the model is called that a step names, by `model_namespace` and `model_name`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ModelCandidate:
     """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending.
 
     It holds its folder until whoever read it lets go of that.
@@ -49,7 +51,7 @@ class Candidate:
     @property
     def members(self) -> tuple[str, ...]:
         """The models that an ensemble calls; none for any other."""
-        return members(self.config)
+        return ensemble_members(self.config)
 
     def is_intact(self, version: int) -> bool:
         """Whether the files that the version was found with are still as they were; new ones do not count."""
@@ -71,8 +73,8 @@ def read_candidate(
     *,
     is_strict: bool,
     config_json: str | None = None,
-    member: Member | None = None,
-) -> Candidate:
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
     """The model in `folder`, with its own configuration or the given one; requests call it `name`.
 
     Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
@@ -82,7 +84,7 @@ def read_candidate(
     return replace(candidate, is_overridden=config_json is not None)
 
 
-def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> Candidate:
+def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
     """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
     if overrides.config_json is None:
         raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
@@ -110,8 +112,8 @@ def _candidate(
     folder: ModelFolder,
     written: WrittenConfig,
     backends: BackendRegistry,
-    member: Member | None = None,
-) -> Candidate:
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
     config = written.config
     try:
         available = versions_in(folder.path)
@@ -129,7 +131,7 @@ def _candidate(
     normalize(config)
     versions = _wanted_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
-    return Candidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
+    return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
 
 
 def _check(written: WrittenConfig, file: Path) -> None:
@@ -154,3 +156,120 @@ def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int
 
 def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
     return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """Either a candidate or an error. `cause` is set where there is a folder, but no model can be made of it."""
+
+    name: str
+    candidate: ModelCandidate | None = None
+    error: SluiceError | None = None
+    cause: SluiceError | None = None
+    version: int = 1
+    """Which version the index blames: the highest there is."""
+    has_folder: bool = False
+
+
+def read_model(
+    roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
+) -> ModelReading:
+    """Reads the file system or the network: for a thread. The candidate's folder is held for the caller."""
+    found = None
+    try:
+        found = _find(roots, name)
+        candidate = _read_found(roots, found, name, backends, is_strict, overrides)
+    except SluiceError as error:
+        # What a request brings along is its sender's to repair; what lies in the repository everybody should see.
+        cause = error if overrides is None else None
+        version = _highest_version(found)
+        _let_go(found)
+        return ModelReading(name, error=poll_failed(name, error), cause=cause, version=version, has_folder=True)
+    if candidate is None or found is None or candidate.folder is not found.folder:
+        _let_go(found)
+    if candidate is None:
+        return ModelReading(name, error=poll_failed(name))
+    return ModelReading(name, candidate, has_folder=found is not None)
+
+
+def _find(roots: Roots, name: str) -> FoundModel | None:
+    try:
+        return roots.open(name)
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+
+
+def _read_found(
+    roots: Roots,
+    found: FoundModel | None,
+    name: str,
+    backends: BackendRegistry,
+    is_strict: bool,
+    overrides: LoadOverrides | None,
+) -> ModelCandidate | None:
+    if overrides is not None and overrides.files and is_plain_name(name):
+        return read_override(name, overrides, backends)
+    if found is None:
+        return None
+    config_json = overrides.config_json if overrides else None
+    return read_candidate(
+        name,
+        found.folder,
+        backends,
+        is_strict=is_strict,
+        config_json=config_json,
+        member=lambda namespace, step: roots.member(found.namespace, namespace, step),
+    )
+
+
+def _highest_version(found: FoundModel | None) -> int:
+    try:
+        return max(versions_in(found.folder.path), default=1) if found is not None else 1
+    except OSError:
+        return 1
+
+
+def _let_go(found: FoundModel | None) -> None:
+    if found is not None and found.folder.let_go():
+        found.folder.remove()
+
+
+CHECKSUM = "checksum"
+_ALGORITHMS = ("md5", "sha1", "sha256")
+
+
+def run_agents(config: ModelConfig, folder: Path) -> None:
+    """Let each agent look at `folder`, in order: for a thread.
+
+    Raises SluiceError INVALID for what an agent refuses, and UNIMPLEMENTED for an agent that there is not.
+    """
+    for agent in config.model_repository_agents.agents:
+        if agent.name != CHECKSUM:
+            message = f"unable to find repository agent '{agent.name}' of model '{config.name}'; there is '{CHECKSUM}'"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+        _check_sums(agent.parameters, folder)
+
+
+def _check_sums(expected: Mapping[str, str], folder: Path) -> None:
+    """Parameters of the checksum agent: `ALGORITHM:PATH`, inside the model's folder, with the sum in hex."""
+    for key, wanted in sorted(expected.items()):
+        algorithm, colon, path = key.partition(":")
+        if not colon:
+            raise SluiceError(ErrorCode.INVALID, f"failed to parse key: {key}; it should be ALGORITHM:PATH")
+        if algorithm.lower() not in _ALGORITHMS:
+            listed = ", ".join(each.upper() for each in _ALGORITHMS)
+            message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+        found = _sum(folder / inner_path(path), path, algorithm.lower())
+        if found != wanted.strip().lower():
+            message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {wanted}, got: {found}"
+            raise SluiceError(ErrorCode.INVALID, message)
+
+
+def _sum(file: Path, path: str, algorithm: str) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, algorithm).hexdigest()
+    except OSError as error:
+        message = f"failed to open text file for read {path}: {error.strerror}"
+        raise SluiceError(ErrorCode.INVALID, message) from None

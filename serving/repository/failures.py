@@ -30,14 +30,14 @@ class StoreFailure(SluiceError):
         super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
-def reason_of(error: SluiceError) -> str:
+def failure_reason(error: SluiceError) -> str:
     """What the repository index says of a version that failed."""
     return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
 
 
 def index_reason(error: SluiceError) -> str:
     """What the index says of a model over which this error stands."""
-    return error.reason if isinstance(error, ModelFailure) else reason_of(error)
+    return error.reason if isinstance(error, ModelFailure) else failure_reason(error)
 
 
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
@@ -56,12 +56,13 @@ def load_failed(name: str, reason: str) -> ModelFailure:
 def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
     """These of its versions cannot be loaded."""
     each = (
-        f"version {version} is at UNAVAILABLE state: {reason_of(problems[version])};\n" for version in sorted(problems)
+        f"version {version} is at UNAVAILABLE state: {failure_reason(problems[version])};\n"
+        for version in sorted(problems)
     )
     return SluiceError(ErrorCode.INVALID, f"load failed for model '{name}': {''.join(each)}")
 
 
-def unexpected(error: BaseException) -> SluiceError:
+def as_sluice_error(error: BaseException) -> SluiceError:
     """Any exception as the failure of a load."""
     if isinstance(error, SluiceError):
         return error

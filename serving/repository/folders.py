@@ -9,7 +9,8 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,3 +146,71 @@ def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
         folder.remove()
         raise SluiceError(ErrorCode.INVALID, f"cannot write the files of the request: {error}") from None
     return folder
+
+
+class Root(ABC):
+    """One model repository. Methods raise OSError or StoreFailure where it cannot be read now."""
+
+    text: str
+    """As it was given."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of its models' folders. Hidden ones are none."""
+
+    @abstractmethod
+    def look(self) -> Mapping[str, FolderState | None]:
+        """Every model's folder as it is now; None for one that changed under the look."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether it has a model of that plain name."""
+
+    @abstractmethod
+    def open(self, name: str) -> ModelFolder | None:
+        """The model's folder as it is now, held for the caller; None where there is none."""
+
+    def place(self, name: str) -> str:
+        """Where a model lies, for messages."""
+        return f"{self.text.rstrip('/')}/{name}"
+
+    def stop(self) -> None:  # noqa: B027 - a hook that most leave empty
+        """Let what is under way on other threads end soon, with an error."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free what it holds. Nothing may be under way, nor served from it."""
+
+
+class LocalRoot(Root):
+    """A folder of folders."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.text = str(path)
+
+    def names(self) -> list[str]:
+        with os.scandir(self._path) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+
+    def look(self) -> dict[str, FolderState | None]:
+        return {name: _state(self._path / name) for name in self.names()}
+
+    def has(self, name: str) -> bool:
+        return os.path.isdir(self._path / name)
+
+    def open(self, name: str) -> ModelFolder | None:
+        return ModelFolder(self._path / name) if self.has(name) else None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or through what may not be read
+        return False
+
+
+def _state(folder: Path) -> FolderState | None:
+    try:
+        return folder_state(folder)
+    except OSError:
+        return None

@@ -3,15 +3,70 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from serving.repository.failures import StoreFailure
-from serving.repository.poller import Changes, Poller
-from serving.repository.roots import Look, Roots
-from serving.repository.tasks import Tasks
+from serving.repository.folders import FolderState
+from serving.repository.loader import BackgroundTasks
+from serving.repository.roots import RepositoryScan, Roots, States
 from serving.repository.updates import Failures, ModelUpdates
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to do about a look. `changed`: the models' folders as they are to be taken up, one each where there is one.
+
+    `is_resting`: nothing was in motion.
+    """
+
+    changed: dict[str, FolderState | None]
+    removed: tuple[str, ...]
+    is_resting: bool
+
+
+class Poller:
+    """Remembers the last look, and what was taken up: whatever `take` has returned."""
+
+    def __init__(self) -> None:
+        self._last = RepositoryScan()
+        self._taken: dict[str, States] = {}
+
+    def take(self, now: RepositoryScan, settled_before_ns: int = 0, busy: Collection[str] = ()) -> Changes:
+        """What came to rest since the last look and is not taken up yet, but for those that are `busy`.
+
+        `settled_before_ns` is in time.time_ns: what no file has touched since then is at rest at the first look.
+        """
+        changed: dict[str, FolderState | None] = {}
+        is_resting = True
+        for name, states in now.models.items():
+            if self._taken.get(name) == states and _is_seen(states):
+                continue
+            is_settled = _is_older(states, settled_before_ns) or self._last.models.get(name) == states
+            if _is_seen(states) and name not in busy and is_settled:
+                changed[name] = states[0][1]
+                self._taken[name] = states
+            else:
+                is_resting = False
+        removed = [name for name in self._taken if name not in now.models and name not in busy]
+        for name in removed:
+            del self._taken[name]
+        self._last = now
+        return Changes(changed, tuple(removed), is_resting)
+
+    def give_back(self, name: str) -> None:
+        """It could not be taken up for now: the next look that sees it takes it up again."""
+        self._taken.pop(name, None)
+
+
+def _is_seen(states: States) -> bool:
+    return all(state is not None for _, state in states)
+
+
+def _is_older(states: States, time_ns: int) -> bool:
+    return all(state is not None and state.changed_ns < time_ns for _, state in states)
+
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +81,7 @@ class Polling:
     roots: Roots
     readers: Executor
     updates: ModelUpdates
-    loads: Tasks
+    loads: BackgroundTasks
     poll_s: float
     on_note: Callable[[str], None]
     _poller: Poller = field(default_factory=Poller)
@@ -66,9 +121,9 @@ class Polling:
         self._note_problems(look)
         self._follow_names()
         changes = self._poller.take(look, settled_before_ns, self._changing)
-        return changes, self.loads.begin(self._follow(changes))
+        return changes, self.loads.start(self._follow(changes))
 
-    def _note_problems(self, look: Look) -> None:
+    def _note_problems(self, look: RepositoryScan) -> None:
         for root, problem in look.problems.items():
             if self._problems.get(root) != problem:
                 self.on_note(f"the model repository {root} cannot be read, its models serve as they are: {problem}")

@@ -39,7 +39,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptVersion:
     """A version that stays, and why."""
 
     model: str
@@ -52,7 +52,7 @@ class PrunePlan:
     """`leftovers`: hidden folders of an earlier prune, which nobody serves."""
 
     removals: tuple[Removal, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptVersion, ...]
     leftovers: tuple[Removal, ...] = ()
 
     @property
@@ -79,21 +79,21 @@ def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> P
     models = [model for root in roots for model in _models(root)]
     asked = _asked_for(models)
     removals: list[Removal] = []
-    kept: list[Kept] = []
+    kept: list[KeptVersion] = []
     for model in models:
         whole = [version for version in model.versions if _is_whole(model, version, installed)]
-        kept += [Kept(model.name, each, _NOT_WHOLE) for each in model.versions if each not in whole]
+        kept += [KeptVersion(model.name, each, _NOT_WHOLE) for each in model.versions if each not in whole]
         for version in whole[: max(len(whole) - keep, 0)]:
             reason = asked.get((model.name, version))
             if reason is not None:
-                kept.append(Kept(model.name, version, reason))
+                kept.append(KeptVersion(model.name, version, reason))
                 continue
             folder = model.path / str(version)
-            removals.append(Removal(model.name, version, folder, size_of(folder), _served_by(model, version)))
+            removals.append(Removal(model.name, version, folder, folder_bytes(folder), _served_by(model, version)))
     return PrunePlan(tuple(removals), tuple(kept), tuple(each for root in roots for each in _leftovers(root)))
 
 
-def remove(removal: Removal) -> None:
+def remove_version(removal: Removal) -> None:
     """Delete the folder. Raises OSError.
 
     It first leaves the model's folder in one step, so that a server that looks sees all of the version or nothing.
@@ -107,7 +107,7 @@ def remove(removal: Removal) -> None:
         shutil.rmtree(folder)
 
 
-def size_of(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Bytes of the files below; of a link, its own."""
     if folder.is_symlink():
         return folder.lstat().st_size
@@ -185,7 +185,7 @@ def _leftovers(root: Path) -> Iterator[Removal]:
     for path in sorted([*root.glob(f"{_HIDDEN}*"), *root.glob(f"*/{_HIDDEN}*")]):
         found = _LEFTOVER.fullmatch(path.name)
         if found is not None:
-            yield Removal(found["model"], int(found["version"]), path, size_of(path), _LEFT_BEHIND)
+            yield Removal(found["model"], int(found["version"]), path, folder_bytes(path), _LEFT_BEHIND)
 
 
 def check_roots(roots: Sequence[Path]) -> None:

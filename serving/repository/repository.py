@@ -11,15 +11,12 @@ from typing import TypeVar
 from serving.backend import BackendContext, LoadOverrides
 from serving.backends.registry import BackendRegistry
 from serving.model import Model
-from serving.repository.loader import LoadHooks, asked_by_model
-from serving.repository.managed import ManagedModel
+from serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
+from serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
 from serving.repository.polling import Polling
-from serving.repository.retries import RetryingLoader
-from serving.repository.roots import Roots
+from serving.repository.roots import Roots, make_roots
 from serving.repository.routing import Routing, VersionWeights
-from serving.repository.stores.roots import make_roots
-from serving.repository.tasks import Tasks
-from serving.repository.types import ControlMode, IndexEntry, ModelState, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
@@ -36,11 +33,11 @@ class RoutedModels:
         return self._repository.route(name, version)
 
     async def load(self, name: str, overrides: "LoadOverrides | None" = None) -> None:
-        token = asked_by_model.set(True)
+        token = requested_by_model.set(True)
         try:
             await self._repository.load(name, overrides)
         finally:
-            asked_by_model.reset(token)
+            requested_by_model.reset(token)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         await self._repository.unload(name, unload_dependents)
@@ -86,15 +83,15 @@ class ModelRepository:
         self._mode = mode
         self._models: dict[str, ManagedModel] = {}
         self._missing: dict[str, str] = {}
-        self._loads = Tasks()
-        self._drains = Tasks()
+        self._loads = BackgroundTasks()
+        self._drains = BackgroundTasks()
         self._is_started = False
         self._is_closing = False
-        self._loader = RetryingLoader(
+        self._loader = VersionLoader(
             registry or BackendRegistry(),
             context_factory(RoutedModels(self)),
             is_strict=strict_config,
-            is_watchful=mode is ControlMode.POLL,
+            may_change=mode is ControlMode.POLL,
             num_parallel=settings.num_parallel_loads,
             timeout_s=load_timeout_s,
             num_retries=settings.num_load_retries,
@@ -240,13 +237,13 @@ class ModelRepository:
         names = [name for name in await self._read(self._names) if name not in self._updates.coming]
         match self._mode:
             case ControlMode.NONE:
-                failures = await self._loads.begin(self._updates.load(names))
+                failures = await self._loads.start(self._updates.load(names))
             case ControlMode.EXPLICIT:
                 wanted = names if ALL_MODELS in load else list(dict.fromkeys(load))
-                failures = await self._loads.begin(self._updates.load(wanted))
+                failures = await self._loads.start(self._updates.load(wanted))
             case ControlMode.POLL:
-                failures = await self._loads.begin(self._polling.begin())
-                self._polls = self._loads.begin(self._polling.run())
+                failures = await self._loads.start(self._polling.begin())
+                self._polls = self._loads.start(self._polling.run())
         self._missing = {name: failure.message for name, failure in failures.items() if name not in self._models}
         self._is_started = True
         return failures
@@ -261,7 +258,7 @@ class ModelRepository:
         name = await self._canonical(name)
         self._missing.pop(name, None)
         given = overrides if overrides is not None and overrides != LoadOverrides() else None
-        await asyncio.shield(self._loads.begin(self._updates.load_one(name, given)))
+        await asyncio.shield(self._loads.start(self._updates.load_one(name, given)))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Take the model out of service; requests under way end. Unknown names are no error, as with Triton.
@@ -271,7 +268,7 @@ class ModelRepository:
         self._check_explicit()
         name = await self._canonical(name)
         self._missing.pop(name, None)
-        await asyncio.shield(self._loads.begin(self._updates.unload(name, with_members=unload_dependents)))
+        await asyncio.shield(self._loads.start(self._updates.unload(name, with_members=unload_dependents)))
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """Take nothing new, let requests end for up to `timeout_s`, and free everything. Idempotent."""
@@ -279,14 +276,14 @@ class ModelRepository:
         deadline = time.monotonic() + timeout_s
         if self._polls is not None:
             self._polls.cancel()
-        await self._loads.end(deadline - time.monotonic())
+        await self._loads.finish(deadline - time.monotonic())
         self._roots.stop()
         await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
         for managed in self._models.values():
             managed.forget()
             managed.unload()
         while self._drains:
-            await self._drains.end(deadline - time.monotonic())
+            await self._drains.finish(deadline - time.monotonic())
         await self._loader.close()
         await asyncio.to_thread(self._roots.close)
 

@@ -3,92 +3,75 @@
 Everything here reads the file system or the network and is for threads.
 """
 
-import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import FolderState, ModelFolder, folder_state, is_plain_name
-from serving.repository.namespaces import SEPARATOR, Naming, namespaces_of, qualified
+from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
+from serving.repository.stores.location import local_path, store_location
 from sluice.errors import ErrorCode, SluiceError
+
+SEPARATOR = "::"
+
+
+def choose_namespaces(roots: Sequence[str]) -> dict[str, str]:
+    """The namespace of each repository by its text: the name of its folder, or all of it where two share that."""
+    last = {root: root.rstrip("/").rpartition("/")[2] or root for root in roots}
+    names = list(last.values())
+    return {root: name if names.count(name) == 1 else root for root, name in last.items()}
+
+
+def qualified(namespace: str, name: str) -> str:
+    """`NAMESPACE::NAME`."""
+    return f"{namespace}{SEPARATOR}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """The names of models, and for each the folders that it stands for, as (namespace, folder) pairs.
+
+    Without namespaces a name may stand for several. With them it stands for one: models that share a name have
+    qualified ones.
+    """
+
+    places: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names to choose from in place of one that several models share."""
+    _plain: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]], has_namespaces: bool) -> "Naming":
+        """The naming of these (namespace, folder) pairs."""
+        by_name: dict[str, list[tuple[str, str]]] = {}
+        for namespace, name in pairs:
+            by_name.setdefault(name, []).append((namespace, name))
+        places: dict[str, tuple[tuple[str, str], ...]] = {}
+        choices: dict[str, tuple[str, ...]] = {}
+        plain: dict[str, str] = {}
+        for name, found in by_name.items():
+            if not has_namespaces:
+                places[name] = tuple(found)
+            elif len(found) == 1:
+                places[name] = tuple(found)
+                plain[qualified(*found[0])] = name
+            else:
+                places.update({qualified(*each): (each,) for each in found})
+                choices[name] = tuple(qualified(*each) for each in found)
+        return cls(places, choices, plain)
+
+    def canonical(self, name: str) -> str:
+        """`name`, but the plain one where it is qualified without need."""
+        return self._plain.get(name, name)
+
 
 T = TypeVar("T")
 
 
-class Root(ABC):
-    """One model repository. Methods raise OSError or StoreFailure where it cannot be read now."""
-
-    text: str
-    """As it was given."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of its models' folders. Hidden ones are none."""
-
-    @abstractmethod
-    def look(self) -> Mapping[str, FolderState | None]:
-        """Every model's folder as it is now; None for one that changed under the look."""
-
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether it has a model of that plain name."""
-
-    @abstractmethod
-    def open(self, name: str) -> ModelFolder | None:
-        """The model's folder as it is now, held for the caller; None where there is none."""
-
-    def place(self, name: str) -> str:
-        """Where a model lies, for messages."""
-        return f"{self.text.rstrip('/')}/{name}"
-
-    def stop(self) -> None:  # noqa: B027 - a hook that most leave empty
-        """Let what is under way on other threads end soon, with an error."""
-
-    def close(self) -> None:  # noqa: B027
-        """Free what it holds. Nothing may be under way, nor served from it."""
-
-
-class LocalRoot(Root):
-    """A folder of folders."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.text = str(path)
-
-    def names(self) -> list[str]:
-        with os.scandir(self._path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-
-    def look(self) -> dict[str, FolderState | None]:
-        return {name: _state(self._path / name) for name in self.names()}
-
-    def has(self, name: str) -> bool:
-        return os.path.isdir(self._path / name)
-
-    def open(self, name: str) -> ModelFolder | None:
-        return ModelFolder(self._path / name) if self.has(name) else None
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself, or through what may not be read
-        return False
-
-
-def _state(folder: Path) -> FolderState | None:
-    try:
-        return folder_state(folder)
-    except OSError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A model's folder, held for whoever found it, and the namespace that it lies in."""
 
     folder: ModelFolder
@@ -100,7 +83,7 @@ States = tuple[tuple[str, FolderState | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RepositoryScan:
     """Every model's folders (one, unless several roots have it) as they were at one moment.
 
     `problems`: why roots could not be seen, by their texts. What they had when they were last seen counts as in motion.
@@ -115,7 +98,7 @@ class Roots:
 
     def __init__(self, roots: Iterable[Root], *, has_namespaces: bool = False) -> None:
         by_text = {root.text: root for root in roots}
-        namespaces = namespaces_of(list(by_text))
+        namespaces = choose_namespaces(list(by_text))
         self._roots = {namespaces[text]: root for text, root in by_text.items()}
         self.has_namespaces = has_namespaces
         self._names: dict[str, frozenset[str]] = dict.fromkeys(self._roots, frozenset())
@@ -153,7 +136,7 @@ class Roots:
             if changed:
                 self._saw(changed)
 
-    def look(self) -> Look:
+    def look(self) -> RepositoryScan:
         """Every root, for changes."""
         looks: dict[str, Mapping[str, FolderState | None]] = {}
         problems: dict[str, str] = {}
@@ -164,14 +147,14 @@ class Roots:
                 seen = dict.fromkeys(self._names[namespace])
             looks[namespace] = seen
         naming = self._saw(looks)
-        return Look({name: self._states(places, looks) for name, places in naming.places.items()}, problems)
+        return RepositoryScan({name: self._states(places, looks) for name, places in naming.places.items()}, problems)
 
     def _states(
         self, places: Iterable[tuple[str, str]], looks: Mapping[str, Mapping[str, FolderState | None]]
     ) -> States:
         return tuple((self._roots[namespace].place(name), looks[namespace][name]) for namespace, name in places)
 
-    def open(self, name: str) -> Found | None:
+    def open(self, name: str) -> FoundModel | None:
         """The folder that `name` stands for; None where there is none.
 
         Raises SluiceError INVALID where it stands for several, OSError and StoreFailure.
@@ -184,7 +167,7 @@ class Roots:
             raise self._ambiguous(plain, found)
         for space in found:
             folder = self._roots[space].open(plain)
-            return Found(folder, space) if folder is not None else None
+            return FoundModel(folder, space) if folder is not None else None
         return None
 
     def _having(self, plain: str, namespace: str = "") -> list[str]:
@@ -260,3 +243,18 @@ def _seen(read: Callable[[], T]) -> tuple[T | None, str]:
         return None, error.message
     except OSError as error:
         return None, f"{error}"
+
+
+def make_roots(places: Iterable[str | Path], cache: Path | None, rest_s: float) -> list[Root]:
+    """Local folders for paths, stores for URLs. Reads and imports nothing yet; `cache` and `rest_s` as a store's."""
+    return [_make_root(str(place), cache, rest_s) for place in places]
+
+
+def _make_root(place: str, cache: Path | None, rest_s: float) -> Root:
+    location = store_location(place)
+    if location is None:
+        return LocalRoot(Path(local_path(place)))
+    # fsspec takes its time to import.
+    from serving.repository.stores.root import StoreRoot
+
+    return StoreRoot(location, cache, rest_s)

@@ -53,7 +53,7 @@ class VersionWeights:
         return chosen
 
 
-def point_of(model: str, key: str) -> float:
+def routing_point(model: str, key: str) -> float:
     """Where a request stands among all, from 0 to 1: the same for equal keys, anywhere without one."""
     if not key:
         return random.random()

@@ -9,22 +9,19 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from serving.backend import LoadOverrides
-from serving.repository.candidate import Candidate
-from serving.repository.dependencies import load_order
-from serving.repository.failures import ModelFailure, index_reason, load_failed, reason_of
+from serving.repository.candidate import ModelCandidate, ModelReading, read_model
+from serving.repository.failures import ModelFailure, failure_reason, index_reason, load_failed
 from serving.repository.folders import FolderState
-from serving.repository.loader import VersionLoader
-from serving.repository.managed import ManagedModel
-from serving.repository.reading import Reading, read_model
+from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
+from serving.repository.managed_model import ManagedModel
 from serving.repository.roots import Roots
-from serving.repository.tasks import Tasks
 from serving.request import LATEST
 from sluice.errors import SluiceError
 
 _log = logging.getLogger(__name__)
 
 Failures = dict[str, SluiceError]
-Candidates = dict[str, Candidate]
+Candidates = dict[str, ModelCandidate]
 
 
 @dataclass(slots=True)
@@ -39,7 +36,7 @@ class ModelUpdates:
     on_note: Callable[[str], None]
     on_failure: Callable[[str], None]
     drain_timeout_s: float
-    drains: Tasks
+    drains: BackgroundTasks
     failed_loads: Counter[str] = field(default_factory=Counter)
     """How often each model could not be loaded."""
     _lacking: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -135,11 +132,11 @@ class ModelUpdates:
     ) -> tuple[Candidates, Failures]:
         """The candidates hold their folders."""
 
-        def read(name: str) -> Reading:
+        def read(name: str) -> ModelReading:
             return read_model(self.roots, name, self.loader.backends, is_strict=self.is_strict, overrides=overrides)
 
         run = asyncio.get_running_loop().run_in_executor
-        readings: list[Reading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
+        readings: list[ModelReading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
         candidates: Candidates = {}
         failures: Failures = {}
         for reading in readings:
@@ -153,10 +150,10 @@ class ModelUpdates:
                 managed.has_folder = reading.has_folder
         return candidates, failures
 
-    def _blame(self, reading: Reading) -> None:
+    def _blame(self, reading: ModelReading) -> None:
         if reading.cause is not None:
             self.failed_loads[reading.name] += 1
-            self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
+            self.managed(reading.name).fail(reading.version, failure_reason(reading.cause))
         if reading.error is not None:
             why = "" if reading.cause or reading.has_folder else ": no repository has a folder of that name"
             self.on_failure(reading.error.message + why)
@@ -201,7 +198,7 @@ class ModelUpdates:
         return any(version in (LATEST, model.version) for model in ready)
 
     async def _load_in_order(
-        self, ordered: Sequence[Candidate], *, is_forced: bool = False
+        self, ordered: Sequence[ModelCandidate], *, is_forced: bool = False
     ) -> tuple[set[str], Failures]:
         """All side by side, but each after its members. Tells whose versions changed, and what failed."""
         tasks: dict[str, asyncio.Task[bool]] = {}
@@ -218,7 +215,7 @@ class ModelUpdates:
         return {name for name, result in results.items() if result is True}, failures
 
     async def _load_after(
-        self, members: Mapping[str, asyncio.Task[bool]], candidate: Candidate, is_forced: bool
+        self, members: Mapping[str, asyncio.Task[bool]], candidate: ModelCandidate, is_forced: bool
     ) -> bool:
         results = await asyncio.gather(*members.values(), return_exceptions=True)
         for member in candidate.members:
@@ -243,7 +240,7 @@ class ModelUpdates:
             self.on_note(f"model '{candidate.name}': {'; '.join(candidate.notes)}")
         return is_changed
 
-    def _check_members(self, candidate: Candidate, failed: Failures) -> None:
+    def _check_members(self, candidate: ModelCandidate, failed: Failures) -> None:
         """Raises SluiceError where an ensemble would call a model that does not serve."""
         name = candidate.name
         lacking = [member for member in candidate.members if not self._is_serving(member)]
@@ -298,11 +295,11 @@ class ModelUpdates:
             if each.is_wanted and each.candidate is not None and called & set(each.candidate.members)
         ]
 
-    def _let_go(self, candidate: Candidate) -> None:
+    def _let_go(self, candidate: ModelCandidate) -> None:
         if candidate.folder.let_go():
-            self.drains.begin_alone(asyncio.to_thread(candidate.folder.remove))
+            self.drains.start_detached(asyncio.to_thread(candidate.folder.remove))
 
 
-def _blamed(candidate: Candidate) -> int:
+def _blamed(candidate: ModelCandidate) -> int:
     """The version that the index lists where a model fails as a whole."""
     return candidate.versions[-1] if candidate.versions else 1

@@ -7,7 +7,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.ensemble.graph import Step
 from serving.backends.ensemble.run import EnsembleRun, Plan
-from serving.batching.responses import OutputShapes
+from serving.batching.scheduled_model import OutputShapes
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse

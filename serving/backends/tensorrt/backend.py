@@ -13,7 +13,7 @@ from serving.backends.tensorrt.gpus import Gpu, installed_gpus
 from serving.backends.tensorrt.libraries import check_requirements, import_libraries
 from serving.backends.tensorrt.plan_files import DEFAULT_FILENAME, plan_path
 from serving.backends.tensorrt.session import PlanSession
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
@@ -45,9 +45,9 @@ class TensorRtBackend(ArrayBackend):
     ) -> ArraySession:
         return PlanSession(_open(source, placements[0].gpu), source.config, placements)
 
-    def machine_findings(self, config: ModelConfig) -> Iterator[ConfigFinding]:
+    def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
         if num_gpus() == 0:
-            yield ConfigFinding("a TensorRT plan needs an NVIDIA GPU, and this machine has none", "backend")
+            yield Finding("a TensorRT plan needs an NVIDIA GPU, and this machine has none", "backend")
 
 
 def _open(source: ModelSource, gpu: int | None) -> Engine:

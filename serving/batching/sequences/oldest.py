@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from serving.batching.batcher import Batcher
-from serving.batching.responses import ResponseOrder
+from serving.batching.batcher import Batcher, ResponseOrder
 from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import FileState, FolderState, ModelFolder
-from serving.repository.roots import Root
-from serving.repository.stores.downloads import Downloads, Transfer
+from serving.repository.folders import FileState, FolderState, ModelFolder, Root
 from serving.repository.stores.listing import StoreListing, failing
 from serving.repository.stores.location import StoreLocation
-from serving.repository.stores.mirror import Mirror, Snapshot
+from serving.repository.stores.mirror import Downloads, Mirror, Snapshot, Transfer
 
 _MOST_NAMED = 3
 """Objects that an error names."""

@@ -18,8 +18,8 @@ from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.backend import LoadOverrides
 from serving.job import InferJob
 from serving.model import Model
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.routing import Routing
-from serving.repository.types import IndexEntry, ModelState
 from serving.request import LATEST, InferRequest, InferResponse
 from serving.spec import build_spec
 from serving.tensors.datatypes import DATA_TYPES

@@ -11,7 +11,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
 from serving.backend import CustomMetricKind
 from serving.batching.scheduled_model import ScheduledModel
-from serving.latencies import latency_recorder
+from serving.latencies import build_latency_recorder
 from serving.statistics import CacheUsage
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import AtOnceInstance, Client, model_of
@@ -22,7 +22,7 @@ REMOTE = CacheUsage(None, num_hits=3, num_misses=2, is_up=False, num_errors=5, n
 
 def served() -> ScheduledModel:
     model = model_of("response_cache { enable: true }", AtOnceInstance())
-    model.statistics.latencies = latency_recorder(model.config, latency_options(EVERYTHING))
+    model.statistics.latencies = build_latency_recorder(model.config, latency_options(EVERYTHING))
     client = Client(model)
     for name in ("a", "b"):
         client.submit(name)

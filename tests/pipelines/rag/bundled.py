@@ -9,7 +9,7 @@ from typing import Any
 from engine.config import EngineConfig
 from serving.backend import BackendContext, ModelLookup
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from tests.paths import MODELS
 
 ENCODERS = ("sentence_tokenizer", "sentence_encoder", "query_encoder")

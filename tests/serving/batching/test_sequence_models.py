@@ -12,7 +12,7 @@ from onnx import helper
 
 from serving.model import Model, infer_one, infer_stream
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

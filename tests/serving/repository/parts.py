@@ -14,8 +14,9 @@ from serving.backend import Backend, BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.job import InferJob
 from serving.model import Model, infer_one
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Tensor

@@ -6,7 +6,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import complete_kind, has_gpu, normalize
 from serving.config.pbtxt import parse_config
-from serving.repository.dependencies import load_order
+from serving.repository.loader import load_order
 from sluice.errors import SluiceError
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config.locations import NOWHERE, locate_fields
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 
 TEXT = """\
 # name: "not this"
@@ -72,12 +72,9 @@ def test_what_can_be_told_of_a_broken_text() -> None:
 
 def test_a_finding_keeps_the_line_that_it_has() -> None:
     locations = locate_fields(TEXT)
-    assert locations.locate(ConfigFinding("wrong", "name")).text("c") == "c:2: wrong"
-    assert (
-        locations.locate(ConfigFinding("wrong", "name", "name: 'n'", line=7)).text("c")
-        == "c:7: wrong; write: name: 'n'"
-    )
-    assert locations.locate(ConfigFinding("wrong", "output")).text() == "wrong"
+    assert locations.locate(Finding("wrong", "name")).text("c") == "c:2: wrong"
+    assert locations.locate(Finding("wrong", "name", "name: 'n'", line=7)).text("c") == "c:7: wrong; write: name: 'n'"
+    assert locations.locate(Finding("wrong", "output")).text() == "wrong"
 
 
 @given(st.text(alphabet="ab:{}[]<>,;'\"#\n -\\", max_size=60))

@@ -17,7 +17,7 @@ from serving.config.config_json import config_dict, config_json, parse_config_js
 from serving.job import InferJob
 from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Tensor

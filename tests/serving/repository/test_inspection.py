@@ -7,10 +7,9 @@ import fsspec
 import pytest
 
 from serving.backends.registry import BackendRegistry
-from serving.repository.inspection.report import ModelReport, Verdict
-from serving.repository.inspection.repositories import inspect_repositories
-from serving.repository.roots import LocalRoot
-from serving.repository.stores.roots import make_roots
+from serving.repository.folders import LocalRoot
+from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
+from serving.repository.roots import make_roots
 from tests.serving.repository.parts import StampBackend, ensemble_config, write_model
 
 STAMP = """backend: "stamp"

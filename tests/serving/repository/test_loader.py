@@ -13,7 +13,7 @@ from serving.backend import BackendContext, ModelLookup
 from serving.batching.rate_limiter import RateLimiter
 from serving.model import infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.repository.folders import FolderState, folder_state
-from serving.repository.poller import Changes, Poller
+from serving.repository.folders import FolderState, LocalRoot, folder_state
+from serving.repository.managed_model import ModelState
+from serving.repository.polling import Changes, Poller
 from serving.repository.repository import ModelRepository
-from serving.repository.roots import LocalRoot, Look, Roots
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.roots import RepositoryScan, Roots
+from serving.repository.settings import ControlMode
 from tests.serving.repository.parts import CONFIG, Bench, ask, ensemble_config, rows, until, write_model, write_version
 
 POLL_S = 0.02
@@ -148,7 +149,7 @@ async def test_polling_goes_on_after_an_error(bench: Bench, root: Path, monkeypa
     repository = await polling(bench)
     look, errors = Roots.look, [ValueError("unforeseen")]
 
-    def fail_once(roots: Roots) -> Look:
+    def fail_once(roots: Roots) -> RepositoryScan:
         if errors:
             raise errors.pop()
         return look(roots)
@@ -263,7 +264,7 @@ async def test_what_comes_between_a_look_and_its_load_waits(
     look, pieces = Roots.look, iter(["fail", "fai", "f", "7"])
     seen: list[object] = [None]
 
-    def look_and_copy(roots: Roots) -> Look:
+    def look_and_copy(roots: Roots) -> RepositoryScan:
         now = look(roots)
         seen.append(now.models["a"])
         is_taken_now = (folder / "labels.txt").exists() and seen[-1] == seen[-2]
@@ -303,7 +304,7 @@ async def test_a_member_that_is_being_copied_is_not_loaded_for_its_ensemble(
     repository = await polling(bench)
     look, pieces = Roots.look, iter(["hal", "half", "half a", "3"])
 
-    def copy_and_look(roots: Roots) -> Look:
+    def copy_and_look(roots: Roots) -> RepositoryScan:
         piece = next(pieces, None)
         if piece is not None:
             write_model(root, "inner", piece)

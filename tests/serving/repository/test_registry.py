@@ -7,7 +7,7 @@ import pytest
 
 from serving.backends.registry import BackendRegistry
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.repository.parts import CONFIG, StampBackend, ask, context_for, rows, write_model
 

@@ -16,13 +16,13 @@ from serving.backends.registry import BackendRegistry
 from serving.config.completion import has_gpu
 from serving.config.pbtxt import parse_written
 from serving.config.validation import check_structure
-from serving.findings import ConfigFinding
+from serving.findings import Finding
 from serving.model import infer_one
-from serving.repository.inspection.report import Verdict
-from serving.repository.inspection.repositories import inspect_repositories
+from serving.repository.folders import LocalRoot
+from serving.repository.inspection import Verdict, inspect_repositories
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.roots import LocalRoot
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from tests import paths
@@ -210,7 +210,7 @@ def test_a_check_says_the_same(stem: str, tmp_path: Path) -> None:
     assert {other.verdict for other in reports.values()} <= {Verdict.OK}
 
 
-def told_at_load(note: ConfigFinding) -> str:
+def told_at_load(note: Finding) -> str:
     """A note of the check in the words of the log."""
     return note.message if note.message == NO_GPU else replace(note, column=None).text("config.pbtxt")
 

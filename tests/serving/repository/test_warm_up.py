@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.batching.warm_up import read_samples, warm_up
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths

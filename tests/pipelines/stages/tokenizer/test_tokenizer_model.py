@@ -12,7 +12,7 @@ import tokenizers
 from pipelines.stages.tokenizer.text_tokenizer import TextTokenizer, pieces_of
 from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError

@@ -6,7 +6,7 @@ from typing import Any
 from moto.server import ThreadedMotoServer
 
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import CONFIG, Bench
 
 ALL_VERSIONS = CONFIG + "version_policy { all {} }"

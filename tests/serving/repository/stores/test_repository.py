@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
 from serving.repository.roots import Roots
+from serving.repository.settings import ControlMode
 from serving.repository.stores.listing import StoreListing
-from serving.repository.types import ControlMode, ModelState
 from sluice.errors import ErrorCode
 from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, until, write_model
 from tests.serving.repository.stores.parts import ALL_VERSIONS, Bucket, HookedFilesystem, S3Server, StoreBench, stamps

@@ -3,17 +3,36 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from serving.model import Model
-from serving.repository.candidate import Candidate, Signature
-from serving.repository.failures import load_failed, reason_of, unexpected, versions_failed
+from serving.repository.candidate import ModelCandidate, Signature
+from serving.repository.failures import as_sluice_error, failure_reason, load_failed, versions_failed
 from serving.repository.folders import ModelFolder
-from serving.repository.loader import VersionLoader
-from serving.repository.routing import Routing, VersionWeights, configured_weights, point_of
-from serving.repository.tasks import Tasks
-from serving.repository.types import IndexEntry, ModelState
+from serving.repository.loader import BackgroundTasks, VersionLoader
+from serving.repository.routing import Routing, VersionWeights, configured_weights, routing_point
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
+
+
+class ModelState(StrEnum):
+    """Of one version, in the repository index's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A row of the repository index. A model that was never loaded has its name alone: version 0 and no state."""
+
+    name: str
+    version: int = 0
+    state: ModelState | None = None
+    reason: str = ""
+
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +70,10 @@ class ManagedModel:
 
     name: str
     drain_timeout_s: float
-    drains: Tasks
+    drains: BackgroundTasks
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     versions: dict[int, _Version] = field(default_factory=dict)
-    candidate: Candidate | None = None
+    candidate: ModelCandidate | None = None
     is_wanted: bool = False
     is_explicit: bool = False
     is_fixed: bool = False
@@ -73,7 +92,7 @@ class ManagedModel:
         weights = self.weights
         if version == LATEST and weights is not None:
             ready = {number: each.model for number, each in self.versions.items() if each.model is not None}
-            chosen = weights.choose(ready, point_of(self.name, key))
+            chosen = weights.choose(ready, routing_point(self.name, key))
             if chosen is not None:
                 return ready[chosen]
         return self.find(version)
@@ -127,7 +146,7 @@ class ManagedModel:
         self.versions[model.version] = _Version(ModelState.READY, model=model)
         self.is_wanted = self.is_explicit = self.is_fixed = True
 
-    def want(self, candidate: Candidate) -> None:
+    def want(self, candidate: ModelCandidate) -> None:
         """It is to serve; an ensemble that cannot now may be loaded when its members change."""
         self.is_wanted = True
         if self.candidate is None and candidate.is_ensemble and not candidate.folder.is_temporary:
@@ -140,7 +159,7 @@ class ManagedModel:
         else:
             self.versions[version] = _Version(ModelState.UNAVAILABLE, reason)
 
-    async def apply(self, candidate: Candidate, loader: VersionLoader, *, is_forced: bool = False) -> bool:
+    async def apply(self, candidate: ModelCandidate, loader: VersionLoader, *, is_forced: bool = False) -> bool:
         """Serve what `candidate` says, and tell whether anything had to change. Hold the lock.
 
         Versions that are as they were and not lost stay, unless `is_forced`. The others are loaded side by side, and
@@ -188,7 +207,7 @@ class ManagedModel:
         self.set_weights = None
         self._remember(None)
 
-    def _remember(self, candidate: Candidate | None) -> None:
+    def _remember(self, candidate: ModelCandidate | None) -> None:
         """Keep what it is loaded from, and with it a temporary folder: an ensemble may be loaded from it again."""
         left, self.candidate = self.candidate, candidate
         if candidate is not None:
@@ -198,9 +217,9 @@ class ManagedModel:
 
     def _let_go(self, folder: ModelFolder) -> None:
         if folder.let_go():
-            self.drains.begin_alone(asyncio.to_thread(folder.remove))
+            self.drains.start_detached(asyncio.to_thread(folder.remove))
 
-    def keeps_override(self, candidate: Candidate) -> bool:
+    def keeps_override(self, candidate: ModelCandidate) -> bool:
         """Whether these very files serve already, with the configuration that a request brought.
 
         The real server, too, goes back to the folder's configuration only when something in the folder has changed.
@@ -208,13 +227,13 @@ class ManagedModel:
         serving = self.candidate if self.ready and not any(model.is_lost for model in self.ready) else None
         return serving is not None and serving.is_overridden and serving.state == candidate.state
 
-    def _is_current(self, candidate: Candidate, version: int) -> bool:
+    def _is_current(self, candidate: ModelCandidate, version: int) -> bool:
         serving = self.versions.get(version)
         if serving is None or serving.model is None or serving.model.is_lost:
             return False
         return serving.signature == candidate.signatures[version]
 
-    async def _load(self, candidate: Candidate, versions: list[int], loader: VersionLoader) -> dict[int, Model]:
+    async def _load(self, candidate: ModelCandidate, versions: list[int], loader: VersionLoader) -> dict[int, Model]:
         """All of `versions`, or an error and none of them."""
         loaded: dict[int, Model] = {}
         problems: dict[int, SluiceError] = {}
@@ -225,7 +244,7 @@ class ManagedModel:
             except SluiceError as error:
                 problems[version] = error
             except BaseException as error:
-                problems[version] = unexpected(error)
+                problems[version] = as_sluice_error(error)
                 raise
 
         for version in versions:
@@ -247,17 +266,17 @@ class ManagedModel:
     def _serves(self, version: int) -> bool:
         return version in self.versions and self.versions[version].model is not None
 
-    def _undo(self, loaded: dict[int, Model], problems: dict[int, SluiceError], candidate: Candidate) -> None:
+    def _undo(self, loaded: dict[int, Model], problems: dict[int, SluiceError], candidate: ModelCandidate) -> None:
         """A model is loaded whole or not at all: let go of the versions that went well."""
         for version, error in problems.items():
             if not self._serves(version):
-                self.versions[version] = _Version(ModelState.UNAVAILABLE, reason_of(error))
+                self.versions[version] = _Version(ModelState.UNAVAILABLE, failure_reason(error))
         for version, model in loaded.items():
             candidate.folder.hold()
             record = _Version(ModelState.UNLOADING)
             if not self._serves(version):
                 self.versions[version] = record
-            self.drains.begin_alone(self._drain(record, model, candidate.folder))
+            self.drains.start_detached(self._drain(record, model, candidate.folder))
 
     def _retire(self, version: int, reason: str = UNLOADED) -> None:
         """Take a version out of service; the requests under way end with it."""
@@ -270,7 +289,7 @@ class ManagedModel:
             # Not only when the drain begins: who has found it and still waits for a body must see it at once.
             model.retire()
             _log.info("model '%s' version %d takes no more requests: %s", self.name, version, reason)
-            self.drains.begin_alone(self._drain(record, model, record.folder, reason))
+            self.drains.start_detached(self._drain(record, model, record.folder, reason))
         elif record.state is ModelState.UNAVAILABLE:
             record.reason = reason
 

@@ -5,25 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class ModelState(StrEnum):
-    """Of one version, in the repository index's words."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """A row of the repository index. A model that was never loaded has its name alone: version 0 and no state."""
-
-    name: str
-    version: int = 0
-    state: ModelState | None = None
-    reason: str = ""
-
-
 class ControlMode(StrEnum):
     """Who decides what is loaded (`--model-control-mode`)."""
 
