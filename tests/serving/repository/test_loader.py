@@ -17,8 +17,8 @@ from serving.repository.settings import ControlMode
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from tests.serving.batching.test_warm_up_samples import CLASSIFIER, write_classifier
 from tests.serving.repository.parts import CONFIG, READY, Bench, context_for, failure, rows, write_model
-from tests.serving.repository.test_warm_up import CLASSIFIER, write_classifier
 
 NEEDS_TWO = 'instance_group { count: 1 kind: KIND_CPU rate_limiter { resources { name: "R" count: 2 } } }'
 

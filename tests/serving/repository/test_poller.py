@@ -239,7 +239,7 @@ def test_a_folder_that_vanishes_under_the_look(tmp_path: Path, monkeypatch: pyte
         raise FileNotFoundError(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("serving.repository.roots.folder_state", vanish)
+        patch.setattr("serving.repository.folders.folder_state", vanish)
         for _ in range(3):
             assert poller.take(roots.look()) == Changes({}, (), is_resting=False)
     poller.take(roots.look())

@@ -5,7 +5,7 @@ import pytest
 from serving.job import InferJob
 from sluice.errors import ErrorCode
 from tests.serving.batching.parts import turns, until
-from tests.serving.batching.sequence_parts import END, START, Clients, Process, control, sequences
+from tests.serving.batching.sequences.parts import END, START, Clients, Process, control, sequences
 
 DIRECT = sequences("direct { }")
 LOST = (

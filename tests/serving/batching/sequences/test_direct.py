@@ -15,7 +15,7 @@ from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
 from tests.serving.batching.parts import HeldInstance, config_of, turns, until
-from tests.serving.batching.sequence_parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
+from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
 
 
 def echoes(jobs: list[InferJob]) -> None:

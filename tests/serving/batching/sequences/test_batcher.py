@@ -10,7 +10,7 @@ from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
 from tests.serving.batching.parts import HeldInstance, model_of, turns, until
-from tests.serving.batching.sequence_parts import CONFIG, END, NONE, START, Clients, control, sequences
+from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, control, sequences
 
 
 async def test_the_model_learns_where_each_request_stands() -> None:

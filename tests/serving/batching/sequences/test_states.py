@@ -13,7 +13,7 @@ from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import HeldInstance, config_of, turns, until
-from tests.serving.batching.sequence_parts import CONFIG, CONTROLS, END, NONE, START, Clients, Computed, control
+from tests.serving.batching.sequences.parts import CONFIG, CONTROLS, END, NONE, START, Clients, Computed, control
 
 STATE = 'input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ]'
 

@@ -18,7 +18,7 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python import parts as python_parts
-from tests.serving.batching.sequence_parts import END, NONE, START
+from tests.serving.batching.sequences.parts import END, NONE, START
 
 STRATEGIES = ["direct { }", "oldest { max_candidate_sequences: 16 }"]
 

@@ -15,7 +15,7 @@ from serving.instance import Instance, Placement, Resource
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, request, turns, until
-from tests.serving.batching.test_scheduled import RandomInstance
+from tests.serving.batching.test_scheduled_model import RandomInstance
 from tests.serving.repository.parts import context_for
 
 ONE = (Resource("R", 1),)

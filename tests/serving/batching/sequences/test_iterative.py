@@ -8,7 +8,7 @@ from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import HeldInstance, turns, until
-from tests.serving.batching.sequence_parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
+from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
 
 OLDEST = "oldest { max_candidate_sequences: 4 }"
 ITERATIVE = sequences(OLDEST + " iterative_sequence: true")
