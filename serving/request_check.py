@@ -1,8 +1,7 @@
-"""Whether a request fits its model; what does not is said in Triton's words.
+"""The check whether a request fits its model. Errors are in Triton's words.
 
-The order of the checks is the real server's, and so is the order of the inputs, last one first: which of several
-faults a client hears of is the same. Where the real server lets pass what it cannot hold (no rows, negative sizes),
-the request is refused here.
+Checks run in Triton's order, and over the inputs from the last to the first, so that of several faults a client is
+told the same one. Requests that Triton accepts and cannot serve (no rows, negative sizes) are rejected here.
 """
 
 from collections.abc import Iterable
@@ -22,13 +21,13 @@ _BATCH_NOTE = (
 )
 _MAX_CORRELATION_ID_BYTES = 128
 _LENGTH_BYTES = 4
-"""Of the number before each element of a BYTES tensor."""
+"""Size of the length that stands before each element of a BYTES tensor."""
 
 
 def check_request(request: InferRequest, spec: ModelSpec) -> None:
-    """Set the request's batch size, and give inputs the shape that the backend sees.
+    """Check a request. Sets its batch size, and reshapes inputs as the backend expects them.
 
-    Raises SluiceError INVALID for what does not fit, UNIMPLEMENTED for a sequence's name that is too long.
+    Raises SluiceError INVALID for a request that does not fit, UNIMPLEMENTED for a correlation id that is too long.
     """
     correlation_id = request.correlation_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > _MAX_CORRELATION_ID_BYTES:
@@ -44,27 +43,27 @@ def check_request(request: InferRequest, spec: ModelSpec) -> None:
     if is_batched:
         request.batch_size = _batch_size(request, spec)
     for name, tensor in reversed(inputs.items()):
-        wanted = specs.get(name)
-        if wanted is None:
+        declared = specs.get(name)
+        if declared is None:
             raise _unexpected_input(name, spec)
-        if tensor.datatype != wanted.data_type.name:
-            raise _wrong_type(tensor, wanted, request, spec)
+        if tensor.datatype != declared.data_type.name:
+            raise _wrong_type(tensor, declared, request, spec)
         dims = tensor.shape[1:] if is_batched else tensor.shape
-        if (dims != wanted.dims or -1 in dims) and not _fits(dims, wanted.dims):
-            raise _wrong_shape(tensor, wanted, request, spec)
+        if (dims != declared.dims or -1 in dims) and not _fits(dims, declared.dims):
+            raise _wrong_shape(tensor, declared, request, spec)
         if is_batched and tensor.shape[0] == 0:
             raise _no_rows(tensor, request, spec)
         try:
             tensor.check_size()
         except ValueError:
             raise _wrong_size(tensor, request, spec) from None
-        if wanted.reshape is not None:
-            inputs[name] = _reshaped(tensor, wanted, tensor.shape[: len(tensor.shape) - len(dims)])
+        if declared.reshape is not None:
+            inputs[name] = _reshaped(tensor, declared, tensor.shape[: len(tensor.shape) - len(dims)])
 
 
 def reshaped_dims(dims: tuple[int, ...], declared: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """`target` with its variable sizes filled in from where `declared` has them, in order."""
-    variable = iter([size for size, wanted in zip(dims, declared, strict=True) if wanted == -1])
+    """Return `target` with its variable sizes taken in order from `dims`, where `declared` has variable ones."""
+    variable = iter([size for size, expected in zip(dims, declared, strict=True) if expected == -1])
     return tuple(next(variable) if size == -1 else size for size in target)
 
 
@@ -84,7 +83,7 @@ def _check_count(request: InferRequest, spec: ModelSpec) -> None:
 
 
 def _batch_size(request: InferRequest, spec: ModelSpec) -> int:
-    """The first dimension that all inputs share, an empty one aside; 1 where there is no input."""
+    """Return the first dimension that all inputs share, ignoring empty ones; 1 without inputs."""
     found = 0
     for name, tensor in reversed(request.inputs.items()):
         shape = tensor.shape
@@ -111,47 +110,50 @@ def _batch_size(request: InferRequest, spec: ModelSpec) -> int:
 def _fits(dims: tuple[int, ...], declared: tuple[int, ...]) -> bool:
     if len(dims) != len(declared):
         return False
-    return all(size >= 0 and wanted in (size, -1) for size, wanted in zip(dims, declared, strict=True))
+    return all(size >= 0 and expected in (size, -1) for size, expected in zip(dims, declared, strict=True))
 
 
-def _reshaped(tensor: Tensor, wanted: TensorSpec, leading: tuple[int, ...]) -> Tensor:
-    assert wanted.reshape is not None
+def _reshaped(tensor: Tensor, declared: TensorSpec, leading: tuple[int, ...]) -> Tensor:
+    assert declared.reshape is not None
     dims = tensor.shape[len(leading) :]
-    return tensor.reshaped(leading + reshaped_dims(dims, wanted.dims, wanted.reshape))
+    return tensor.reshaped(leading + reshaped_dims(dims, declared.dims, declared.reshape))
 
 
 def _unexpected_input(name: str, spec: ModelSpec) -> SluiceError:
     return _invalid(name, f"unexpected inference input '{name}' for model '{spec.name}'")
 
 
-def _wrong_type(tensor: Tensor, wanted: TensorSpec, request: InferRequest, spec: ModelSpec) -> SluiceError:
+def _wrong_type(tensor: Tensor, declared: TensorSpec, request: InferRequest, spec: ModelSpec) -> SluiceError:
     datatype = tensor.datatype if tensor.datatype in DATA_TYPES else "<invalid>"
     return _invalid(
-        wanted.name,
-        f"{request.log_prefix}inference input '{wanted.name}' data-type is '{datatype}', "
-        f"but model '{spec.name}' expects '{wanted.data_type.name}'",
+        declared.name,
+        f"{request.log_prefix}inference input '{declared.name}' data-type is '{datatype}', "
+        f"but model '{spec.name}' expects '{declared.data_type.name}'",
     )
 
 
-def _wrong_shape(tensor: Tensor, wanted: TensorSpec, request: InferRequest, spec: ModelSpec) -> SluiceError:
+def _wrong_shape(tensor: Tensor, declared: TensorSpec, request: InferRequest, spec: ModelSpec) -> SluiceError:
     is_batched = spec.max_batch_size > 0
     dims = tensor.shape[1:] if is_batched else tensor.shape
-    if len(dims) == len(wanted.dims) and any(size < 0 for size in dims):
+    if len(dims) == len(declared.dims) and any(size < 0 for size in dims):
         return _invalid(
-            wanted.name,
-            f"{request.log_prefix}All input dimensions should be specified for input '{wanted.name}' "
+            declared.name,
+            f"{request.log_prefix}All input dimensions should be specified for input '{declared.name}' "
             f"for model '{spec.name}', got {_shape(tensor.shape)}",
         )
-    expected = (-1, *wanted.dims) if is_batched else wanted.dims
+    expected = (-1, *declared.dims) if is_batched else declared.dims
     return _invalid(
-        wanted.name,
-        f"{request.log_prefix}unexpected shape for input '{wanted.name}' for model '{spec.name}'. "
+        declared.name,
+        f"{request.log_prefix}unexpected shape for input '{declared.name}' for model '{spec.name}'. "
         f"Expected {_shape(expected)}, got {_shape(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}",
     )
 
 
 def _no_rows(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> SluiceError:
-    """Triton misses the bytes of the rows that other inputs have, or of one; it takes them, where they are there."""
+    """Return the error for an input without rows.
+
+    Triton complains that the bytes of the other inputs' rows, or of one row, are missing; it accepts them if present.
+    """
     expected = Tensor(tensor.name, tensor.datatype, (request.batch_size, *tensor.shape[1:]), tensor.raw)
     try:
         expected.check_size()
@@ -161,7 +163,7 @@ def _no_rows(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> SluiceEr
 
 
 def _wrong_size(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> SluiceError:
-    """What is wrong with wire bytes that do not fit the shape."""
+    """Return the error for wire bytes that do not fit the shape."""
     name, raw = tensor.name, memoryview(tensor.raw).cast("B")
     if tensor.data_type is BYTES:
         return _invalid(name, _string_fault(raw, prod(tensor.shape), name, request.log_prefix, spec.name))
@@ -174,7 +176,7 @@ def _wrong_size(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> Sluic
 
 
 def _string_fault(raw: memoryview, expected: int, name: str, prefix: str, model: str) -> str:
-    """The first fault of length-prefixed elements that are known to have one. An element too short is heard of last."""
+    """Return the first fault of length-prefixed elements that are known to have one; a truncated element comes last."""
     found, start = 0, 0
     cut = ""
     while start < len(raw):

@@ -1,4 +1,4 @@
-"""A model whose requests are tasks of the event loop: they wait for other parts of the server, and for no batch."""
+"""Models whose requests are tasks of the event loop: they wait for other parts of the server, and for no batch."""
 
 import asyncio
 import logging
@@ -21,24 +21,29 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
-"""Answers a job. Raises SluiceError. Not called for a job that is cancelled before its turn."""
+"""Answers a job. Raises SluiceError. Not called for a job that is cancelled before its task runs."""
+MakeOutputs = Callable[[], Coroutine[Any, Any, list[Tensor]]]
+"""Makes the outputs of one request. Raises SluiceError. Not called for a job that is cancelled before its task runs."""
+
+_CLIENT_ERRORS = frozenset({ErrorCode.INVALID, ErrorCode.NOT_FOUND, ErrorCode.FORBIDDEN, ErrorCode.TOO_LARGE})
+"""Errors whose messages name the client's mistake. The messages of others are given the step of the pipeline."""
 
 
 class RequestTasks:
-    """Those under way in one model. However a task ends, even before it began, its job ends with it."""
+    """The tasks in flight in one model. A job ends with its task, also where the task never ran."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """`spec` is the model's. It holds no model: that shall not have to wait for the garbage collector."""
+        """Take the model's spec, not the model: a cycle would keep the model until the garbage collector runs."""
         self._spec = spec
         self._running: dict[InferJob, asyncio.Task[None]] = {}
 
     @property
     def jobs(self) -> Collection[InferJob]:
-        """Those under way: a view."""
+        """A view of the jobs in flight."""
         return self._running.keys()
 
     def start(self, job: InferJob, work: Work) -> None:
-        """Answer the job, and stop where it is cancelled."""
+        """Start a task that answers the job. Cancelling the job cancels the task."""
         task = asyncio.create_task(self._run(job, work), name=f"{self._spec.name} {job.request.id}")
         self._running[job] = task
         task.add_done_callback(partial(self._ended, job))
@@ -49,13 +54,13 @@ class RequestTasks:
         job.on_cancel = cancel
 
     def end(self, job: InferJob, error: SluiceError) -> None:
-        """Its client is told `error`, and its task cancelled."""
+        """Fail the job with `error` and cancel its task."""
         task = self._running[job]
         job.fail(error)
         task.cancel()
 
     async def cancel_all(self) -> None:
-        """Until the last has ended."""
+        """Cancel all tasks and wait for the last one to end."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -77,33 +82,8 @@ class RequestTasks:
         job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
 
-def count_queued(jobs: Collection[InferJob]) -> int:
-    """How many of them have not begun to be computed."""
-    return sum(not job.compute_started_ns for job in jobs)
-
-
-async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. The first failure ends the others, and is raised when they have ended."""
-    if len(work) == 1:
-        return [await work[0]]
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-MakeOutputs = Callable[[], Coroutine[Any, Any, list[Tensor]]]
-"""Makes the outputs of one request. Raises SluiceError. Not called for one that is cancelled before its turn."""
-
-_CLIENTS_FAULT = frozenset({ErrorCode.INVALID, ErrorCode.NOT_FOUND, ErrorCode.FORBIDDEN, ErrorCode.TOO_LARGE})
-"""Of whom the message speaks already; of other failures the client of a pipeline must hear which step they are of."""
-
-
 class TaskModel(Model):
-    """Runs what `_work` gives for each request, at once and side by side."""
+    """Runs each request at once, concurrently with the others."""
 
     def __init__(self, config: ModelConfig, version: int) -> None:
         super().__init__(config, build_spec(config, version))
@@ -115,7 +95,7 @@ class TaskModel(Model):
 
     @abstractmethod
     def _work(self, request: InferRequest) -> MakeOutputs:
-        """What makes the outputs of a checked request. Raises INVALID at once for one that makes no sense."""
+        """Return the function that makes the outputs of a checked request. Raises INVALID for an invalid one."""
 
     async def close(self) -> None:
         self.retire()
@@ -129,13 +109,31 @@ class TaskModel(Model):
         try:
             outputs = await work()
         except SluiceError as error:
-            raise self._of_this_step(error) from error
+            raise self._with_step(error) from error
         job.infer_ended_ns = perf_counter_ns()
-        wanted = job.request.requested_outputs or self.spec.outputs
-        job.respond(InferResponse([each for each in outputs if each.name in wanted]))
+        requested = job.request.requested_outputs or self.spec.outputs
+        job.respond(InferResponse([each for each in outputs if each.name in requested]))
 
-    def _of_this_step(self, error: SluiceError) -> SluiceError:
-        if error.code in _CLIENTS_FAULT:
+    def _with_step(self, error: SluiceError) -> SluiceError:
+        if error.code in _CLIENT_ERRORS:
             return error
         message = f"model '{self.name}': {error.message}"
         return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
+
+
+def count_queued(jobs: Collection[InferJob]) -> int:
+    """Return the number of jobs whose computation has not started."""
+    return sum(not job.compute_started_ns for job in jobs)
+
+
+async def gather_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all concurrently and return the results in order. The first failure cancels the others and is then raised."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

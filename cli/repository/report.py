@@ -75,12 +75,12 @@ def _runtime(runtime: RuntimeReport) -> Iterator[str]:
 
 
 def _finding(finding: Finding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
-    said = replace(finding, message=finding.message.strip(), remedy="").text(_file(finding, report))
+    said = replace(finding, message=finding.message.strip(), fix="").text(_file(finding, report))
     first, *others = [line for line in said.splitlines() if line]
     yield f"       {kind}: {first}"
     yield from (f"         {line}" for line in others)
-    if finding.remedy:
-        yield f"         {style('write:', _DIM)} {finding.remedy}"
+    if finding.fix:
+        yield f"         {style('write:', _DIM)} {finding.fix}"
 
 
 def _file(finding: Finding, report: ModelReport) -> str:
@@ -107,5 +107,5 @@ def _finding_json(finding: Finding, report: ModelReport) -> dict[str, Any]:
         "file": _file(finding, report),
         "line": finding.line,
         "column": finding.column,
-        "write": finding.remedy,
+        "write": finding.fix,
     }

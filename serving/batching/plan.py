@@ -1,4 +1,7 @@
-"""Which of the waiting requests become the next batch, and when to look again. Pure: no clock, no effects."""
+"""Batching decisions: the policy that config.pbtxt sets, and which waiting requests become the next batch.
+
+Everything here is pure: no clock, no effects.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,19 +17,19 @@ _NS_PER_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long requests of one priority wait. `max_size` 0 is no bound, `timeout_ns` 0 no timeout.
+    """Bounds of the queue of one priority. `max_size` 0 is no bound, `timeout_ns` 0 no timeout.
 
-    A request whose time is up is refused, or with `delays_expired` served after all others of its priority.
+    A request that times out is rejected, or with `delays_expired` served after all others of its priority.
     """
 
     max_size: int = 0
     timeout_ns: int = 0
     delays_expired: bool = False
     allows_override: bool = False
-    """Whether a request may set a timeout of its own, which only ever shortens the wait."""
+    """Whether a request may set a timeout of its own. It can only shorten the wait."""
 
     def deadline_ns(self, request: InferRequest, now_ns: int) -> int:
-        """When the request's time is up; 0 is never."""
+        """Return when the request times out; 0 is never."""
         timeout_ns = self.timeout_ns
         if self.allows_override and request.timeout_us:
             own_ns = request.timeout_us * _NS_PER_US
@@ -36,7 +39,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """Which requests become a batch. Without `is_dynamic` each is one of its own."""
+    """The rules by which requests become batches. Without `is_dynamic` each request is a batch of its own."""
 
     is_dynamic: bool = False
     max_rows: int = 1
@@ -48,10 +51,10 @@ class BatchPolicy:
     default_priority: int = 0
     default_queue: QueuePolicy = QueuePolicy()
     queues: Mapping[int, QueuePolicy] = field(default_factory=dict)
-    """Of single priorities."""
+    """Policies of the priorities that have their own."""
 
     def priority_of(self, request: InferRequest) -> int:
-        """The priority that counts, 1 the highest; what the model does not know becomes its default."""
+        """Return the request's priority, 1 the highest. One that the model does not have becomes the default."""
         if 1 <= request.priority <= self.num_priorities:
             return request.priority
         return self.default_priority
@@ -61,9 +64,9 @@ class BatchPolicy:
 
 
 def read_batch_policy(config: ModelConfig) -> BatchPolicy:
-    """The policy of a complete configuration. Preferred sizes left out are the largest batch, as in Triton.
+    """Return the policy of a complete configuration. As in Triton, the preferred size defaults to the largest batch.
 
-    Of a model that has no batch dimension, `dynamic_batching` says how its queue is served.
+    For a model without a batch dimension, `dynamic_batching` only configures the queue.
     """
     if not config.HasField("dynamic_batching"):
         return BatchPolicy()
@@ -85,7 +88,7 @@ def read_batch_policy(config: ModelConfig) -> BatchPolicy:
 
 
 def read_oldest_policy(config: ModelConfig) -> BatchPolicy:
-    """How the strategy `oldest` makes a batch of requests of different sequences. Rows of a batch are sequences."""
+    """Return the policy by which the `oldest` strategy batches sequences: each row of a batch is one sequence."""
     if config.max_batch_size < 1:
         return BatchPolicy()
     given = config.sequence_batching.oldest
@@ -109,7 +112,7 @@ def _queue_policy(given: ModelQueuePolicy) -> QueuePolicy:
 
 
 class WaitingRequest(Protocol):
-    """A request in the queue, as the decision sees it."""
+    """A request in the queue, as the plan needs it."""
 
     @property
     def rows(self) -> int: ...
@@ -123,32 +126,32 @@ class WaitingRequest(Protocol):
 
 
 class BatchPlan(NamedTuple):
-    """Take the first `size` requests of the queue; where that is 0, look again at `look_again_ns`."""
+    """Take the first `size` requests of the queue. Where that is 0, plan again at `look_again_ns`."""
 
     size: int
     look_again_ns: int = 0
 
 
 class _Front(NamedTuple):
-    """What stands at the front of the queue and could be one batch: so many requests, of so many rows."""
+    """The requests at the front of the queue that could be one batch: `size` requests of `rows` rows."""
 
     size: int
     rows: int
     oldest_ns: int
     is_closed: bool
-    """Whether the request behind it cannot join, so that waiting makes it no larger."""
+    """Whether the batch cannot grow: it is full, or the next request cannot join."""
     preferred: int
-    """How many of its requests make a batch to send without delay; 0 for none."""
+    """Number of its requests that make a batch of a preferred size; 0 for none."""
 
 
 def plan_batch(waiting: Iterable[WaitingRequest], policy: BatchPolicy, now_ns: int) -> BatchPlan:
-    """What to do when an instance is free.
+    """Decide what a free instance runs, by Triton's rules.
 
-    Triton's rules: the largest preferred batch at the front goes at once. Else the front waits for more until its
-    oldest request has waited for the delay, unless it cannot grow. Once the delay is over, everything that fits goes.
-    No request is split, and none overtakes another.
+    The largest preferred batch at the front runs at once. Otherwise the front waits for more requests until its oldest
+    one has waited for the delay, unless it cannot grow. After the delay, everything that fits runs. No request is
+    split, and none overtakes another.
     """
-    front = _front_of(waiting, policy)
+    front = _find_front(waiting, policy)
     if front.size == 0:
         return BatchPlan(0)
     due_ns = front.oldest_ns + policy.delay_ns
@@ -160,7 +163,7 @@ def plan_batch(waiting: Iterable[WaitingRequest], policy: BatchPolicy, now_ns: i
     return BatchPlan(0, due_ns)
 
 
-def _front_of(waiting: Iterable[WaitingRequest], policy: BatchPolicy) -> _Front:
+def _find_front(waiting: Iterable[WaitingRequest], policy: BatchPolicy) -> _Front:
     size = rows = oldest_ns = preferred = 0
     key: object = None
     for each in waiting:
@@ -181,7 +184,10 @@ def _front_of(waiting: Iterable[WaitingRequest], policy: BatchPolicy) -> _Front:
 
 
 class BatchKeys:
-    """As in Triton, only what may differ is compared: variable sizes, and which of optional inputs there are."""
+    """Tells which requests may share a batch.
+
+    As in Triton only what can differ is compared: variable sizes, and which optional inputs are present.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         has_optional = any(each.is_optional for each in spec.inputs.values())
@@ -189,7 +195,7 @@ class BatchKeys:
         self._compared = [(name, has_shape) for name, has_shape in compared.items() if has_shape or has_optional]
 
     def of(self, request: InferRequest) -> object:
-        """Equal for requests that may share a batch."""
+        """Return a key that is equal for requests that may share a batch."""
         if not self._compared:
             return None
         inputs = request.inputs
@@ -200,7 +206,7 @@ class BatchKeys:
 
 
 class SequenceKeys(BatchKeys):
-    """As for other requests; states of variable size are stacked like inputs, and so compared like them."""
+    """Tells which requests of sequences may share a batch: their states of variable size are compared like inputs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

@@ -1,4 +1,4 @@
-"""A model whose requests are queued, gathered into batches and run by instances."""
+"""Models whose requests are queued, batched and run by instances."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,10 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class SharedServices(Protocol):
-    """What the models of one server share; None where each has its own, or none."""
+    """Services that the models of one server share: the part of a `BackendContext` that scheduling needs.
+
+    None stands for no rate limit, and for a cache of each model's own.
+    """
 
     @property
     def rate_limiter(self) -> RateLimiter | None: ...
@@ -32,10 +35,10 @@ class SharedServices(Protocol):
 
 
 class ScheduledModel(Model):
-    """A queue before one or more instances, with Triton's dynamic or sequence batcher where it is configured."""
+    """Queues requests for one or more instances, with Triton's dynamic or sequence batcher where configured."""
 
     _counts_responses = True
-    """Whether a decoupled model keeps statistics of each response at its place in the stream."""
+    """Whether a decoupled model keeps statistics of each response by its position in the stream."""
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class ScheduledModel(Model):
         labels: Mapping[str, Sequence[str]] | None = None,
         context: SharedServices | None = None,
     ) -> None:
-        """At least one of `instances`, which are closed with the model. `context`: the limits and the cache."""
+        """Take at least one instance; the model closes its instances. `context` brings rate limiter and cache."""
         super().__init__(source.config, build_spec(source.config, source.version), labels)
         keys, record = BatchKeys(self.spec), self.statistics.record_execution
         limiter = context.rate_limiter if context is not None else None
@@ -55,9 +58,9 @@ class ScheduledModel(Model):
         self._sequences: SequenceBatcher | None = None
         self._order: ResponseOrder | None = None
         if self.spec.has_sequences:
-            # A sequence's state lies in its instance, so each instance has a queue of its own.
+            # The state of a sequence lies in its instance, so each instance has a queue of its own.
             self._sequences = SequenceBatcher(source, self.spec, serving, record, limiter)
-            self._batchers = self._sequences.lanes
+            self._batchers = self._sequences.batchers
             self._accept = self._sequences.start
         else:
             policy = read_batch_policy(source.config)
@@ -79,25 +82,25 @@ class ScheduledModel(Model):
             batcher.claim_resources()
 
     async def warm_up(self, request: InferRequest) -> None:
-        """On every instance that takes requests, its rows as requests of their own in one batch."""
+        """Run the request's rows on every instance that takes requests, as single requests in one batch."""
         requests = warm_up_requests(request, self.spec, self.config)
         await gather_runs([batcher.warm_up(lambda: WarmUpBatch(self, requests)) for batcher in self._batchers])
 
     def _count_pending(self) -> int:
-        held = self._sequences.num_held if self._sequences is not None else 0
-        looked_for = self._cache.num_pending if self._cache is not None else 0
-        return looked_for + held + sum(batcher.num_pending for batcher in self._batchers)
+        in_sequences = self._sequences.num_held if self._sequences is not None else 0
+        in_cache = self._cache.num_pending if self._cache is not None else 0
+        return in_cache + in_sequences + sum(batcher.num_pending for batcher in self._batchers)
 
     def submit_held(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
         if self._order is None:
             return super().submit_held(request, receive)
-        ordered = self._order.open(receive)
+        ordered = self._order.add(receive)
         try:
             job = super().submit_held(request, ordered.receive)
         except BaseException:
             self._order.discard(ordered)
             raise
-        ordered.follow(job)
+        ordered.attach(job)
         return job
 
     def _start(self, job: InferJob) -> None:
@@ -109,7 +112,7 @@ class ScheduledModel(Model):
 
     def responded(self, job: InferJob, response: InferResponse) -> None:
         if self._cache is not None:
-            # In the backend's shapes: what comes out of the cache passes here again.
+            # Kept in the backend's shapes: a response from the cache passes here again.
             self._cache.keep(job, response)
         if self._sequences is not None:
             self._sequences.responded(job, response)
@@ -130,10 +133,10 @@ class ScheduledModel(Model):
         if self._sequences is not None:
             self._sequences.finished(job)
 
-    def _refused(self, job: InferJob, error: BaseException) -> None:
+    def _rejected(self, job: InferJob, error: BaseException) -> None:
         if self._cache is not None:
             self._cache.forget(job)
-        super()._refused(job, error)
+        super()._rejected(job, error)
 
     async def close(self) -> None:
         self._is_closing = True
@@ -148,7 +151,7 @@ class ScheduledModel(Model):
 
 
 class OutputShapes:
-    """Turns what the backend gives into what the configuration promises."""
+    """Reshapes the backend's outputs to the dims that the configuration declares (`reshape`)."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._dims = {
@@ -161,15 +164,15 @@ class OutputShapes:
         return bool(self._dims)
 
     def restored(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The same values in the promised shapes. One that the backend shaped otherwise stays as it is."""
+        """Return the outputs in the declared shapes. One that the backend shaped otherwise stays as it is."""
         return [self._restored(each) for each in outputs]
 
     def _restored(self, tensor: Tensor) -> Tensor:
         found = self._dims.get(tensor.name)
         if found is None:
             return tensor
-        given, promised = found
+        given, declared = found
         leading, dims = tensor.shape[: self._num_leading], tensor.shape[self._num_leading :]
         if len(dims) != len(given):
             return tensor
-        return tensor.reshaped(leading + reshaped_dims(dims, given, promised))
+        return tensor.reshaped(leading + reshaped_dims(dims, given, declared))

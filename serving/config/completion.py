@@ -134,7 +134,7 @@ def _backend_of_files(name: str, version_folders: Sequence[Path], backends: Back
     raise invalid_field(
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'.",
-        remedy=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",
+        fix=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",
     )
 
 

@@ -30,9 +30,9 @@ class TextFinding:
         return self.replacement is None
 
 
-def finding_at(written: WrittenField, message: str, remedy: str = "") -> Finding:
+def finding_at(written: WrittenField, message: str, fix: str = "") -> Finding:
     """Of a field that stands in the text."""
-    return Finding(message, _path_text(written), remedy, written.line, written.column)
+    return Finding(message, _path_text(written), fix, written.line, written.column)
 
 
 def _path_text(written: WrittenField) -> str:
@@ -89,11 +89,11 @@ def _enum_slip(written: WrittenField) -> TextFinding | None:
     if field is None or field.enum_type is None or word in field.enum_type.values_by_name or not word.isidentifier():
         return None
     meant = meant_value(field.enum_type, word)
-    remedy = f"{field.name}: {meant}" if meant else ""
+    fix = f"{field.name}: {meant}" if meant else ""
     if word == _BYTES:
-        finding = finding_at(written, f"{_BYTES} is read as {meant}, its name in config.pbtxt", remedy)
+        finding = finding_at(written, f"{_BYTES} is read as {meant}, its name in config.pbtxt", fix)
         return TextFinding(finding, written.begin, written.end, meant)
-    finding = finding_at(written, unknown_value(field.enum_type, field.name, word), remedy)
+    finding = finding_at(written, unknown_value(field.enum_type, field.name, word), fix)
     return TextFinding(finding, written.begin, written.end)
 
 
@@ -118,8 +118,8 @@ def find_misplaced(written: WrittenField, locations: FieldLocations, text: str) 
 def _rate_limit_finding(written: WrittenField, locations: FieldLocations) -> Finding:
     """Rate limiting has its fields in the instance group, and its budget on the command line."""
     if len(written.path) > 1:
-        remedy = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)
-        return finding_at(written, "ModelInstanceGroup has no field 'rate_limit_resources'", remedy)
+        fix = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)
+        return finding_at(written, "ModelInstanceGroup has no field 'rate_limit_resources'", fix)
     names = [each.value for each in _below(written, "name", locations) if each.value] or ["NAME"]
     budget = " ".join(f"--rate-limit-resource={name}:COUNT" for name in names)
     return finding_at(

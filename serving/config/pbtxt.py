@@ -77,7 +77,7 @@ def with_locations(error: InvalidConfig, locations: FieldLocations, path: Path) 
     findings = locations.locate_all(error.findings)
     first, *others = findings
     place = f"{path}:{first.line}" if first.line else str(path)
-    said = [f"{error.message} ({place})" + (f"; write: {first.remedy}" if first.remedy else "")]
+    said = [f"{error.message} ({place})" + (f"; write: {first.fix}" if first.fix else "")]
     return InvalidConfig(findings, "; ".join([*said, *finding_lines(others, path.name)]))
 
 
@@ -105,13 +105,13 @@ def finding_lines(findings: Iterable[Finding], file: str) -> list[str]:
     """One for each thing that is said: said of several places, it names the first and the other lines."""
     lines: dict[tuple[str, str], list[Finding]] = {}
     for each in findings:
-        lines.setdefault((each.message, each.remedy), []).append(each)
+        lines.setdefault((each.message, each.fix), []).append(each)
     return [_line(same, file) for same in lines.values()]
 
 
 def _line(same: list[Finding], file: str) -> str:
     more = [str(each.line) for each in same[1:] if each.line != same[0].line]
-    first = Finding(same[0].message, same[0].path, same[0].remedy, same[0].line)
+    first = Finding(same[0].message, same[0].path, same[0].fix, same[0].line)
     also = f" (also in line {', '.join(dict.fromkeys(more))})" if more else ""
     return first.text(file) + also
 

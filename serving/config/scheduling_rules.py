@@ -65,10 +65,10 @@ def _preferred(what: str, batcher: str, sizes: Sequence[int], config: ModelConfi
         if size <= 0:
             yield Finding(f"{what} must be positive for {config.name}", path)
         elif size > config.max_batch_size and not is_told:
-            remedy = f"max_batch_size: {max(sizes)}"
-            remedy += f", or preferred sizes up to {config.max_batch_size}" if config.max_batch_size > 0 else ""
+            fix = f"max_batch_size: {max(sizes)}"
+            fix += f", or preferred sizes up to {config.max_batch_size}" if config.max_batch_size > 0 else ""
             is_told = True
-            yield Finding(f"{what} must be <= max batch size for {config.name}", path, remedy)
+            yield Finding(f"{what} must be <= max batch size for {config.name}", path, fix)
 
 
 def _sequence_batching(batching: ModelSequenceBatching, config: ModelConfig) -> Iterator[Finding]:
@@ -148,13 +148,13 @@ def _cache(config: ModelConfig) -> Iterator[Finding]:
     if not config.response_cache.enable:
         return
     begin = f"Response Cache does not currently support model {config.name} with"
-    remedy = "response_cache { enable: false }"
+    fix = "response_cache { enable: false }"
     if config.HasField(_SEQUENCE):
         message = f"{begin} sequence batching scheduler. Please disable the response cache."
-        yield Finding(message, "response_cache", remedy)
+        yield Finding(message, "response_cache", fix)
     if config.model_transaction_policy.decoupled:
         message = f"{begin} 'decoupled' transaction policy. Please disable the response cache."
-        yield Finding(message, "response_cache", remedy)
+        yield Finding(message, "response_cache", fix)
 
 
 def _custom_batching(config: ModelConfig) -> Iterator[Finding]:

@@ -131,7 +131,7 @@ class _Tensors:
         self._taken = {tensor for step in self._steps for tensor in step.input_map.values()}
         self._made = {tensor for step in self._steps for tensor in step.output_map.values()}
         self._suggested: set[str] = set()
-        """What a remedy has found a use for."""
+        """What a fix has found a use for."""
 
     def findings(self) -> Iterator[Finding]:
         yield from self._made_twice()

@@ -13,7 +13,7 @@ from serving.backend import Backend, RuntimeReport
 from serving.backends.ensemble.graph import graph_of
 from serving.backends.ensemble.step_models import check_step_models, decoupled_steps
 from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.inputs import check_initial_states
+from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import read_samples
 from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
@@ -90,7 +90,7 @@ def load_errors(candidate: ModelCandidate, place: str, registry: BackendRegistry
         yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend)
     source = ModelSource(candidate.folder.path, candidate.versions[-1] if candidate.versions else 1, config)
     yield from _label_errors(source)
-    yield from _failure(lambda: check_initial_states(source), "sequence_batching.state")
+    yield from _failure(lambda: read_initial_states(source), "sequence_batching.state")
     if not of_tensors:
         yield from _failure(lambda: read_samples(config, source.folder), "model_warmup")
 
@@ -101,7 +101,7 @@ def _failure(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
         check()
     except SluiceError as error:
         for each in error_findings(error):
-            yield each if each.path else Finding(each.message, path, each.remedy)
+            yield each if each.path else Finding(each.message, path, each.fix)
 
 
 def _no_version(candidate: ModelCandidate, place: str) -> Finding:
@@ -109,9 +109,9 @@ def _no_version(candidate: ModelCandidate, place: str) -> Finding:
     available = versions_in(candidate.folder.path)
     if available:
         listed = ", ".join(map(str, available))
-        remedy = f"version_policy {{ specific {{ versions: [{available[-1]}] }} }}; there are {listed}"
-        return Finding(message, "version_policy", remedy)
-    return Finding(f"{message}; its folder has no version", remedy=f"{place}/1 with the model's file in it")
+        fix = f"version_policy {{ specific {{ versions: [{available[-1]}] }} }}; there are {listed}"
+        return Finding(message, "version_policy", fix)
+    return Finding(f"{message}; its folder has no version", fix=f"{place}/1 with the model's file in it")
 
 
 def _version_errors(source: ModelSource, backend: Backend) -> Iterator[Finding]:
@@ -133,8 +133,8 @@ def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Fin
     message = f"version {source.version} has no model file {inner}"
     if there:
         message += f"; its folder has {', '.join(there[:5])}"
-    remedy = f'default_model_filename: "{there[0]}"' if len(there) == 1 and path == "default_model_filename" else ""
-    yield Finding(message, path, remedy)
+    fix = f'default_model_filename: "{there[0]}"' if len(there) == 1 and path == "default_model_filename" else ""
+    yield Finding(message, path, fix)
 
 
 def _label_errors(source: ModelSource) -> Iterator[Finding]:
@@ -234,7 +234,7 @@ def _folder_notes(folder: Path) -> Iterator[Finding]:
         if each.is_dir() and each.name not in known and _ALMOST_VERSION.fullmatch(each.name):
             number = re.sub(r"\D", " ", each.name).split()[0].lstrip("0") or "1"
             message = f"folder '{each.name}' is no version and is not served: versions are whole numbers from 1"
-            yield Finding(message, remedy=f"mv {each.name} {number}")
+            yield Finding(message, fix=f"mv {each.name} {number}")
 
 
 class _DeclaredModel(Model):
@@ -314,7 +314,7 @@ def _tensors(ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate])
         decoupled_steps(spec, graph, models)
     except SluiceError as error:
         for each in error_findings(error):
-            yield Finding(each.message, each.path or "ensemble_scheduling", each.remedy)
+            yield Finding(each.message, each.path or "ensemble_scheduling", each.fix)
 
 
 def inspect_repositories(

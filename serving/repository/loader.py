@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.inputs import check_initial_states
+from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import warm_up
 from serving.config.completion import ENSEMBLE, normalize
 from serving.config.supported_fields import inactive_field_notes
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 requested_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
-"""Whether a model requested the load, perhaps while it is loaded itself: such a load must not wait for other loads."""
+"""Whether a model requested the load, perhaps while it is loaded itself: such a load must not wait for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class VersionLoader:
         timeout_s: float,
         hooks: LoadHooks,
     ) -> None:
-        """With `is_strict`, nothing is completed from the model's file. `may_change`: files may change during a load."""
+        """`is_strict`: nothing is completed from the model's file. `may_change`: files may change during a load."""
         self.backends = backends
         self._context = context
         self._is_strict = is_strict
@@ -118,7 +118,7 @@ class VersionLoader:
         _check_active_instances(config)
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_label_files, source)
-        await asyncio.to_thread(check_initial_states, source)
+        await asyncio.to_thread(read_initial_states, source)
         for note in inactive_field_notes(config, self._context):
             _log.info("model '%s': %s", source.name, note)
         model = await backend.load(source, self._context)
@@ -167,7 +167,7 @@ def _check_active_instances(config: ModelConfig) -> None:
 
 
 def _check_model_file(source: ModelSource) -> None:
-    """Raise INVALID where there is no file to load. A file that the GPU's capability chooses is the backend's to find."""
+    """Raise INVALID where there is no model file. Where the GPU's capability chooses the file, the backend finds it."""
     name = source.config.default_model_filename
     if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
         raise SluiceError(ErrorCode.INVALID, f"there is no model file {source.model_file} for {source.name}")

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The `oldest` strategy: an instance has more candidate sequences than rows, and batches their oldest requests."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from sluice.errors import SluiceError
 
 
 class GuardedInstance(Instance):
-    """Stands before an instance, and keeps from it, at the last moment, whatever may not run any more."""
+    """Runs on the instance behind it those jobs that `admit` still allows when their batch is formed."""
 
     def __init__(self, inner: Instance, admit: Admit) -> None:
         self.name = inner.name
@@ -35,10 +35,10 @@ class GuardedInstance(Instance):
 
 
 class OldestBatcher(SlotBatcher):
-    """The `oldest` strategy: more sequences than a batch has rows, of which the requests that came first run first."""
+    """Queues the requests of all candidate sequences in one dynamic batcher, which runs the oldest first."""
 
     def __init__(self, instance: Instance, num_slots: int, batcher: Batcher, *, preserves_order: bool) -> None:
-        """`batcher` is before a guarded `instance`. `preserves_order`: responses pass in the order of the requests."""
+        """`batcher` is that of a guarded `instance`. `preserves_order`: responses come in the order of requests."""
         super().__init__(instance, num_slots)
         self._batcher = batcher
         self._order = ResponseOrder() if preserves_order else None
@@ -54,8 +54,8 @@ class OldestBatcher(SlotBatcher):
         await self._batcher.warm_up(new_batch)
 
     def start(self, job: InferJob, slot: int) -> None:
-        if self._order is not None and not job.executed_batch_size:  # else it is run again, and has its turn
-            receiver = self._order.open(job._receive)
+        if self._order is not None and not job.executed_batch_size:  # a job that runs again is in the order already
+            receiver = self._order.add(job._receive)
             receiver.job = job
             job._receive = receiver.receive
         self._batcher.start(job)

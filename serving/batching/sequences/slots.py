@@ -1,4 +1,4 @@
-"""What sequences run on: an instance each, with slots for as many sequences as it has at a time."""
+"""The batcher of one instance of a sequence model, with slots for as many sequences as the instance runs at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,15 +10,13 @@ from serving.job import InferJob
 from sluice.errors import SluiceError
 
 Admit = Callable[[InferJob], bool]
-"""Whether a job may run now; where not, it has been failed."""
-
-
+"""Returns whether a job may run now. Where it may not, the job has been failed."""
 Incarnation = tuple[int, int]
-"""How often an instance's process was started, where it says so, and how often one was seen to die."""
+"""Tells an instance's processes apart: its number of starts, where it reports them, and of crashes that were seen."""
 
 
-class _Slots:
-    """The numbers 0 to `count` - 1, lowest first: batches stay small, and lanes grow alike."""
+class SlotNumbers:
+    """The numbers from 0 to `count` - 1, lowest free one first: batches stay small, and instances fill up evenly."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -27,7 +25,7 @@ class _Slots:
 
     @property
     def lowest(self) -> int | None:
-        """None where all are taken."""
+        """The lowest free number; None where all are taken."""
         if self._returned:
             return self._returned[0]
         return self._num_touched if self._num_touched < self._count else None
@@ -38,17 +36,20 @@ class _Slots:
         self._num_touched += 1
         return self._num_touched - 1
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         heappush(self._returned, number)
 
 
 class SlotBatcher(ABC):
-    """One instance's."""
+    """Queues the requests of sequences that have a slot, and runs them on its instance.
+
+    Subclasses implement Triton's scheduling strategies.
+    """
 
     def __init__(self, instance: Instance, num_slots: int) -> None:
         self.instance = instance
-        self.slots = _Slots(num_slots)
-        self._num_deaths = 0
+        self.slots = SlotNumbers(num_slots)
+        self._num_crashes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -56,38 +57,39 @@ class SlotBatcher(ABC):
 
     @property
     def is_spillover(self) -> bool:
-        """Whether it is there for what others have no slot for."""
+        """Whether it only takes sequences for which the others have no slot."""
         placement = self.instance.placement
         return placement is not None and placement.is_spillover
 
     @property
-    def life(self) -> Incarnation:
-        """Tells the instance's process from those before it, with which all they knew of sequences is gone."""
-        return self.instance.num_starts, self._num_deaths
+    def incarnation(self) -> Incarnation:
+        """The instance's present process. State of sequences is lost with its process."""
+        return self.instance.num_starts, self._num_crashes
 
-    def note_death(self) -> None:
-        """A request has ended with the process that ran it."""
-        self._num_deaths += 1
+    def record_crash(self) -> None:
+        """Note that a request ended with the process that ran it."""
+        self._num_crashes += 1
 
     @property
     @abstractmethod
-    def num_pending(self) -> int: ...
+    def num_pending(self) -> int:
+        """Number of jobs that wait for the instance."""
 
     @abstractmethod
     def claim_resources(self) -> None:
-        """Before anything runs. Raises SluiceError INVALID for what there is too little of."""
+        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
 
     @abstractmethod
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        """Run a batch on the instance. Raises SluiceError with what that says."""
+        """Run a batch on the instance. Raises its SluiceError."""
 
     @abstractmethod
     def start(self, job: InferJob, slot: int) -> None:
-        """Run or queue a request of the sequence in `slot`, which has no other one here."""
+        """Queue or run a request of the sequence in `slot`, which has no other request here."""
 
     def finished(self, job: InferJob) -> None:  # noqa: B027 - a hook that most leave empty
-        """A request that was started here is over."""
+        """Note the end of a request that was started here."""
 
     @abstractmethod
     async def close(self, error: SluiceError) -> None:
-        """End what is queued in `error`, and what is running with the instance."""
+        """End queued jobs in `error`, and running ones with the instance."""

@@ -151,7 +151,7 @@ class Worker:
         self.claim = limiter.claim(placement, self.want)
 
     def want(self) -> None:
-        if self.left and not self.claim.is_held and self.claim.take():
+        if self.left and not self.claim.is_granted and self.claim.take():
             assert all(self._limiter.free(key) >= 0 for key in self.claim.needs), "over-committed"
             self.left -= 1
 
@@ -186,7 +186,7 @@ def test_never_over_committed_and_everybody_gets_all_turns(
     workers = [Worker(limiter, placement, num_turns) for placement, num_turns in wanted]
     for worker in workers:
         worker.want()
-    while running := [worker for worker in workers if worker.claim.is_held]:
+    while running := [worker for worker in workers if worker.claim.is_granted]:
         worker = chance.choice(running)
         if chance.random() < 0.1:
             workers.remove(worker)
@@ -194,7 +194,7 @@ def test_never_over_committed_and_everybody_gets_all_turns(
         else:
             worker.claim.release()
             worker.want()
-            limiter.hand_out()
+            limiter.grant_waiting()
     assert all(worker.left == 0 for worker in workers)
     for worker in workers:
         worker.claim.close()

@@ -67,7 +67,7 @@ async def test_one_that_begins_anew_after_its_end_follows_it_and_waits_for_its_t
         assert instance.ids[-1] == expected
         instance.finish()
     assert "START" in clients.refusal(1)
-    assert len(clients.batcher._known._by_id) == 0
+    assert len(clients.batcher._live._by_id) == 0
 
 
 async def test_an_end_cancelled_in_the_line_still_ends_the_sequence() -> None:
@@ -182,8 +182,8 @@ async def test_a_running_sequence_is_not_idle() -> None:
     job = clients.submit("a1", 1, START)
     await until(lambda: instance.is_running)
     job.started_ns -= 10**9
-    clients.batcher._known.get(1).touched_ns -= 10**9  # type: ignore[union-attr]
-    clients.batcher._look()
+    clients.batcher._live.get(1).used_ns -= 10**9  # type: ignore[union-attr]
+    clients.batcher._expire()
     clients.submit("a2", 1)
     instance.finish()
 

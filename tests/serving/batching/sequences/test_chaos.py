@@ -133,19 +133,19 @@ async def test_no_request_runs_on_a_state_that_is_not_its_own(
         if chance.random() < 0.5:
             await asyncio.sleep(0)
         if chance.random() < 0.03:
-            clients.batcher._known._idle_ns = 0  # whoever is idle now loses its place
-            clients.batcher._look()
-            clients.batcher._known._idle_ns = 60 * 10**9
-    clients.batcher._known._idle_ns = 1_000_000
-    clients.batcher._look()
+            clients.batcher._live._idle_ns = 0  # whoever is idle now loses its place
+            clients.batcher._expire()
+            clients.batcher._live._idle_ns = 60 * 10**9
+    clients.batcher._live._idle_ns = 1_000_000
+    clients.batcher._expire()
     await until(lambda: clients.model.num_in_flight == 0)
     assert [fault for instance in instances for fault in instance.faults] == []
     assert (sum(instance.num_deaths for instance in instances) > 0) == (death_rate > 0)
     wanted = sorted(name for client in each for name, job in client.jobs.items() if not job.is_cancelled)
     assert sorted(clients.answered) == wanted
-    await until(lambda: not clients.batcher._known._by_id)
+    await until(lambda: not clients.batcher._live._by_id)
     assert not clients.batcher._members
-    for lane in clients.batcher.lanes:
+    for lane in clients.batcher.batchers:
         assert lane.num_pending == 0
         assert len(lane.slots._returned) == lane.slots._num_touched
     assert clients.model.statistics.count_pending() == 0

@@ -129,7 +129,7 @@ async def test_an_error_ends_it() -> None:
     clients.submit("a", 0)
     await done(clients)
     assert clients.errors["a"].message == "no more"
-    assert len(clients.batcher._known._by_id) == 0
+    assert len(clients.batcher._live._by_id) == 0
 
 
 @pytest.mark.parametrize("is_running", [True, False])

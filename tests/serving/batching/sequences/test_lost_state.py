@@ -150,7 +150,7 @@ async def test_a_lost_sequence_is_remembered_no_longer_than_an_idle_one() -> Non
     await until(lambda: instance.is_running)
     instance.die()
     assert clients.lost(1) == LOST
-    await until(lambda: clients.batcher._known.get(1) is None)
+    await until(lambda: clients.batcher._live.get(1) is None)
     assert "must specify the START flag on the first request" in clients.refusal(1)
 
 
@@ -199,12 +199,12 @@ async def test_a_sequence_that_waits_is_not_idle_and_is_once_it_was_served() -> 
     clients.submit("a1", 1, START)
     clients.submit("b1", 2, START)
     await until(lambda: instance.is_running)
-    clients.batcher._known.get(2).touched_ns -= 10**9  # type: ignore[union-attr]
-    clients.batcher._look()
+    clients.batcher._live.get(2).used_ns -= 10**9  # type: ignore[union-attr]
+    clients.batcher._expire()
     clients.submit("b2", 2)
     clients.submit("a2", 1, END)
     assert [[job.request.id for job in await run(instance)] for _ in range(4)] == [["a1"], ["a2"], ["b1"], ["b2"]]
-    await until(lambda: clients.batcher._known.get(2) is None)
+    await until(lambda: clients.batcher._live.get(2) is None)
     assert "must specify the START flag" in clients.refusal(2)
 
 

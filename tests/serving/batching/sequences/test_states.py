@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.sequences.inputs import check_initial_states, initial_states
+from serving.batching.sequences.inputs import read_initial_states
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
@@ -192,8 +192,7 @@ def initial(rest: str, data_type: str = "INT32", dims: str = "2, 3") -> str:
 
 
 def loaded(text: str, folder: Path = Path("/nowhere")) -> Tensor:
-    given = source(text, folder)
-    return initial_states(given.config, folder)["S"]
+    return read_initial_states(source(text, folder))["S"]
 
 
 def test_without_an_initial_state_it_is_zeros_and_sizes_left_open_are_one() -> None:
@@ -252,7 +251,7 @@ async def test_sequences_begin_with_the_data_of_a_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_tritons_words(text: str, message: str) -> None:
     with pytest.raises(SluiceError) as caught:
-        check_initial_states(source(text))
+        read_initial_states(source(text))
     assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID, message)
 
 
@@ -266,7 +265,7 @@ def test_a_file_that_is_missing_too_short_or_broken(tmp_path: Path) -> None:
         ("short", "STRING", "initial_state of state input 'S' in short: expected 6 string elements, got 2"),
     ):
         with pytest.raises(SluiceError, match=words):
-            check_initial_states(source(state(initial(f'data_file: "{name}"', data_type), data_type), tmp_path))
+            read_initial_states(source(state(initial(f'data_file: "{name}"', data_type), data_type), tmp_path))
 
 
 async def test_a_request_in_the_line_gets_the_state_of_the_one_before_it() -> None:
