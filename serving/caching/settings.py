@@ -66,7 +66,7 @@ CacheSettings = LocalCacheSettings | RedisCacheSettings
 def parse_cache_settings(
     texts: Iterable[str], byte_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> CacheSettings | None:
-    """Return the settings of all `--cache-config` texts, or of the older `--response-cache-byte-size`; None for no cache.
+    """Return the settings of all `--cache-config` texts, or of `--response-cache-byte-size`; None for no cache.
 
     `environ` holds Redis credentials that the texts leave out. Raises SluiceError INVALID.
     """

@@ -1,6 +1,7 @@
-"""What people write into config.pbtxt that Triton does not know, and what they should write.
+"""Lint of a config.pbtxt's text: fields and values that Triton does not know, and their fixes.
 
-Where the meaning is plain and serving it does no harm, it is taken with a note; else it is refused with the right text.
+Where the meaning is clear and serving it does no harm, the fix is applied and noted; otherwise the text is rejected
+with the fix in the message.
 """
 
 import difflib
@@ -15,88 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.config.locations import FieldLocations, WrittenField
 from serving.findings import Finding
 
-
-@dataclass(frozen=True, slots=True)
-class TextFinding:
-    """`begin` to `end` of the text is to be `replacement`; None: refused."""
-
-    finding: Finding
-    begin: int
-    end: int
-    replacement: str | None = None
-
-    @property
-    def is_refused(self) -> bool:
-        return self.replacement is None
-
-
-def finding_at(written: WrittenField, message: str, fix: str = "") -> Finding:
-    """Of a field that stands in the text."""
-    return Finding(message, _path_text(written), fix, written.line, written.column)
-
-
-def _path_text(written: WrittenField) -> str:
-    """With numbers where there may be several."""
-    parts = []
-    for depth, (name, number) in enumerate(written.path, start=1):
-        field = field_at(written.names[:depth])
-        parts.append(f"{name}[{number}]" if field is not None and field.is_repeated else name)
-    return ".".join(parts)
-
-
 _BYTES = "TYPE_BYTES"
-
-
-def lint_text(locations: FieldLocations, text: str) -> list[TextFinding]:
-    """What is wrong with names and words of a text, in its order. Syntax is protobuf's to check."""
-    slips: dict[int, TextFinding] = {}
-    for written in locations.fields:
-        slip = _slip(written, locations, text)
-        if slip is not None:
-            slips.setdefault(slip.begin, slip)
-    blocks = [slip for slip in slips.values() if slip.replacement is not None]
-    return [slip for slip in slips.values() if not any(block.begin < slip.begin < block.end for block in blocks)]
-
-
-def apply_fixes(text: str, slips: list[TextFinding]) -> str:
-    """The text with every replacement. Lines keep their numbers."""
-    for slip in sorted(slips, key=lambda each: each.begin, reverse=True):
-        if slip.replacement is not None:
-            text = text[: slip.begin] + slip.replacement + text[slip.end :]
-    return text
-
-
-def _slip(written: WrittenField, locations: FieldLocations, text: str) -> TextFinding | None:
-    names = written.names
-    parent = field_at(names[:-1])
-    if names[:-1] and (parent is None or parent.message_type is None):
-        return None
-    foreign = find_misplaced(written, locations, text)
-    if foreign is not None:
-        return foreign
-    field = field_at(names)
-    if field is None:
-        message = ModelConfig.DESCRIPTOR if parent is None else parent.message_type
-        return TextFinding(finding_at(written, unknown_field(message, names[-1])), *written.statement)
-    if field.enum_type is not None and written.value is not None:
-        return _enum_slip(written)
-    return None
-
-
-def _enum_slip(written: WrittenField) -> TextFinding | None:
-    field = field_at(written.names)
-    word = written.value or ""
-    if field is None or field.enum_type is None or word in field.enum_type.values_by_name or not word.isidentifier():
-        return None
-    meant = meant_value(field.enum_type, word)
-    fix = f"{field.name}: {meant}" if meant else ""
-    if word == _BYTES:
-        finding = finding_at(written, f"{_BYTES} is read as {meant}, its name in config.pbtxt", fix)
-        return TextFinding(finding, written.begin, written.end, meant)
-    finding = finding_at(written, unknown_value(field.enum_type, field.name, word), fix)
-    return TextFinding(finding, written.begin, written.end)
-
-
 _RATE_LIMIT = "rate_limit_resources"
 _AGENTS = "model_repository_agents"
 _POLICY_TEXTS = {
@@ -104,87 +24,11 @@ _POLICY_TEXTS = {
     "all": "version_policy { all { } }",
     "specific": "version_policy { specific { versions: [1] } }",
 }
-
-
-def find_misplaced(written: WrittenField, locations: FieldLocations, text: str) -> TextFinding | None:
-    """What there is to say of such a field; None for any other."""
-    if written.names == (_AGENTS, "kind"):
-        return _agents_slip(written, locations, text)
-    if written.names in ((_RATE_LIMIT,), ("instance_group", _RATE_LIMIT)):
-        return TextFinding(_rate_limit_finding(written, locations), *written.statement)
-    return None
-
-
-def _rate_limit_finding(written: WrittenField, locations: FieldLocations) -> Finding:
-    """Rate limiting has its fields in the instance group, and its budget on the command line."""
-    if len(written.path) > 1:
-        fix = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)
-        return finding_at(written, "ModelInstanceGroup has no field 'rate_limit_resources'", fix)
-    names = [each.value for each in _below(written, "name", locations) if each.value] or ["NAME"]
-    budget = " ".join(f"--rate-limit-resource={name}:COUNT" for name in names)
-    return finding_at(
-        written,
-        "ModelConfig has no field 'rate_limit_resources': how much there is of a resource is said to the server, what "
-        "an instance takes of it in its instance_group",
-        f"instance_group [ {{ {_limiter_text(names, locations)} }} ], and start with {budget}",
-    )
-
-
-def _limiter_text(names: list[str], locations: FieldLocations) -> str:
-    each = (f'{{ name: "{name}"{" global: true" if _is_global(name, locations) else ""} count: 1 }}' for name in names)
-    return f"rate_limiter {{ resources [ {', '.join(each)} ] }}"
-
-
-def _is_global(resource: str, locations: FieldLocations) -> bool:
-    """Whether the field at the top says so."""
-    top = [each for each in locations.fields if each.names == (_RATE_LIMIT, "name") and each.value == resource]
-    flags = [locations.find(f"{_RATE_LIMIT}[{each.path[0][1]}].global") for each in top]
-    return any(flag is not None and flag.value == "true" for flag in flags)
-
-
-def _agents_slip(written: WrittenField, locations: FieldLocations, text: str) -> TextFinding:
-    """Agents have a name; one of kind version_policy is no agent but the field of that name."""
-    if written.value != "version_policy":
-        message = "model_repository_agents has no field 'kind'"
-        return TextFinding(finding_at(written, message, _agent_text(written.value or "")), *written.statement)
-    path = f"{_AGENTS}[{written.path[0][1]}]"
-    block, asked = locations.find(path), locations.find(f"{path}.parameters[0].value")
-    policy = asked.value if asked is not None and asked.value in _POLICY_TEXTS else "latest"
-    place = locations.find(f"version_policy.{policy}")
-    is_said_again = place is not None and place.names == ("version_policy", policy)
-    if block is None or place is None or not is_said_again or len(list(_siblings(block, locations))) > 1:
-        message = "an agent of kind version_policy does not exist: which versions are served is a field of its own"
-        return TextFinding(finding_at(written, message, _POLICY_TEXTS[policy or ""]), *written.statement)
-    finding = finding_at(
-        block,
-        "there is no agent of kind version_policy, it is left out: version_policy in line "
-        f"{locations.line_of('version_policy')} says which versions are served",
-        f"version_policy alone; an agent is {_agent_text('checksum')}",
-    )
-    begin, end = block.statement
-    return TextFinding(finding, begin, end, re.sub(r"[^\n]", " ", text[begin:end]))
-
-
-def _agent_text(kind: str) -> str:
-    return f'model_repository_agents {{ agents [ {{ name: "{kind}" }} ] }}'
-
-
-def _siblings(written: WrittenField, locations: FieldLocations) -> Iterator[WrittenField]:
-    """The values of the same statement, itself too."""
-    return (each for each in locations.fields if each.statement == written.statement)
-
-
-def _below(written: WrittenField, name: str, locations: FieldLocations) -> Iterator[WrittenField]:
-    """The fields called `name` in every value of the same statement."""
-    parents = {each.path for each in _siblings(written, locations)}
-    return (each for each in locations.fields if each.path[:-1] in parents and each.path[-1][0] == name)
-
-
-_SURELY = 0.8
-_PERHAPS = 0.6
-"""How alike two names must be, 1 being the same."""
-_MOST_LISTED = 6
-"""Values of an enum that have room in a message."""
+_TYPING_ERROR = 0.8
+_SIMILAR = 0.6
+"""Similarity of two names, 1 for equal ones: from the first on it is a typing error, from the second on a guess."""
+_MAX_LISTED = 6
+"""Most values of an enum that a message lists."""
 
 _DATA_TYPES = {
     "BYTES": "STRING",
@@ -201,11 +45,163 @@ _DATA_TYPES = {
     "LONG": "INT64",
     "BOOLEAN": "BOOL",
 }
-"""What other frameworks call an element type, without TYPE_."""
+"""Element types by the names that other frameworks have for them, without TYPE_."""
 
 
-def field_at(names: Sequence[str]) -> FieldDescriptor | None:
-    """The field at that path from the top; None where there is none. A map's entry has the fields key and value."""
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """A finding in the text from `begin` to `end`. `replacement` is the fix to apply; None: the text is rejected."""
+
+    finding: Finding
+    begin: int
+    end: int
+    replacement: str | None = None
+
+    @property
+    def is_error(self) -> bool:
+        return self.replacement is None
+
+
+def lint_text(locations: FieldLocations, text: str) -> list[LintFinding]:
+    """Return the findings on names and values of a text, in its order. Protobuf checks the syntax."""
+    findings: dict[int, LintFinding] = {}
+    for written in locations.fields:
+        found = _lint_field(written, locations, text)
+        if found is not None:
+            findings.setdefault(found.begin, found)
+    blocks = [found for found in findings.values() if found.replacement is not None]
+    return [found for found in findings.values() if not any(block.begin < found.begin < block.end for block in blocks)]
+
+
+def apply_fixes(text: str, findings: list[LintFinding]) -> str:
+    """Return the text with every fix applied. Lines keep their numbers."""
+    for found in sorted(findings, key=lambda each: each.begin, reverse=True):
+        if found.replacement is not None:
+            text = text[: found.begin] + found.replacement + text[found.end :]
+    return text
+
+
+def _lint_field(written: WrittenField, locations: FieldLocations, text: str) -> LintFinding | None:
+    names = written.names
+    parent = find_field(names[:-1])
+    if names[:-1] and (parent is None or parent.message_type is None):
+        return None
+    misplaced = find_misplaced(written, locations, text)
+    if misplaced is not None:
+        return misplaced
+    field = find_field(names)
+    if field is None:
+        message = ModelConfig.DESCRIPTOR if parent is None else parent.message_type
+        return LintFinding(locate_finding(written, describe_unknown_field(message, names[-1])), *written.statement)
+    if field.enum_type is not None and written.value is not None:
+        return _lint_enum(written)
+    return None
+
+
+def _lint_enum(written: WrittenField) -> LintFinding | None:
+    field = find_field(written.names)
+    word = written.value or ""
+    if field is None or field.enum_type is None or word in field.enum_type.values_by_name or not word.isidentifier():
+        return None
+    meant = guess_value(field.enum_type, word)
+    fix = f"{field.name}: {meant}" if meant else ""
+    if word == _BYTES:
+        finding = locate_finding(written, f"{_BYTES} is read as {meant}, its name in config.pbtxt", fix)
+        return LintFinding(finding, written.begin, written.end, meant)
+    finding = locate_finding(written, describe_unknown_value(field.enum_type, field.name, word), fix)
+    return LintFinding(finding, written.begin, written.end)
+
+
+def find_misplaced(written: WrittenField, locations: FieldLocations, text: str) -> LintFinding | None:
+    """Return the finding on a field that people expect here and Triton has elsewhere; None for any other field."""
+    if written.names == (_AGENTS, "kind"):
+        return _lint_agents(written, locations, text)
+    if written.names in ((_RATE_LIMIT,), ("instance_group", _RATE_LIMIT)):
+        return LintFinding(_rate_limit_finding(written, locations), *written.statement)
+    return None
+
+
+def _rate_limit_finding(written: WrittenField, locations: FieldLocations) -> Finding:
+    """Point to the rate limiter's fields in the instance group, and to its resources on the command line."""
+    if len(written.path) > 1:
+        fix = _limiter_text([each.value for each in _siblings(written, locations) if each.value], locations)
+        return locate_finding(written, "ModelInstanceGroup has no field 'rate_limit_resources'", fix)
+    names = [each.value for each in _below(written, "name", locations) if each.value] or ["NAME"]
+    budget = " ".join(f"--rate-limit-resource={name}:COUNT" for name in names)
+    return locate_finding(
+        written,
+        "ModelConfig has no field 'rate_limit_resources': how much there is of a resource is said to the server, what "
+        "an instance takes of it in its instance_group",
+        f"instance_group [ {{ {_limiter_text(names, locations)} }} ], and start with {budget}",
+    )
+
+
+def _limiter_text(names: list[str], locations: FieldLocations) -> str:
+    each = (f'{{ name: "{name}"{" global: true" if _is_global(name, locations) else ""} count: 1 }}' for name in names)
+    return f"rate_limiter {{ resources [ {', '.join(each)} ] }}"
+
+
+def _is_global(resource: str, locations: FieldLocations) -> bool:
+    """Return whether the misplaced field declares the resource as global."""
+    top = [each for each in locations.fields if each.names == (_RATE_LIMIT, "name") and each.value == resource]
+    flags = [locations.find(f"{_RATE_LIMIT}[{each.path[0][1]}].global") for each in top]
+    return any(flag is not None and flag.value == "true" for flag in flags)
+
+
+def _lint_agents(written: WrittenField, locations: FieldLocations, text: str) -> LintFinding:
+    """Agents have a name and no kind. One of kind version_policy stands for the field of that name."""
+    if written.value != "version_policy":
+        message = "model_repository_agents has no field 'kind'"
+        return LintFinding(locate_finding(written, message, _agent_text(written.value or "")), *written.statement)
+    path = f"{_AGENTS}[{written.path[0][1]}]"
+    block, parameter = locations.find(path), locations.find(f"{path}.parameters[0].value")
+    policy = parameter.value if parameter is not None and parameter.value in _POLICY_TEXTS else "latest"
+    field = locations.find(f"version_policy.{policy}")
+    is_repeated = field is not None and field.names == ("version_policy", policy)
+    if block is None or not is_repeated or len(list(_siblings(block, locations))) > 1:
+        message = "an agent of kind version_policy does not exist: which versions are served is a field of its own"
+        return LintFinding(locate_finding(written, message, _POLICY_TEXTS[policy or ""]), *written.statement)
+    finding = locate_finding(
+        block,
+        "there is no agent of kind version_policy, it is left out: version_policy in line "
+        f"{locations.line_of('version_policy')} says which versions are served",
+        f"version_policy alone; an agent is {_agent_text('checksum')}",
+    )
+    begin, end = block.statement
+    return LintFinding(finding, begin, end, re.sub(r"[^\n]", " ", text[begin:end]))
+
+
+def _agent_text(kind: str) -> str:
+    return f'model_repository_agents {{ agents [ {{ name: "{kind}" }} ] }}'
+
+
+def _siblings(written: WrittenField, locations: FieldLocations) -> Iterator[WrittenField]:
+    """Yield the values of the same statement, the given one too."""
+    return (each for each in locations.fields if each.statement == written.statement)
+
+
+def _below(written: WrittenField, name: str, locations: FieldLocations) -> Iterator[WrittenField]:
+    """Yield the fields called `name` in every value of the same statement."""
+    parents = {each.path for each in _siblings(written, locations)}
+    return (each for each in locations.fields if each.path[:-1] in parents and each.path[-1][0] == name)
+
+
+def locate_finding(written: WrittenField, message: str, fix: str = "") -> Finding:
+    """Return a finding with the path and position of a field in the text."""
+    return Finding(message, _path_text(written), fix, written.line, written.column)
+
+
+def _path_text(written: WrittenField) -> str:
+    """Return the field's path, with numbers where it is repeated."""
+    parts = []
+    for depth, (name, number) in enumerate(written.path, start=1):
+        field = find_field(written.names[:depth])
+        parts.append(f"{name}[{number}]" if field is not None and field.is_repeated else name)
+    return ".".join(parts)
+
+
+def find_field(names: Sequence[str]) -> FieldDescriptor | None:
+    """Return the field at that path from the top, else None. A map's entry has the fields key and value."""
     message: Descriptor | None = ModelConfig.DESCRIPTOR
     field = None
     for name in names:
@@ -216,48 +212,48 @@ def field_at(names: Sequence[str]) -> FieldDescriptor | None:
     return field
 
 
-def unknown_field(message: Descriptor, name: str) -> str:
-    """That it does not exist, and what was perhaps meant: a field of a like name, or of this name in another place."""
-    said = f"{message.name} has no field '{name}'"
+def describe_unknown_field(message: Descriptor, name: str) -> str:
+    """Return a message with the likely field: one of a similar name, or of the same name in another message."""
+    text = f"{message.name} has no field '{name}'"
     known = [each.name for each in message.fields]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=_SURELY)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_TYPING_ERROR)
     if near:
-        return f"{said}; did you mean '{near[0]}'?"
-    places = [path.removesuffix(f".{name}") for path in _paths() if path.endswith(f".{name}")]
-    if places:
-        return f"{said}; it stands in {' or '.join(places[:2])}"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=_PERHAPS)
-    return f"{said}; did you mean '{near[0]}'?" if near else said
+        return f"{text}; did you mean '{near[0]}'?"
+    parents = [path.removesuffix(f".{name}") for path in _field_paths() if path.endswith(f".{name}")]
+    if parents:
+        return f"{text}; it stands in {' or '.join(parents[:2])}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+    return f"{text}; did you mean '{near[0]}'?" if near else text
 
 
-def meant_value(enum: EnumDescriptor, word: str) -> str:
-    """The value that was meant by `word`; "" where nobody can tell."""
+def guess_value(enum: EnumDescriptor, word: str) -> str:
+    """Return the value that `word` likely means, else ""."""
     known = [each.name for each in enum.values]
     if enum.name == "DataType":
         bare = word.upper().removeprefix("TYPE_")
         typed = f"TYPE_{_DATA_TYPES.get(bare, bare)}"
         return typed if typed in known else ""
     ending = [each for each in known if each.endswith(f"_{word.upper()}")]
-    near = ending or difflib.get_close_matches(word.upper(), known, n=1, cutoff=_PERHAPS)
+    near = ending or difflib.get_close_matches(word.upper(), known, n=1, cutoff=_SIMILAR)
     return near[0] if near else ""
 
 
-def unknown_value(enum: EnumDescriptor, field: str, word: str) -> str:
-    """That `field` cannot have it, and what it can have where that is short."""
+def describe_unknown_value(enum: EnumDescriptor, field: str, word: str) -> str:
+    """Return a message with the enum's values, where they are few."""
     known = [each.name for each in enum.values]
-    listed = f"; there are {', '.join(known)}" if len(known) <= _MOST_LISTED else ""
+    listed = f"; there are {', '.join(known)}" if len(known) <= _MAX_LISTED else ""
     return f"{field} has no value named {word}{listed}"
 
 
 @cache
-def _paths() -> tuple[str, ...]:
-    """Every field below the top, shortest paths first."""
-    return tuple(sorted(_walk(ModelConfig.DESCRIPTOR, ""), key=lambda path: path.count(".")))
+def _field_paths() -> tuple[str, ...]:
+    """Return the paths of all fields, shortest first."""
+    return tuple(sorted(_walk_fields(ModelConfig.DESCRIPTOR, ""), key=lambda path: path.count(".")))
 
 
-def _walk(message: Descriptor, prefix: str) -> Iterator[str]:
+def _walk_fields(message: Descriptor, prefix: str) -> Iterator[str]:
     for field in message.fields:
         yield prefix + field.name
         inner = field.message_type
         if inner is not None and not inner.GetOptions().map_entry:
-            yield from _walk(inner, f"{prefix}{field.name}.")
+            yield from _walk_fields(inner, f"{prefix}{field.name}.")

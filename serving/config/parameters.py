@@ -1,4 +1,4 @@
-"""Settings by name, as config.pbtxt's parameters or a request's give them."""
+"""A typed reader of parameters: config.pbtxt's or a request's."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,25 @@ _SHOWN_CHARS = 80
 
 
 class ParameterReader:
-    """Reads settings, each with the value that holds where it is not given.
+    """Reads parameters by name, each with a default.
 
-    Every method raises SluiceError INVALID, naming the parameter, what came and what is expected.
+    Every method raises SluiceError INVALID with the parameter, its value and what is expected.
     """
 
     def __init__(self, values: Mapping[str, Parameter], owner: str = "", *, are_texts: bool = False) -> None:
-        """`owner` is whose parameters they are. `are_texts`: numbers come as their decimal text."""
+        """`owner` is named in errors. `are_texts`: numbers are given as decimal text."""
         self._values = values
         self._owner = f" of {owner}" if owner else ""
         self._are_texts = are_texts
 
     @classmethod
     def of_config(cls, config: ModelConfig, known: Iterable[str]) -> "ParameterReader":
-        """A model's parameters; an empty one is as none. Raises INVALID for one that is not among the `known`."""
+        """Read a model's parameters; an empty one counts as absent. Raises INVALID for one that is not `known`."""
         texts = {key: each.string_value.strip() for key, each in config.parameters.items()}
         unknown = sorted(set(texts) - set(known))
         if unknown:
-            there_are = ", ".join(sorted(known))
-            raise invalid(unknown[0], f"model '{config.name}' has no parameter '{unknown[0]}'; there are {there_are}")
+            names = ", ".join(sorted(known))
+            raise invalid(unknown[0], f"model '{config.name}' has no parameter '{unknown[0]}'; there are {names}")
         return cls({key: text for key, text in texts.items() if text}, f"model '{config.name}'", are_texts=True)
 
     def text(self, key: str, default: str, most_chars: int = 4096) -> str:
@@ -50,7 +50,7 @@ class ParameterReader:
         return value
 
     def number(self, key: str, default: float, least: float, most: float) -> float:
-        """Within the two, both included."""
+        """Return a number from `least` to `most`, both included."""
         given = self._values.get(key, default)
         value = _as_number(given) if self._are_texts and isinstance(given, str) else given
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:

@@ -1,4 +1,7 @@
-"""Which fields of config.pbtxt Sluice obeys, and why not the others: what is given and not obeyed is said at load."""
+"""Supported and ignored fields of config.pbtxt: a load names each ignored field that is set, with the reason.
+
+A path names a field from the top. The path of a message stands for everything in it.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -61,7 +64,7 @@ SUPPORTED_FIELDS = frozenset(
         "response_cache",
     }
 )
-"""By path from the top; a message stands for everything in it."""
+"""Paths of the fields that all backends support."""
 
 _NO_TENSORRT = "only TensorRT plans have it"
 _NO_SHAPE_TENSORS = "no backend takes shape tensors"
@@ -95,48 +98,40 @@ IGNORED_FIELDS: dict[str, str] = {
     "cc_model_filenames": "one file serves on every device",
     "model_operations": "the backend loads no libraries of operations",
 }
-"""The reason, by path from the top; a message stands for everything in it. A backend's `supported_fields` are
-exceptions, and its `ignored_fields` come besides."""
+"""Reasons for which fields are ignored, by path. A backend excepts its `supported_fields` and adds its
+`ignored_fields`."""
 _ONLY_WITH_GPU = frozenset({"optimization.execution_accelerators.gpu_execution_accelerator"})
-"""Fields that a backend which supports them obeys only on a machine with a GPU."""
+"""Fields that are ignored on a machine without a GPU, also by a backend that supports them."""
 
 
 def ignored_fields_note(config: ModelConfig, backend: Backend | None, locations: FieldLocations = NOWHERE) -> list[str]:
-    """A sentence with every field that is given but not obeyed, and one where GPUs are asked for and there are none.
+    """Return a sentence that names every ignored field that is set, and one where GPUs are configured and missing.
 
-    Give it the configuration as it was written, without defaults, and `locations` of its text for the lines. `backend`
-    None: one that is not installed.
+    `config` is the configuration as written, without defaults; `locations` of its text add the lines. `backend` is None
+    where it is not installed.
     """
     rules = ignored_fields(backend)
     found: dict[str, int | None] = {}
-    for path, place in _unobeyed(config, "", "", rules):
-        found.setdefault(path, locations.line_of(place))
-    places = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in found.items()}
-    listed = (f"{path} ({place}{rules[path]})" for path, place in places.items())
+    for path, numbered_path in _find_ignored(config, "", "", rules):
+        found.setdefault(path, locations.line_of(numbered_path))
+    positions = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in found.items()}
+    listed = (f"{path} ({position}{rules[path]})" for path, position in positions.items())
     notes = [f"not obeyed: {'; '.join(listed)}"] if found else []
-    return [*notes, *(each.message for each in _without_gpu(config))]
+    return [*notes, *(each.message for each in _missing_gpu_findings(config))]
 
 
 def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[Finding]:
-    """The same one by one."""
+    """Return the findings of `ignored_fields_note`, one for each field."""
     rules = ignored_fields(backend)
     found: dict[str, str] = {}
-    for path, place in _unobeyed(config, "", "", rules):
-        found.setdefault(path, place)
-    named = [Finding(f"{path} is not obeyed: {rules[path]}", place) for path, place in found.items()]
-    return [*named, *_without_gpu(config)]
-
-
-def _without_gpu(config: ModelConfig) -> list[Finding]:
-    groups = config.instance_group
-    asking = [index for index, group in enumerate(groups) if group.kind == ModelInstanceGroup.KIND_GPU]
-    if not asking or has_gpu():
-        return []
-    return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{asking[0]}].kind")]
+    for path, numbered_path in _find_ignored(config, "", "", rules):
+        found.setdefault(path, numbered_path)
+    findings = [Finding(f"{path} is not obeyed: {rules[path]}", numbered) for path, numbered in found.items()]
+    return [*findings, *_missing_gpu_findings(config)]
 
 
 def ignored_fields(backend: Backend | None) -> dict[str, str]:
-    """Return the fields that a backend does not obey, with the reasons."""
+    """Return the fields that a backend ignores, with the reasons."""
     supported = backend.supported_fields if backend is not None else frozenset()
     if not has_gpu():
         supported -= _ONLY_WITH_GPU
@@ -144,26 +139,36 @@ def ignored_fields(backend: Backend | None) -> dict[str, str]:
     return ignored | dict(backend.ignored_fields if backend is not None else {})
 
 
-def _unobeyed(message: Message, prefix: str, place: str, rules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The paths of what is set and not obeyed, without and with numbers; of such a message only its own."""
-    for field, value in message.ListFields():
-        path = prefix + field.name
-        if path in rules:
-            yield path, place + field.name
-        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            for index, inner in enumerate(value if field.is_repeated else [value]):
-                yield from _unobeyed(inner, f"{path}.", f"{place}{field.name}[{index}].", rules)
-
-
 def inactive_field_notes(config: ModelConfig, context: BackendContext) -> list[str]:
-    """A sentence for each field that would be obeyed with another command line."""
+    """Return a sentence for each field that has no effect without a command line option."""
     notes = []
     if context.rate_limiter is None and any(group.HasField("rate_limiter") for group in config.instance_group):
         notes.append("instance_group.rate_limiter has no effect without --rate-limit=execution_count")
-    asked = dict.fromkeys(group.host_policy for group in config.instance_group if group.host_policy)
+    policies = dict.fromkeys(group.host_policy for group in config.instance_group if group.host_policy)
     notes += [
         f"host_policy '{name}' is not known to the server, which takes it as --host-policy={name},cpu-cores=…"
-        for name in asked
+        for name in policies
         if name not in context.host_policies
     ]
     return notes
+
+
+def _missing_gpu_findings(config: ModelConfig) -> list[Finding]:
+    groups = config.instance_group
+    gpu_groups = [index for index, group in enumerate(groups) if group.kind == ModelInstanceGroup.KIND_GPU]
+    if not gpu_groups or has_gpu():
+        return []
+    return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{gpu_groups[0]}].kind")]
+
+
+def _find_ignored(
+    message: Message, prefix: str, numbered_prefix: str, rules: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the paths of ignored fields that are set, without and with numbers. A message's fields are not repeated."""
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        if path in rules:
+            yield path, numbered_prefix + field.name
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for index, inner in enumerate(value if field.is_repeated else [value]):
+                yield from _find_ignored(inner, f"{path}.", f"{numbered_prefix}{field.name}[{index}].", rules)

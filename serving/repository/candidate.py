@@ -12,10 +12,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import LoadOverrides
 from serving.backends.registry import BackendRegistry
-from serving.config.completion import ENSEMBLE, complete_kind, normalize
+from serving.config.completion import ENSEMBLE, complete_kind, fill_defaults
 from serving.config.config_json import parse_config_json
 from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_written, with_locations
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, locate_error, read_pbtxt
 from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure, ensemble_members
 from serving.findings import InvalidConfig
@@ -103,7 +103,7 @@ def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConf
     file = path / CONFIG_FILENAME
     if not is_strict and not file.exists():
         return WrittenConfig(ModelConfig(), NOWHERE)
-    return read_written(file)
+    return read_pbtxt(file)
 
 
 def _candidate(
@@ -128,7 +128,7 @@ def _candidate(
     if member is not None:
         for step in config.ensemble_scheduling.step:
             step.model_name = member(step.model_namespace, step.model_name)
-    normalize(config)
+    fill_defaults(config)
     versions = _wanted_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
@@ -139,7 +139,7 @@ def _check(written: WrittenConfig, file: Path) -> None:
     try:
         check_structure(written.config)
     except InvalidConfig as error:
-        raise error if written.locations is NOWHERE else with_locations(error, written.locations, file) from None
+        raise error if written.locations is NOWHERE else locate_error(error, written.locations, file) from None
 
 
 def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import read_samples
 from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_pbtxt
 from serving.config.supported_fields import ignored_field_findings
 from serving.config.validation import check_tensors
 from serving.findings import Finding, error_findings
@@ -186,7 +186,7 @@ def inspect_folder(
     written = WrittenConfig(ModelConfig(), NOWHERE)
     try:
         if report.config_file:
-            written = read_written(file)
+            written = read_pbtxt(file)
         candidate = read_candidate(name, folder, registry, is_strict=False, member=member)
     except SluiceError as error:
         errors = written.locations.locate_all(error_findings(error))

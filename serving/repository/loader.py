@@ -18,7 +18,7 @@ from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
 from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import warm_up
-from serving.config.completion import ENSEMBLE, normalize
+from serving.config.completion import ENSEMBLE, fill_defaults
 from serving.config.supported_fields import inactive_field_notes
 from serving.config.validation import check_tensors
 from serving.latencies import build_latency_recorder
@@ -140,7 +140,7 @@ class VersionLoader:
     async def _complete(self, backend: Backend, source: ModelSource) -> ModelConfig:
         completed = ModelConfig()
         completed.CopyFrom(await backend.complete(source, self._context))
-        normalize(completed)
+        fill_defaults(completed)
         return completed
 
     async def _backend(self, name: str) -> Backend:

@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
-from serving.config.pbtxt import CONFIG_FILENAME, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
 from serving.repository.folders import versions_in
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
@@ -134,7 +134,7 @@ def _models(root: Path) -> Iterator[_ModelFolder]:
 
 def _config(path: Path) -> ModelConfig:
     file = path / CONFIG_FILENAME
-    return read_written(file).config if file.exists() else ModelConfig()
+    return read_pbtxt(file).config if file.exists() else ModelConfig()
 
 
 def _is_whole(model: _ModelFolder, version: int, backends: Sequence[Backend]) -> bool:

@@ -38,7 +38,7 @@ from serving.spec import ModelSource, ModelSpec
 from sluice.errors import SluiceError
 
 _NS_PER_US = 1000
-_DEFAULT_IDLE_US = 1_000_000
+DEFAULT_IDLE_US = 1_000_000
 """Triton's default of `max_sequence_idle_microseconds`."""
 _NO_NAMES: frozenset[str] = frozenset()
 
@@ -74,7 +74,7 @@ class SequenceBatcher:
         self._is_iterative = given.iterative_sequence
         self._controls = ControlInputs(source.config)
         self._states = StateTensors(spec, read_initial_states(source))
-        self._live = LiveSequences((given.max_sequence_idle_microseconds or _DEFAULT_IDLE_US) * _NS_PER_US)
+        self._live = LiveSequences((given.max_sequence_idle_microseconds or DEFAULT_IDLE_US) * _NS_PER_US)
         self._members: dict[InferJob, _Member] = {}
         self._numbers = itertools.count(1)
         self._wakeup = Wakeup(self._expire)

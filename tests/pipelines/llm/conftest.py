@@ -11,10 +11,10 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.text.defaults import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from serving.config.pbtxt import read_config
 from tests import paths
 from tests.pipelines.llm.asking import Record
 from tests.pipelines.llm.stepped import SteppedRunner
+from tests.serving.config.parts import read_config
 
 SEED_CONFIGS = paths.DATA / "seed_configs"
 

@@ -11,12 +11,12 @@ from engine.client.thread import InProcessEngineClient
 from pipelines.llm.configuration import bundled_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.queueing import QueueRules, queue_rules, unused_rules
-from serving.config.pbtxt import parse_config, read_config
 from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.asking import ask, request
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.pipelines.llm.stepped import PATIENCE_S, SteppedRunner
+from tests.serving.config.parts import parse_config, read_config
 
 
 def config(name: str) -> ModelConfig:

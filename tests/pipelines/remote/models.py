@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from pipelines.llm.services import LlmServices, RequestLimits
 from pipelines.remote.backend import OpenAIBackend
 from serving.backend import BackendContext
-from serving.config.completion import normalize
+from serving.config.completion import fill_defaults
 from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
@@ -61,7 +61,7 @@ async def load_model(
     context = BackendContext(_NoModels())
     backend = OpenAIBackend(LlmServices(open_record=open_record, limits=limits or RequestLimits()))
     config = await backend.complete(ModelSource(folder, 1, config_of(text, parameters)), context)
-    normalize(config)
+    fill_defaults(config)
     return await backend.load(ModelSource(folder, 1, config), context)
 
 

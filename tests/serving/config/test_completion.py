@@ -4,10 +4,10 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.registry import BackendRegistry
-from serving.config.completion import complete_kind, has_gpu, normalize
-from serving.config.pbtxt import parse_config
+from serving.config.completion import complete_kind, fill_defaults, has_gpu
 from serving.repository.loader import load_order
 from sluice.errors import SluiceError
+from tests.serving.config.parts import parse_config
 
 
 def config_of(text: str) -> ModelConfig:
@@ -89,29 +89,29 @@ def test_the_highest_version_decides(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_defaults(text: str, expected: str) -> None:
     config = config_of(f"name: 'm' {text}")
-    normalize(config)
+    fill_defaults(config)
     assert config == config_of(f"name: 'm' {expected}")
-    normalize(config)
+    fill_defaults(config)
     assert config == config_of(f"name: 'm' {expected}")
 
 
 def test_a_tensor_declared_twice_in_the_same_words_is_one() -> None:
     output = "output { name: 'Y' data_type: TYPE_INT32 dims: 1 }"
     config = config_of(f"name: 'm' {output} output {{ name: 'Z' }} {output}")
-    normalize(config)
+    fill_defaults(config)
     assert [each.name for each in config.output] == ["Y", "Z"]
 
 
 def test_batchers_prefer_the_largest_batch() -> None:
     config = config_of("max_batch_size: 8 dynamic_batching {}")
-    normalize(config)
+    fill_defaults(config)
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
     config = config_of("max_batch_size: 8 sequence_batching { oldest {} }")
-    normalize(config)
+    fill_defaults(config)
     assert list(config.sequence_batching.oldest.preferred_batch_size) == [8]
     assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
     config = config_of("dynamic_batching {}")
-    normalize(config)
+    fill_defaults(config)
     assert not config.dynamic_batching.preferred_batch_size
 
 
@@ -119,7 +119,7 @@ def test_with_a_gpu_auto_is_left_to_the_backend(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("serving.config.completion.num_gpus", lambda: 1)
     assert has_gpu()
     config = config_of("instance_group { kind: KIND_AUTO }")
-    normalize(config)
+    fill_defaults(config)
     assert config.instance_group[0].kind == config.instance_group[0].KIND_AUTO
 
 

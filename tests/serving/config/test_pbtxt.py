@@ -4,9 +4,9 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from serving.config.config_json import config_json, parse_config_json
-from serving.config.pbtxt import parse_config, read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
+from tests.serving.config.parts import parse_config, read_config
 
 SEEDS = sorted((paths.DATA / "seed_configs").glob("*.pbtxt"))
 INVALID_SEEDS = {"004_rate_limit_invalid": ":1:1: "}

@@ -8,7 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE
-from serving.config.pbtxt import parse_config, parse_written
+from serving.config.pbtxt import parse_pbtxt
 from serving.config.supported_fields import (
     IGNORED_FIELDS,
     SUPPORTED_FIELDS,
@@ -16,6 +16,7 @@ from serving.config.supported_fields import (
     ignored_fields,
     ignored_fields_note,
 )
+from tests.serving.config.parts import parse_config
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
@@ -118,7 +119,7 @@ def test_notes_have_their_lines() -> None:
       secondary_devices { device_id: 1 } } ]
     optimization { eager_batching: true }
     """
-    written = parse_written(text, "config.pbtxt")
+    written = parse_pbtxt(text, "config.pbtxt")
     lines = {"instance_group.secondary_devices": 4, "optimization.eager_batching": 5}
     found = [
         written.locations.locate(each).text("c")
@@ -132,7 +133,7 @@ def test_notes_have_their_lines() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_gpu_that_is_not_there() -> None:
-    written = parse_written("instance_group { }\ninstance_group {\n kind: KIND_GPU }", "config.pbtxt")
+    written = parse_pbtxt("instance_group { }\ninstance_group {\n kind: KIND_GPU }", "config.pbtxt")
     said = "there is no GPU, instances of KIND_GPU run on the CPU"
     assert ignored_fields_note(written.config, backend_of(written.config)) == [said]
     (finding,) = ignored_field_findings(written.config, backend_of(written.config))

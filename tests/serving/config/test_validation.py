@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.completion import normalize
+from serving.config.completion import fill_defaults
 from serving.config.config_json import parse_config_json
 from serving.config.validation import check_structure, check_tensors
 from serving.findings import InvalidConfig
@@ -191,7 +191,7 @@ def test_tensors_that_cannot_be(what: str, given: dict[str, Any], message: str) 
 )  # fmt: skip
 def test_models_that_cannot_be_loaded(given: dict[str, Any], message: str) -> None:
     config = config_of(**given)
-    normalize(config)
+    fill_defaults(config)
     assert refusal(check_tensors, config) == message
 
 
@@ -216,7 +216,7 @@ def test_models_that_cannot_be_loaded(given: dict[str, Any], message: str) -> No
 def test_what_the_real_server_loads(given: dict[str, Any]) -> None:
     config = config_of(**given)
     check_structure(config)
-    normalize(config)
+    fill_defaults(config)
     check_tensors(config)
 
 

@@ -14,7 +14,7 @@ from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.config.completion import has_gpu
-from serving.config.pbtxt import parse_written
+from serving.config.pbtxt import parse_pbtxt
 from serving.config.validation import check_structure
 from serving.findings import Finding
 from serving.model import infer_one
@@ -259,7 +259,7 @@ def test_the_ensemble_with_what_was_told_to_write() -> None:
       input_map { key: "context" value: "retrieved_context" } input_map { key: "query" value: "query" }
       output_map { key: "input_ids" value: "augmented_input_ids" }
     },"""
-    check_structure(parse_written(text.replace("step [", f"step [ {step}"), "config.pbtxt").config)
+    check_structure(parse_pbtxt(text.replace("step [", f"step [ {step}"), "config.pbtxt").config)
 
 
 RATE_LIMIT_REFUSAL = (

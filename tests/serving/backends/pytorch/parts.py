@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.backends.pytorch.backend import PyTorchBackend
-from serving.config.completion import normalize
+from serving.config.completion import fill_defaults
 from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import ModelSource
@@ -53,7 +53,7 @@ async def load(folder: Path, text: str, backend: PyTorchBackend | None = None) -
     """The model whose file is there."""
     backend, source = backend or PyTorchBackend(), source_of(folder, text)
     config = await backend.complete(source, CONTEXT)
-    normalize(config)
+    fill_defaults(config)
     return await backend.load(ModelSource(folder, 1, config), CONTEXT)
 
 
