@@ -11,7 +11,7 @@ from gateway.options.option import ConfigError
 from serving.backends.registry import BackendRegistry
 from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
 from serving.repository.pruning import check_roots
-from serving.repository.roots import make_roots
+from serving.repository.roots import open_roots
 from serving.repository.stores.location import local_path, store_location
 from sluice.errors import SluiceError
 
@@ -36,7 +36,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def _reports(paths: Sequence[str], *, has_namespaces: bool) -> list[ModelReport]:
     check_roots([Path(local_path(path)) for path in paths if store_location(path) is None])
-    roots = make_roots(paths, None, 0.0)
+    roots = open_roots(paths, None, 0.0)
     try:
         return inspect_repositories(roots, BackendRegistry(), has_namespaces=has_namespaces)
     finally:

@@ -1,4 +1,4 @@
-"""What a model's tensors may be: inputs and outputs, and the tensors that a batch has besides, in Triton's words."""
+"""Rules for a model's tensors, batch tensors, instances and warm-up samples, in Triton's words."""
 
 from collections.abc import Iterable, Iterator
 from math import prod
@@ -18,12 +18,13 @@ from serving.findings import Finding
 
 TENSORRT = "tensorrt"
 _BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
+_WITHOUT_GPUS = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
 
 
 def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """What cannot be of inputs and outputs.
+    """Yield what is wrong with inputs, outputs and batch tensors.
 
-    Not `is_complete`: the model's file may still tell types, dims and further tensors.
+    Without `is_complete`, the model's file may still tell types, dims and further tensors.
     """
     for index, each in enumerate(config.input):
         yield from _tensor("input", f"input[{index}]", each, config, is_complete)
@@ -80,7 +81,7 @@ def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str
 
 
 def _runs(dims: list[int]) -> list[int]:
-    """The number of elements of each run of fixed dimensions between variable ones: a reshape keeps them."""
+    """Return the number of elements of each run of fixed dimensions between variable ones. A reshape keeps them."""
     runs: list[list[int]] = [[]]
     for dim in dims:
         if dim == -1:
@@ -91,7 +92,7 @@ def _runs(dims: list[int]) -> list[int]:
 
 
 def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: str) -> Iterator[Finding]:
-    """The real server loads two tensors of one name; which of them a request means, nobody can say."""
+    """Check that names are unique. Triton loads two tensors of one name, but a request cannot tell them apart."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         if tensor.name and tensor.name in seen:
@@ -130,7 +131,7 @@ def _batch_outputs(config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
 def _sources(
     what: str, kind: str, path: str, sources: Iterable[str], config: ModelConfig, is_complete: bool
 ) -> Iterator[Finding]:
-    """Every kind that there is, is made of one input."""
+    """Check the source inputs of a batch tensor. Every kind has exactly one."""
     given = list(sources)
     if len(given) != 1:
         message = f"batch {what} kind '{kind}' expects 1 source input, got {len(given)} for {config.name}"
@@ -142,11 +143,11 @@ def _sources(
             yield Finding(message, f"{path}.source_input[{number}]")
 
 
-_WITHOUT_GPUS = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
-
-
 def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """Not `is_complete`: the model's file may still tell of inputs."""
+    """Yield what is wrong with instance groups and warm-up samples.
+
+    Without `is_complete`, the model's file may still tell further inputs.
+    """
     for index, group in enumerate(config.instance_group):
         yield from _group(group, f"instance_group[{index}]", config.name)
     yield from _resources(config)
@@ -162,7 +163,7 @@ def _group(group: ModelInstanceGroup, path: str, name: str) -> Iterator[Finding]
 
 
 def _resources(config: ModelConfig) -> Iterator[Finding]:
-    """A resource is either one for all devices or each device's own, for all groups alike."""
+    """Check the rate limiter's resources: each is global in all groups, or in none."""
     is_global: dict[str, bool] = {}
     for index, group in enumerate(config.instance_group):
         for number, each in enumerate(group.rate_limiter.resources):
@@ -181,7 +182,7 @@ def _resources(config: ModelConfig) -> Iterator[Finding]:
 
 def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bool) -> Iterator[Finding]:
     most = max(config.max_batch_size, 1)
-    may_grow = not is_complete and config.max_batch_size == 0  # the model's file may yet say that it takes batches
+    may_grow = not is_complete and config.max_batch_size == 0  # the model's file may still tell a batch dimension
     if sample.batch_size > most and not may_grow:
         yield Finding(
             f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for '{config.name}', max "
@@ -189,7 +190,7 @@ def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bo
             f"{path}.batch_size",
             f"max_batch_size: {sample.batch_size}" + (f", or batch_size: {most}" if config.max_batch_size else ""),
         )
-    # A model that is there refuses what it does not know; here its configuration is all that there is.
+    # A loaded model rejects unknown inputs itself. Without one, the configuration is all that is known.
     known = _known_inputs(config) if config.input and not is_complete else set(sample.inputs)
     for name in sorted(sample.inputs):
         inner = f'{path}.inputs["{name}"]'
@@ -211,7 +212,7 @@ def _warmup_input(name: str, given: ModelWarmup.Input, path: str) -> Iterator[Fi
 
 
 def _known_inputs(config: ModelConfig) -> set[str]:
-    """What a warm-up may fill: the model's inputs and those that the server itself gives it."""
+    """Return the inputs that a sample may have: the model's, and those that the server adds."""
     batching = config.sequence_batching
     return {
         *(each.name for each in config.input),

@@ -1,9 +1,9 @@
-"""Whether a configuration can be served, in Triton's words.
+"""Validation of configurations, in Triton's words.
 
-Triton looks twice. `check_structure` is its first look, at the configuration alone: what fails there was never a model,
-and a load of it leaves everything as it was. `check_tensors` is the second, at the completed configuration of one
-version: what fails there is a model that is unavailable. Both raise one error with everything that is wrong, whose
-message is what Triton would have said first.
+Triton validates twice. `check_structure` is the first pass, over the configuration alone: where it fails, there is no
+such model, and a load leaves everything as it was. `check_tensors` is the second pass, over the completed configuration
+of one version: where it fails, the model is unavailable. Both raise one error with all findings. Its message is the
+first of them, as Triton would report it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,16 +15,18 @@ from serving.config.model_rules import instance_findings, tensor_findings
 from serving.config.scheduling_rules import scheduling_findings
 from serving.findings import Finding, InvalidConfig
 
+_STEPS = "ensemble_scheduling.step"
+
 
 def check_structure(config: ModelConfig) -> None:
-    """Raises InvalidConfig for what no model can be."""
+    """Raise InvalidConfig for what is wrong with any model."""
     _raise_any(_structure(config))
 
 
 def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
-    """Raises InvalidConfig for tensors and instances that cannot be.
+    """Raise InvalidConfig for wrong tensors, instances and warm-up samples.
 
-    Not `is_complete`: no backend has filled in what the model's file tells, so that what is missing may yet come.
+    Without `is_complete`, no backend has completed the configuration, and missing fields are no error.
     """
     _raise_any((*tensor_findings(config, is_complete=is_complete), *instance_findings(config, is_complete=is_complete)))
 
@@ -38,7 +40,7 @@ def _structure(config: ModelConfig) -> Iterator[Finding]:
     yield from _metrics(config)
     yield from _agents(config)
     if config.platform == ENSEMBLE and config.HasField("ensemble_scheduling"):
-        yield from ensemble_findings(config)
+        yield from _ensemble(config)
 
 
 def _platform(config: ModelConfig) -> Iterator[Finding]:
@@ -74,22 +76,8 @@ def _agents(config: ModelConfig) -> Iterator[Finding]:
             yield Finding(message, f"model_repository_agents.agents[{index}]", 'name: "checksum"')
 
 
-def _raise_any(findings: Iterable[Finding]) -> None:
-    found = tuple(findings)
-    if found:
-        raise InvalidConfig(found)
-
-
-_STEPS = "ensemble_scheduling.step"
-
-
-def ensemble_members(config: ModelConfig) -> tuple[str, ...]:
-    """The names of the models that an ensemble calls, each once; of any other model none."""
-    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
-
-
-def ensemble_findings(config: ModelConfig) -> Iterator[Finding]:
-    """In Triton's words and with what to write. What the members make of it is for their loading to say."""
+def _ensemble(config: ModelConfig) -> Iterator[Finding]:
+    """Yield what is wrong with an ensemble whatever its members are. Members are checked when it is loaded."""
     name = config.name
     if not config.ensemble_scheduling.step:
         yield Finding(f"must specify 'step' for ensemble '{name}'", "ensemble_scheduling", "step [ { … } ]")
@@ -104,7 +92,7 @@ def ensemble_findings(config: ModelConfig) -> Iterator[Finding]:
     ]
     yield from steps
     if not steps:
-        yield from _Tensors(config).findings()
+        yield from _EnsembleTensors(config).findings()
 
 
 def _ensemble_step(step: ModelEnsembling.Step, index: int, name: str) -> Iterator[Finding]:
@@ -119,8 +107,8 @@ def _ensemble_step(step: ModelEnsembling.Step, index: int, name: str) -> Iterato
             yield Finding(message, f'{path}.{field}["{key}"]')
 
 
-class _Tensors:
-    """The tensors that join the steps of one ensemble: who makes each, and who takes it."""
+class _EnsembleTensors:
+    """The tensors that connect the steps of one ensemble: each is written once, and read or an output."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -128,26 +116,26 @@ class _Tensors:
         self._steps = config.ensemble_scheduling.step
         self._inputs = [each.name for each in config.input]
         self._outputs = [each.name for each in config.output]
-        self._taken = {tensor for step in self._steps for tensor in step.input_map.values()}
-        self._made = {tensor for step in self._steps for tensor in step.output_map.values()}
+        self._read = {tensor for step in self._steps for tensor in step.input_map.values()}
+        self._written = {tensor for step in self._steps for tensor in step.output_map.values()}
         self._suggested: set[str] = set()
-        """What a fix has found a use for."""
+        """Unused tensors that the fix of another finding uses."""
 
     def findings(self) -> Iterator[Finding]:
-        yield from self._made_twice()
+        yield from self._written_twice()
         for index, tensor in enumerate(self._inputs):
-            if tensor not in self._taken:
-                # Here and below, the missing apostrophe is the real server's.
+            if tensor not in self._read:
+                # Here and below, the missing apostrophe is Triton's.
                 message = f"ensemble input '{tensor}' for ensemble {self._name}' is not used"
-                yield Finding(message, f"input[{index}].name", self._take_text(tensor))
+                yield Finding(message, f"input[{index}].name", self._reading_fix(tensor))
         for index, tensor in enumerate(self._outputs):
-            if tensor not in self._made and tensor not in self._inputs:
+            if tensor not in self._written and tensor not in self._inputs:
                 message = f"ensemble output '{tensor}' for ensemble {self._name}' is not used"
-                yield Finding(message, f"output[{index}].name", self._make_text(tensor))
-        yield from self._never_made()
-        yield from self._never_taken()
+                yield Finding(message, f"output[{index}].name", self._writing_fix(tensor))
+        yield from self._never_written()
+        yield from self._never_read()
 
-    def _made_twice(self) -> Iterator[Finding]:
+    def _written_twice(self) -> Iterator[Finding]:
         seen = set(self._inputs)
         for index, step in enumerate(self._steps):
             for key, tensor in sorted(step.output_map.items(), key=lambda each: each[1]):
@@ -160,23 +148,23 @@ class _Tensors:
                     )
                 seen.add(tensor)
 
-    def _never_made(self) -> Iterator[Finding]:
-        """Follow the steps as their inputs come to be; what is left waits for a tensor of nobody, or for itself."""
-        there = set(self._inputs)
+    def _never_written(self) -> Iterator[Finding]:
+        """Run the steps symbolically. Those left over need a tensor that no step writes, or wait for themselves."""
+        available = set(self._inputs)
         waiting = dict(enumerate(self._steps))
         while True:
-            runnable = [index for index, step in waiting.items() if there.issuperset(step.input_map.values())]
+            runnable = [index for index, step in waiting.items() if available.issuperset(step.input_map.values())]
             if not runnable:
                 break
             for index in runnable:
-                there.update(waiting.pop(index).output_map.values())
-        nobody = any(set(step.input_map.values()) - there - self._made for step in waiting.values())
+                available.update(waiting.pop(index).output_map.values())
+        lacks_writer = any(set(step.input_map.values()) - available - self._written for step in waiting.values())
         for index, step in waiting.items():
             for key, tensor in sorted(step.input_map.items(), key=lambda each: each[1]):
-                # Where something is made by nobody, what only waits for that is not worth a line.
-                if tensor not in there and (tensor not in self._made or not nobody):
+                # Where a tensor has no writer, steps that only wait for it are not worth a finding.
+                if tensor not in available and (tensor not in self._written or not lacks_writer):
                     yield self._unconnected(index, key, tensor, step)
-                    if tensor in self._made:
+                    if tensor in self._written:
                         return
 
     def _unconnected(self, index: int, key: str, tensor: str, step: ModelEnsembling.Step) -> Finding:
@@ -186,31 +174,37 @@ class _Tensors:
             f"'{tensor}', is not connected"
         )
         path = f'{_STEPS}[{index}].input_map["{key}"].value'
-        if tensor in self._made:
+        if tensor in self._written:
             return Finding(message, path, "a tensor that does not depend on this step's own outputs")
-        others = [*self._inputs, *sorted(self._made - set(step.output_map.values()))]
+        others = [*self._inputs, *sorted(self._written - set(step.output_map.values()))]
         listed = " or ".join(f'"{each}"' for each in others)
         return Finding(message, path, f'value: {listed}, or a step with output_map {{ key: "…" value: "{tensor}" }}')
 
-    def _never_taken(self) -> Iterator[Finding]:
+    def _never_read(self) -> Iterator[Finding]:
         for index, step in enumerate(self._steps):
             for key, tensor in sorted(step.output_map.items(), key=lambda each: each[1]):
-                if tensor not in self._taken and tensor not in self._outputs and tensor not in self._suggested:
+                if tensor not in self._read and tensor not in self._outputs and tensor not in self._suggested:
                     yield Finding(
                         f"ensemble tensor '{tensor}' is unused in ensemble '{self._name}'",
                         f'{_STEPS}[{index}].output_map["{key}"].value',
                         f'an input_map or an output that takes "{tensor}", or leave this output_map out',
                     )
 
-    def _take_text(self, tensor: str) -> str:
+    def _reading_fix(self, tensor: str) -> str:
         return f'input_map {{ key: "…" value: "{tensor}" }} in the step that is to take it'
 
-    def _make_text(self, tensor: str) -> str:
-        """The map that would make it: of an output that nobody takes, where there is one."""
+    def _writing_fix(self, tensor: str) -> str:
+        """Return an output map that writes the tensor, preferably from an output that nothing reads."""
         for index, step in reversed(list(enumerate(self._steps))):
-            for key, made in sorted(step.output_map.items()):
-                if made not in self._taken and made not in self._outputs:
-                    self._suggested.add(made)
-                    where = f"in step {index} ({step.model_name}), which makes '{made}' for nobody"
+            for key, written in sorted(step.output_map.items()):
+                if written not in self._read and written not in self._outputs:
+                    self._suggested.add(written)
+                    where = f"in step {index} ({step.model_name}), which makes '{written}' for nobody"
                     return f'output_map {{ key: "{key}" value: "{tensor}" }} {where}'
         return f'output_map {{ key: "…" value: "{tensor}" }} in the step that makes it'
+
+
+def _raise_any(findings: Iterable[Finding]) -> None:
+    found = tuple(findings)
+    if found:
+        raise InvalidConfig(found)

@@ -1,6 +1,6 @@
-"""A model as it lies in its folder or comes with a request: what would be served once it is loaded.
+"""Model candidates: models read from their folders or from load requests, not loaded yet.
 
-Reads the file system: for threads.
+Everything here reads the file system: for threads.
 """
 
 import hashlib
@@ -17,25 +17,27 @@ from serving.config.config_json import parse_config_json
 from serving.config.locations import NOWHERE
 from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, locate_error, read_pbtxt
 from serving.config.supported_fields import ignored_fields_note
-from serving.config.validation import check_structure, ensemble_members
+from serving.config.validation import check_structure
 from serving.findings import InvalidConfig
 from serving.repository.failures import poll_failed
-from serving.repository.folders import FolderState, ModelFolder, is_plain_name, versions_in, write_files
+from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
 from serving.repository.roots import FoundModel, Roots
 from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError
 
+CHECKSUM = "checksum"
+_ALGORITHMS = ("md5", "sha1", "sha256")
 Signature = tuple[object, ...]
-"""Equal for two looks at a version between which nothing of it has changed."""
+"""Compares equal while nothing of a version has changed."""
 ResolveMember = Callable[[str, str], str]
-"""What the model is called that a step names, by `model_namespace` and `model_name`."""
+"""Returns the name of a step's model, from its `model_namespace` and `model_name`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCandidate:
-    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending.
+    """A model's folder and configuration. `versions` are those that its version policy selects, ascending.
 
-    It holds its folder until whoever read it lets go of that.
+    The caller that reads a candidate releases its folder.
     """
 
     name: str
@@ -46,15 +48,15 @@ class ModelCandidate:
     state: FolderState
     notes: tuple[str, ...] = ()
     is_overridden: bool = False
-    """Whether its configuration came with a request, over that of its folder."""
+    """Whether its configuration came with a request, in place of the folder's."""
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The models that an ensemble calls; none for any other."""
-        return ensemble_members(self.config)
+        """Names of the models that an ensemble calls; empty for any other model."""
+        return tuple(dict.fromkeys(step.model_name for step in self.config.ensemble_scheduling.step))
 
     def is_intact(self, version: int) -> bool:
-        """Whether the files that the version was found with are still as they were; new ones do not count."""
+        """Return whether the files that the version had are unchanged. New files do not count."""
         try:
             now = set(self.folder.state().of_version(version))
         except OSError:
@@ -66,133 +68,44 @@ class ModelCandidate:
         return bool(self.config.HasField("ensemble_scheduling"))
 
 
-def read_candidate(
-    name: str,
-    folder: ModelFolder,
-    backends: BackendRegistry,
-    *,
-    is_strict: bool,
-    config_json: str | None = None,
-    member: ResolveMember | None = None,
-) -> ModelCandidate:
-    """The model in `folder`, with its own configuration or the given one; requests call it `name`.
-
-    Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
-    """
-    written = _config(folder.path, is_strict, config_json)
-    candidate = _candidate(name, folder.path.name, folder, written, backends, member)
-    return replace(candidate, is_overridden=config_json is not None)
-
-
-def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
-    """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
-    if overrides.config_json is None:
-        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
-    written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
-    folder = write_files(overrides.files)
-    try:
-        return _candidate(name, name, folder, written, backends)
-    except BaseException:
-        folder.remove()
-        raise
-
-
-def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
-    if config_json is not None:
-        return WrittenConfig(parse_config_json(config_json), NOWHERE)
-    file = path / CONFIG_FILENAME
-    if not is_strict and not file.exists():
-        return WrittenConfig(ModelConfig(), NOWHERE)
-    return read_pbtxt(file)
-
-
-def _candidate(
-    name: str,
-    folder_name: str,
-    folder: ModelFolder,
-    written: WrittenConfig,
-    backends: BackendRegistry,
-    member: ResolveMember | None = None,
-) -> ModelCandidate:
-    config = written.config
-    try:
-        available = versions_in(folder.path)
-        complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
-        state = folder.state()
-    except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
-    _check(written, folder.path / CONFIG_FILENAME)
-    run_agents(config, folder.path)
-    unobeyed = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
-    config.name = name
-    if member is not None:
-        for step in config.ensemble_scheduling.step:
-            step.model_name = member(step.model_namespace, step.model_name)
-    fill_defaults(config)
-    versions = _wanted_versions(config, available)
-    signatures = {version: _signature(config, folder, state, version) for version in versions}
-    return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
-
-
-def _check(written: WrittenConfig, file: Path) -> None:
-    """Raises InvalidConfig, with lines where it was read from `file`."""
-    try:
-        check_structure(written.config)
-    except InvalidConfig as error:
-        raise error if written.locations is NOWHERE else locate_error(error, written.locations, file) from None
-
-
-def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
-    policy = config.version_policy
-    match policy.WhichOneof("policy_choice"):
-        case "all":
-            return tuple(available)
-        case "specific":
-            return tuple(version for version in available if version in policy.specific.versions)
-        case _:
-            count = policy.latest.num_versions
-            return tuple(available[-count:]) if count else ()
-
-
-def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
-    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelReading:
-    """Either a candidate or an error. `cause` is set where there is a folder, but no model can be made of it."""
+    """The result of reading a model: a candidate or an error. `cause` is set for a folder that holds no valid model."""
 
     name: str
     candidate: ModelCandidate | None = None
     error: SluiceError | None = None
     cause: SluiceError | None = None
     version: int = 1
-    """Which version the index blames: the highest there is."""
+    """The version that the index lists with the error: the highest one."""
     has_folder: bool = False
 
 
 def read_model(
     roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
 ) -> ModelReading:
-    """Reads the file system or the network: for a thread. The candidate's folder is held for the caller."""
+    """Read a model from the repository or from a load request. The caller releases the candidate's folder.
+
+    Reads the file system or the network: for a thread.
+    """
     found = None
     try:
-        found = _find(roots, name)
+        found = _open(roots, name)
         candidate = _read_found(roots, found, name, backends, is_strict, overrides)
     except SluiceError as error:
-        # What a request brings along is its sender's to repair; what lies in the repository everybody should see.
+        # A request's own configuration is its sender's to repair; a broken folder is listed in the index.
         cause = error if overrides is None else None
         version = _highest_version(found)
-        _let_go(found)
+        _release(found)
         return ModelReading(name, error=poll_failed(name, error), cause=cause, version=version, has_folder=True)
     if candidate is None or found is None or candidate.folder is not found.folder:
-        _let_go(found)
+        _release(found)
     if candidate is None:
         return ModelReading(name, error=poll_failed(name))
     return ModelReading(name, candidate, has_folder=found is not None)
 
 
-def _find(roots: Roots, name: str) -> FoundModel | None:
+def _open(roots: Roots, name: str) -> FoundModel | None:
     try:
         return roots.open(name)
     except OSError as error:
@@ -224,35 +137,123 @@ def _read_found(
 
 def _highest_version(found: FoundModel | None) -> int:
     try:
-        return max(versions_in(found.folder.path), default=1) if found is not None else 1
+        return max(list_versions(found.folder.path), default=1) if found is not None else 1
     except OSError:
         return 1
 
 
-def _let_go(found: FoundModel | None) -> None:
-    if found is not None and found.folder.let_go():
+def _release(found: FoundModel | None) -> None:
+    if found is not None and found.folder.release():
         found.folder.remove()
 
 
-CHECKSUM = "checksum"
-_ALGORITHMS = ("md5", "sha1", "sha256")
+def read_candidate(
+    name: str,
+    folder: ModelFolder,
+    backends: BackendRegistry,
+    *,
+    is_strict: bool,
+    config_json: str | None = None,
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
+    """Read the model in `folder`, with its own configuration or the given one, under the name `name`.
+
+    Raises SluiceError INVALID with the findings. With `is_strict`, config.pbtxt must exist.
+    """
+    written = _read_config(folder.path, is_strict, config_json)
+    candidate = _build_candidate(name, folder.path.name, folder, written, backends, member)
+    return replace(candidate, is_overridden=config_json is not None)
+
+
+def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
+    """Read the model that a load request contains, in a temporary folder. Raises as `read_candidate`."""
+    if overrides.config_json is None:
+        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
+    written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
+    folder = write_files(overrides.files)
+    try:
+        return _build_candidate(name, name, folder, written, backends)
+    except BaseException:
+        folder.remove()
+        raise
+
+
+def _read_config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
+    if config_json is not None:
+        return WrittenConfig(parse_config_json(config_json), NOWHERE)
+    file = path / CONFIG_FILENAME
+    if not is_strict and not file.exists():
+        return WrittenConfig(ModelConfig(), NOWHERE)
+    return read_pbtxt(file)
+
+
+def _build_candidate(
+    name: str,
+    folder_name: str,
+    folder: ModelFolder,
+    written: WrittenConfig,
+    backends: BackendRegistry,
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
+    config = written.config
+    try:
+        available = list_versions(folder.path)
+        complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
+        state = folder.state()
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+    _check_config(written, folder.path / CONFIG_FILENAME)
+    run_agents(config, folder.path)
+    ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
+    config.name = name
+    if member is not None:
+        for step in config.ensemble_scheduling.step:
+            step.model_name = member(step.model_namespace, step.model_name)
+    fill_defaults(config)
+    versions = _select_versions(config, available)
+    signatures = {version: _signature(config, folder, state, version) for version in versions}
+    return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
+
+
+def _check_config(written: WrittenConfig, file: Path) -> None:
+    """Raise InvalidConfig with the lines in `file`, where the configuration was read from it."""
+    try:
+        check_structure(written.config)
+    except InvalidConfig as error:
+        raise error if written.locations is NOWHERE else locate_error(error, written.locations, file) from None
+
+
+def _select_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
+    policy = config.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return tuple(available)
+        case "specific":
+            return tuple(version for version in available if version in policy.specific.versions)
+        case _:
+            count = policy.latest.num_versions
+            return tuple(available[-count:]) if count else ()
+
+
+def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
+    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
 
 
 def run_agents(config: ModelConfig, folder: Path) -> None:
-    """Let each agent look at `folder`, in order: for a thread.
+    """Run the repository agents of a configuration over `folder`, in order (`model_repository_agents`).
 
-    Raises SluiceError INVALID for what an agent refuses, and UNIMPLEMENTED for an agent that there is not.
+    Raises SluiceError INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
     """
     for agent in config.model_repository_agents.agents:
         if agent.name != CHECKSUM:
             message = f"unable to find repository agent '{agent.name}' of model '{config.name}'; there is '{CHECKSUM}'"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
-        _check_sums(agent.parameters, folder)
+        _check_checksums(agent.parameters, folder)
 
 
-def _check_sums(expected: Mapping[str, str], folder: Path) -> None:
-    """Parameters of the checksum agent: `ALGORITHM:PATH`, inside the model's folder, with the sum in hex."""
-    for key, wanted in sorted(expected.items()):
+def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
+    """Check files of the model's folder. `expected` has a checksum in hex for each `ALGORITHM:PATH`."""
+    for key, checksum in sorted(expected.items()):
         algorithm, colon, path = key.partition(":")
         if not colon:
             raise SluiceError(ErrorCode.INVALID, f"failed to parse key: {key}; it should be ALGORITHM:PATH")
@@ -260,13 +261,13 @@ def _check_sums(expected: Mapping[str, str], folder: Path) -> None:
             listed = ", ".join(each.upper() for each in _ALGORITHMS)
             message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
-        found = _sum(folder / inner_path(path), path, algorithm.lower())
-        if found != wanted.strip().lower():
-            message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {wanted}, got: {found}"
+        found = _checksum(folder / inner_path(path), path, algorithm.lower())
+        if found != checksum.strip().lower():
+            message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {checksum}, got: {found}"
             raise SluiceError(ErrorCode.INVALID, message)
 
 
-def _sum(file: Path, path: str, algorithm: str) -> str:
+def _checksum(file: Path, path: str, algorithm: str) -> str:
     try:
         with file.open("rb") as content:
             return hashlib.file_digest(content, algorithm).hexdigest()

@@ -24,7 +24,7 @@ from serving.findings import Finding, error_findings
 from serving.job import InferJob
 from serving.model import Model
 from serving.repository.candidate import ModelCandidate, ResolveMember, read_candidate
-from serving.repository.folders import ModelFolder, Root, versions_in
+from serving.repository.folders import ModelFolder, Root, list_versions
 from serving.repository.loader import load_order
 from serving.repository.roots import SEPARATOR, FoundModel, Roots
 from serving.repository.routing import PARAMETER, configured_weights
@@ -106,7 +106,7 @@ def _failure(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
 
 def _no_version(candidate: ModelCandidate, place: str) -> Finding:
     message = f"at least one version must be available under the version policy of model '{candidate.name}'"
-    available = versions_in(candidate.folder.path)
+    available = list_versions(candidate.folder.path)
     if available:
         listed = ", ".join(map(str, available))
         fix = f"version_policy {{ specific {{ versions: [{available[-1]}] }} }}; there are {listed}"
@@ -229,7 +229,7 @@ def _unobeyed(written: ModelConfig, candidate: ModelCandidate, backend: Backend 
 
 def _folder_notes(folder: Path) -> Iterator[Finding]:
     """Folders that look like versions and are none."""
-    known = {str(version) for version in versions_in(folder)}
+    known = {str(version) for version in list_versions(folder)}
     for each in sorted(folder.iterdir()):
         if each.is_dir() and each.name not in known and _ALMOST_VERSION.fullmatch(each.name):
             number = re.sub(r"\D", " ", each.name).split()[0].lstrip("0") or "1"
@@ -333,7 +333,7 @@ def inspect_repositories(
 
 def _places(roots: Sequence[Root], name: str) -> tuple[str, ...]:
     plain = name.rpartition(SEPARATOR)[2]
-    return tuple(root.place(plain) for root in roots if root.has(plain))
+    return tuple(root.location(plain) for root in roots if root.has(plain))
 
 
 def _inspect(roots: Roots, places: tuple[str, ...], name: str, registry: BackendRegistry) -> InspectedModel:
@@ -347,7 +347,7 @@ def _inspect(roots: Roots, places: tuple[str, ...], name: str, registry: Backend
         place = places[0] if len(places) == 1 else str(found.folder.path)
         return _inspect_found(roots, found, name, place, registry)
     finally:
-        if found.folder.let_go():
+        if found.folder.release():
             found.folder.remove()
 
 

@@ -179,7 +179,7 @@ class ManagedModel:
         loaded = await self._load(candidate, fresh, loader)
         for version, model in loaded.items():
             self._retire(version)
-            candidate.folder.hold()
+            candidate.folder.acquire()
             signature = candidate.signatures[version]
             self.versions[version] = _Version(ModelState.READY, "", model, signature, candidate.folder)
         self.configured_weights = weights
@@ -211,12 +211,12 @@ class ManagedModel:
         """Keep what it is loaded from, and with it a temporary folder: an ensemble may be loaded from it again."""
         left, self.candidate = self.candidate, candidate
         if candidate is not None:
-            candidate.folder.hold()
+            candidate.folder.acquire()
         if left is not None:
             self._let_go(left.folder)
 
     def _let_go(self, folder: ModelFolder) -> None:
-        if folder.let_go():
+        if folder.release():
             self.drains.start_detached(asyncio.to_thread(folder.remove))
 
     def keeps_override(self, candidate: ModelCandidate) -> bool:
@@ -272,7 +272,7 @@ class ManagedModel:
             if not self._serves(version):
                 self.versions[version] = _Version(ModelState.UNAVAILABLE, failure_reason(error))
         for version, model in loaded.items():
-            candidate.folder.hold()
+            candidate.folder.acquire()
             record = _Version(ModelState.UNLOADING)
             if not self._serves(version):
                 self.versions[version] = record

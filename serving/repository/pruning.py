@@ -16,7 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
 from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
-from serving.repository.folders import versions_in
+from serving.repository.folders import list_versions
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
@@ -129,7 +129,7 @@ def _hide(removal: Removal) -> Path:
 def _models(root: Path) -> Iterator[_ModelFolder]:
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
-            yield _ModelFolder(path.name, path, _config(path), tuple(versions_in(path)))
+            yield _ModelFolder(path.name, path, _config(path), tuple(list_versions(path)))
 
 
 def _config(path: Path) -> ModelConfig:

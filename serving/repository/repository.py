@@ -13,8 +13,8 @@ from serving.backends.registry import BackendRegistry
 from serving.model import Model
 from serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
 from serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
-from serving.repository.polling import Polling
-from serving.repository.roots import Roots, make_roots
+from serving.repository.polling import RepositoryPoller
+from serving.repository.roots import Roots, open_roots
 from serving.repository.routing import Routing, VersionWeights
 from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
@@ -78,7 +78,7 @@ class ModelRepository:
         settings = settings or RepositorySettings()
         # Polls see for themselves what has come to rest.
         rest_s = 0.0 if mode is ControlMode.POLL else settings.store_rest_s
-        self._roots = Roots(make_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
+        self._roots = Roots(open_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="sluice-repository")
         self._mode = mode
         self._models: dict[str, ManagedModel] = {}
@@ -108,7 +108,9 @@ class ModelRepository:
             drain_timeout_s,
             self._drains,
         )
-        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning)
+        self._polling = RepositoryPoller(
+            self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning
+        )
         self._polls: asyncio.Task[None] | None = None
 
     # What serves
@@ -163,7 +165,7 @@ class ModelRepository:
         if ready_only:
             rows = [row for row in rows if row.state is ModelState.READY]
         else:
-            names = {*self._roots.naming.places, *(name for name, managed in self._models.items() if managed.is_fixed)}
+            names = {*self._roots.naming.folders, *(name for name, managed in self._models.items() if managed.is_fixed)}
             rows = [row for row in rows if row.name in names]
             rows += [IndexEntry(name) for name in names - {row.name for row in rows}]
         return sorted(rows, key=lambda row: (row.name, row.version))
@@ -242,7 +244,7 @@ class ModelRepository:
                 wanted = names if ALL_MODELS in load else list(dict.fromkeys(load))
                 failures = await self._loads.start(self._updates.load(wanted))
             case ControlMode.POLL:
-                failures = await self._loads.start(self._polling.begin())
+                failures = await self._loads.start(self._polling.start())
                 self._polls = self._loads.start(self._polling.run())
         self._missing = {name: failure.message for name, failure in failures.items() if name not in self._models}
         self._is_started = True

@@ -296,7 +296,7 @@ class ModelUpdates:
         ]
 
     def _let_go(self, candidate: ModelCandidate) -> None:
-        if candidate.folder.let_go():
+        if candidate.folder.release():
             self.drains.start_detached(asyncio.to_thread(candidate.folder.remove))
 
 

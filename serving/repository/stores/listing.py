@@ -8,7 +8,7 @@ from fsspec import AbstractFileSystem, available_protocols, get_filesystem_class
 from fsspec.core import url_to_fs
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import NEVER_AT_REST, FileState, FolderState
+from serving.repository.folders import NEVER_SETTLED, FileState, FolderState
 from serving.repository.stores.location import StoreLocation
 from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError
@@ -149,4 +149,4 @@ def _tag(entry: Mapping[str, Any]) -> str:
 
 def _folder_state(files: list[FileState]) -> FolderState:
     unique = {file.path: file for file in files}
-    return FolderState(tuple(unique[path] for path in sorted(unique)), NEVER_AT_REST)
+    return FolderState(tuple(unique[path] for path in sorted(unique)), NEVER_SETTLED)

@@ -183,7 +183,7 @@ class Mirror:
             snapshot = self._current.get(name)
             if snapshot is None or snapshot.state() != state:
                 return None
-            snapshot.hold()
+            snapshot.acquire()
             return snapshot
 
     def missing(self, name: str, state: FolderState) -> list[FileState]:
@@ -212,7 +212,7 @@ class Mirror:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._content(name, file), target)
         snapshot = Snapshot(path, origin, state)
-        snapshot.hold()
+        snapshot.acquire()
         self._replace(name, snapshot)
         self._drop_contents(name, {self._content(name, file).name for file in state.files})
         return snapshot
@@ -227,7 +227,7 @@ class Mirror:
             old = self._current.pop(name, None)
             if snapshot is not None:
                 self._current[name] = snapshot
-        if old is not None and old.let_go():
+        if old is not None and old.release():
             old.remove()
 
     def _drop_contents(self, name: str, wanted: set[str]) -> None:

@@ -36,7 +36,7 @@ class StoreRoot(Root):
     def names(self) -> list[str]:
         return self._connected().listing.names()
 
-    def look(self) -> Mapping[str, FolderState | None]:
+    def scan(self) -> Mapping[str, FolderState | None]:
         return self._connected().listing.models()
 
     def has(self, name: str) -> bool:
@@ -65,9 +65,9 @@ class StoreRoot(Root):
             if error is not None:
                 raise error
             if now != state:
-                what = f"the objects of {self.place(name)} changed while they were read: {_diff(state, now)}"
+                what = f"the objects of {self.location(name)} changed while they were read: {_diff(state, now)}"
                 raise StoreFailure(what)
-            return connection.mirror.snapshot(name, self.place(name), state)
+            return connection.mirror.snapshot(name, self.location(name), state)
 
     def _connected(self) -> "_Connection":
         with self._guard:

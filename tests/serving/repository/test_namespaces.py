@@ -148,8 +148,8 @@ def test_namespaces_of_folders_of_one_name() -> None:
 
 def test_names_without_need_are_plain() -> None:
     naming = Naming.of([("one", "a"), ("two", "a"), ("two", "b")], has_namespaces=True)
-    assert set(naming.places) == {"one::a", "two::a", "b"}
+    assert set(naming.folders) == {"one::a", "two::a", "b"}
     assert naming.canonical("two::b") == "b"
     assert naming.canonical("one::a") == "one::a"
     assert naming.choices == {"a": ("one::a", "two::a")}
-    assert set(Naming.of([("one", "a"), ("two", "a")], has_namespaces=False).places) == {"a"}
+    assert set(Naming.of([("one", "a"), ("two", "a")], has_namespaces=False).folders) == {"a"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.repository.folders import FolderState, LocalRoot, folder_state
+from serving.repository.folders import FolderState, LocalRoot, scan_folder
 from serving.repository.managed_model import ModelState
-from serving.repository.polling import Changes, Poller
+from serving.repository.polling import ChangeDetector, Changes
 from serving.repository.repository import ModelRepository
 from serving.repository.roots import RepositoryScan, Roots
 from serving.repository.settings import ControlMode
@@ -147,14 +147,14 @@ async def test_a_slow_load_holds_up_no_other(bench: Bench, root: Path) -> None:
 
 async def test_polling_goes_on_after_an_error(bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await polling(bench)
-    look, errors = Roots.look, [ValueError("unforeseen")]
+    scan, errors = Roots.scan, [ValueError("unforeseen")]
 
     def fail_once(roots: Roots) -> RepositoryScan:
         if errors:
             raise errors.pop()
-        return look(roots)
+        return scan(roots)
 
-    monkeypatch.setattr(Roots, "look", fail_once)
+    monkeypatch.setattr(Roots, "scan", fail_once)
     write_model(root, "a", 1)
     await until(lambda: "a" in stamps(repository))
     assert not errors
@@ -176,37 +176,37 @@ async def test_two_roots_of_one_name(tmp_path: Path) -> None:
     await repository.close()
 
 
-pieces = st.lists(st.sampled_from(["look", "piece"]), min_size=1, max_size=30)
+pieces = st.lists(st.sampled_from(["scan", "piece"]), min_size=1, max_size=30)
 
 
 @settings(deadline=None, max_examples=60)
 @given(pieces=pieces)
-def test_only_what_two_looks_saw_the_same_is_taken(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]) -> None:
-    """A model copied file by file and file in pieces, with looks at any moment between."""
+def test_only_what_two_scans_saw_the_same_is_taken(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]) -> None:
+    """A model copied file by file and file in pieces, with scans at any moment between."""
     root = tmp_path_factory.mktemp("root")
-    poller, roots = Poller(), Roots([LocalRoot(root)])
+    poller, roots = ChangeDetector(), Roots([LocalRoot(root)])
     copied: list[int] = []
     taken_after: list[int] = []
     num_copied = 0
-    last_looks: list[int] = []
+    last_scans: list[int] = []
     for step in pieces:
         if step == "piece":
             _copy_piece(root, num_copied)
             num_copied += 1
             copied.append(num_copied)
             continue
-        changes = poller.take(roots.look())
-        last_looks.append(num_copied)
+        changes = poller.take(roots.scan())
+        last_scans.append(num_copied)
         if "a" in changes.changed:
             taken_after.append(num_copied)
-            assert last_looks[-2:] == [num_copied, num_copied]
+            assert last_scans[-2:] == [num_copied, num_copied]
     assert taken_after == sorted(set(taken_after))
     for _ in range(2):
-        changes = poller.take(roots.look())
+        changes = poller.take(roots.scan())
         taken_after += [num_copied] * ("a" in changes.changed)
     assert (taken_after[-1:] == [num_copied]) == bool(num_copied)
     shutil.rmtree(root / "a", ignore_errors=True)
-    removed = poller.take(roots.look()).removed
+    removed = poller.take(roots.scan()).removed
     assert removed == (("a",) if num_copied else ())
 
 
@@ -223,49 +223,49 @@ def test_a_copy_with_old_times_is_as_new_as_it_is(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "a", 1)
     for path in folder.rglob("*"):
         os.utime(path, (1, 1))
-    changed_ns = folder_state(folder).changed_ns
+    changed_ns = scan_folder(folder).changed_ns
     assert changed_ns > 1_000_000_000_000_000_000
-    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
-    assert not poller.take(roots.look(), settled_before_ns=changed_ns).changed
-    assert list(poller.take(roots.look()).changed) == ["a"]
-    assert list(Poller().take(roots.look(), settled_before_ns=changed_ns + 1).changed) == ["a"]
+    poller, roots = ChangeDetector(), Roots([LocalRoot(tmp_path)])
+    assert not poller.take(roots.scan(), settled_before_ns=changed_ns).changed
+    assert list(poller.take(roots.scan()).changed) == ["a"]
+    assert list(ChangeDetector().take(roots.scan(), settled_before_ns=changed_ns + 1).changed) == ["a"]
 
 
-def test_a_folder_that_vanishes_under_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_under_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "a", 1)
-    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
+    poller, roots = ChangeDetector(), Roots([LocalRoot(tmp_path)])
 
     def vanish(folder: Path) -> FolderState:
         raise FileNotFoundError(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("serving.repository.folders.folder_state", vanish)
+        patch.setattr("serving.repository.folders.scan_folder", vanish)
         for _ in range(3):
-            assert poller.take(roots.look()) == Changes({}, (), is_resting=False)
-    poller.take(roots.look())
-    assert poller.take(roots.look()).changed.keys() == {"a"}
+            assert poller.take(roots.scan()) == Changes({}, (), is_settled=False)
+    poller.take(roots.scan())
+    assert poller.take(roots.scan()).changed.keys() == {"a"}
 
 
 def test_links_to_nowhere_and_to_themselves(tmp_path: Path) -> None:
     write_model(tmp_path, "a", 1)
     os.symlink(tmp_path / "nowhere", tmp_path / "a" / "dangling")
     os.symlink(tmp_path / "a", tmp_path / "a" / "loop")
-    poller, roots = Poller(), Roots([LocalRoot(tmp_path)])
-    poller.take(roots.look())
-    assert poller.take(roots.look()).changed.keys() == {"a"}
+    poller, roots = ChangeDetector(), Roots([LocalRoot(tmp_path)])
+    poller.take(roots.scan())
+    assert poller.take(roots.scan()).changed.keys() == {"a"}
 
 
-async def test_what_comes_between_a_look_and_its_load_waits(
+async def test_what_comes_between_a_scan_and_its_load_waits(
     bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version whose copy begins just when another change is taken up, and goes on from look to look."""
+    """A version whose copy begins just when another change is taken up, and goes on from scan to scan."""
     folder = write_model(root, "a", 1)
     repository = await polling(bench)
-    look, pieces = Roots.look, iter(["fail", "fai", "f", "7"])
+    scan, pieces = Roots.scan, iter(["fail", "fai", "f", "7"])
     seen: list[object] = [None]
 
-    def look_and_copy(roots: Roots) -> RepositoryScan:
-        now = look(roots)
+    def scan_and_copy(roots: Roots) -> RepositoryScan:
+        now = scan(roots)
         seen.append(now.models["a"])
         is_taken_now = (folder / "labels.txt").exists() and seen[-1] == seen[-2]
         if is_taken_now or (folder / "2").exists():
@@ -274,7 +274,7 @@ async def test_what_comes_between_a_look_and_its_load_waits(
                 write_version(folder, 2, piece)
         return now
 
-    monkeypatch.setattr(Roots, "look", look_and_copy)
+    monkeypatch.setattr(Roots, "scan", scan_and_copy)
     (folder / "labels.txt").write_text("a change that is taken up")
     await until(lambda: 2 in stamps(repository)["a"])
     assert await ask(repository, "a") == 7
@@ -302,16 +302,16 @@ async def test_a_member_that_is_being_copied_is_not_loaded_for_its_ensemble(
     bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = await polling(bench)
-    look, pieces = Roots.look, iter(["hal", "half", "half a", "3"])
+    scan, pieces = Roots.scan, iter(["hal", "half", "half a", "3"])
 
-    def copy_and_look(roots: Roots) -> RepositoryScan:
+    def copy_and_scan(roots: Roots) -> RepositoryScan:
         piece = next(pieces, None)
         if piece is not None:
             write_model(root, "inner", piece)
-        return look(roots)
+        return scan(roots)
 
     write_model(root, "outer", 0, config=ensemble_config("inner"))
-    monkeypatch.setattr(Roots, "look", copy_and_look)
+    monkeypatch.setattr(Roots, "scan", copy_and_scan)
     await until(lambda: "outer" in stamps(repository))
     assert bench.stamp.loads == [("inner", 1)]
     assert await ask(repository, "outer") == 3
