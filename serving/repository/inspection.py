@@ -1,4 +1,7 @@
-"""Every model of one or more repositories, inspected."""
+"""Inspection of a repository without serving it (`sluice repository check`): a report of each model.
+
+Reads the file system, but no model file: for threads.
+"""
 
 import difflib
 import re
@@ -32,22 +35,25 @@ from serving.request import LATEST
 from serving.spec import ModelSource, build_spec, inner_path
 from sluice.errors import SluiceError
 
+_ALMOST_VERSION = re.compile(r"[vV]?_?[0-9][0-9._]*")
+
 
 class Verdict(StrEnum):
-    """Of one model."""
+    """Outcome of a model's inspection."""
 
     OK = "ok"
     NOTES = "notes"
-    """It would load, and not everything is as it is written."""
+    """It would load, with notes on what is not served as written."""
     ERROR = "error"
     """It would not load."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """`folders`: where it lies, more than one where several repositories have it. `versions`: what would be served.
+    """What the inspection found in one model.
 
-    `config_file` is where lines of findings are; "" where the model has none.
+    `folders` are its locations, more than one where several repositories have it. `config_file` is the file that lines
+    of findings refer to, "" where it has none. `versions` are those that would be served.
     """
 
     name: str
@@ -58,7 +64,7 @@ class ModelReport:
     notes: tuple[Finding, ...] = ()
     errors: tuple[Finding, ...] = ()
     runtime: RuntimeReport | None = None
-    """Of language models that would load."""
+    """Set for language models that would load."""
 
     @property
     def verdict(self) -> Verdict:
@@ -67,14 +73,131 @@ class ModelReport:
         return Verdict.NOTES if self.notes else Verdict.OK
 
     def with_errors(self, *errors: Finding) -> "ModelReport":
-        """Besides those that there are."""
+        """Return the report with more errors."""
         return replace(self, errors=(*self.errors, *errors))
 
 
-def load_errors(candidate: ModelCandidate, place: str, registry: BackendRegistry) -> Iterator[Finding]:
-    """Why it would not load. `place` is the folder as messages have it."""
+@dataclass(frozen=True, slots=True)
+class InspectedModel:
+    """An inspected folder. `candidate` is None where it holds no valid model."""
+
+    report: ModelReport
+    written: WrittenConfig
+    candidate: ModelCandidate | None = None
+
+
+def inspect_repositories(
+    roots: Sequence[Root], registry: BackendRegistry, *, has_namespaces: bool = False
+) -> list[ModelReport]:
+    """Return a report of each model, by name. Raises SluiceError and OSError where a root cannot be read."""
+    together = Roots(roots, has_namespaces=has_namespaces)
+    names = together.names()
+    models = {name: _inspect(together, _locations(roots, name), name, registry) for name in names}
+    reports = _check_ensembles(models)
+    return [reports[name] for name in names]
+
+
+def _locations(roots: Sequence[Root], name: str) -> tuple[str, ...]:
+    plain = name.rpartition(SEPARATOR)[2]
+    return tuple(root.location(plain) for root in roots if root.has(plain))
+
+
+def _inspect(roots: Roots, locations: tuple[str, ...], name: str, registry: BackendRegistry) -> InspectedModel:
+    try:
+        found = roots.open(name)
+    except (SluiceError, OSError) as error:
+        return _unread(name, locations, error)
+    if found is None:
+        return _unread(name, locations, FileNotFoundError(f"the folder of model '{name}' has gone"))
+    try:
+        location = locations[0] if len(locations) == 1 else str(found.folder.path)
+        return _inspect_found(roots, found, name, location, registry)
+    finally:
+        if found.folder.release():
+            found.folder.remove()
+
+
+def _inspect_found(
+    roots: Roots, found: FoundModel, name: str, location: str, registry: BackendRegistry
+) -> InspectedModel:
+    def member(namespace: str, step: str) -> str:
+        return roots.member(found.namespace, namespace, step)
+
+    try:
+        return _inspect_folder(name, found.folder, location, registry, member)
+    except OSError as error:
+        return _unread(name, (location,), error)
+
+
+def _unread(name: str, locations: tuple[str, ...], error: Exception) -> InspectedModel:
+    found = error_findings(error) if isinstance(error, SluiceError) else (Finding(f"it cannot be read: {error}"),)
+    return InspectedModel(ModelReport(name, locations, errors=found), WrittenConfig(ModelConfig(), NOWHERE))
+
+
+def _inspect_folder(
+    name: str, folder: ModelFolder, location: str, registry: BackendRegistry, member: ResolveMember | None = None
+) -> InspectedModel:
+    """Inspect one model. `location` is its folder in messages; `member` is that of `read_candidate`."""
+    file = folder.path / CONFIG_FILENAME
+    report = ModelReport(name, (location,), f"{location}/{CONFIG_FILENAME}" if file.exists() else "")
+    written = WrittenConfig(ModelConfig(), NOWHERE)
+    try:
+        if report.config_file:
+            written = read_pbtxt(file)
+        candidate = read_candidate(name, folder, registry, is_strict=False, member=member)
+    except SluiceError as error:
+        errors = written.locations.locate_all(error_findings(error))
+        return InspectedModel(replace(report, errors=errors), written)
+    backend = registry.find(candidate.config.backend or ENSEMBLE)
+    notes = (
+        *written.notes,
+        *_ignored_fields(written.config, candidate, backend),
+        *(_machine_notes(candidate, backend) if backend is not None else ()),
+        *_folder_notes(folder.path),
+    )
+    report = replace(
+        report,
+        backend=candidate.config.backend or ENSEMBLE,
+        versions=candidate.versions,
+        notes=tuple(sorted(written.locations.locate_all(notes), key=lambda each: each.line or 0)),
+        errors=written.locations.locate_all(_load_errors(candidate, location, registry)),
+        runtime=_find_runtime(candidate, backend),
+    )
+    return InspectedModel(report, written, candidate)
+
+
+def _find_runtime(candidate: ModelCandidate, backend: Backend | None) -> RuntimeReport | None:
+    """Return the runtime of its newest version; None where the backend has no choice, and where it would not load."""
+    if backend is None or not candidate.versions:
+        return None
+    try:
+        return backend.check(ModelSource(candidate.folder.path, candidate.versions[-1], candidate.config))
+    except SluiceError:
+        return None  # the error is reported already
+
+
+def _ignored_fields(written: ModelConfig, candidate: ModelCandidate, backend: Backend | None) -> list[Finding]:
+    """Return findings on ignored fields as written, without defaults, for the backend that the files tell."""
+    config = ModelConfig()
+    config.CopyFrom(written)
+    config.backend, config.platform = candidate.config.backend, candidate.config.platform
+    return ignored_field_findings(config, backend)
+
+
+def _folder_notes(folder: Path) -> Iterator[Finding]:
+    """Yield notes on folders that look like versions and are none."""
+    known = {str(version) for version in list_versions(folder)}
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and each.name not in known and _ALMOST_VERSION.fullmatch(each.name):
+            number = re.sub(r"\D", " ", each.name).split()[0].lstrip("0") or "1"
+            message = f"folder '{each.name}' is no version and is not served: versions are whole numbers from 1"
+            yield Finding(message, fix=f"mv {each.name} {number}")
+
+
+def _load_errors(candidate: ModelCandidate, location: str, registry: BackendRegistry) -> Iterator[Finding]:
+    """Yield the errors with which the model would not load. `location` is its folder in messages."""
     if not candidate.versions:
-        yield _no_version(candidate, place)
+        yield _no_version(candidate, location)
     try:
         backend = registry.get(candidate.config.backend or ENSEMBLE)
     except SluiceError as error:
@@ -83,20 +206,20 @@ def load_errors(candidate: ModelCandidate, place: str, registry: BackendRegistry
     config = ModelConfig()
     config.CopyFrom(candidate.config)
     config.default_model_filename = config.default_model_filename or backend.default_model_filename
-    yield from _failure(lambda: configured_weights(config), f'parameters["{PARAMETER}"]')
-    of_tensors = list(_failure(lambda: check_tensors(config, is_complete=False)))
+    yield from _raised_findings(lambda: configured_weights(config), f'parameters["{PARAMETER}"]')
+    of_tensors = list(_raised_findings(lambda: check_tensors(config, is_complete=False)))
     yield from of_tensors
     for version in candidate.versions:
         yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend)
     source = ModelSource(candidate.folder.path, candidate.versions[-1] if candidate.versions else 1, config)
     yield from _label_errors(source)
-    yield from _failure(lambda: read_initial_states(source), "sequence_batching.state")
+    yield from _raised_findings(lambda: read_initial_states(source), "sequence_batching.state")
     if not of_tensors:
-        yield from _failure(lambda: read_samples(config, source.folder), "model_warmup")
+        yield from _raised_findings(lambda: read_samples(config, source.folder), "model_warmup")
 
 
-def _failure(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
-    """What `check` raises; `path` is what it looks at."""
+def _raised_findings(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
+    """Yield the findings that `check` raises. `path` is the field that it checks."""
     try:
         check()
     except SluiceError as error:
@@ -104,19 +227,19 @@ def _failure(check: Callable[[], object], path: str = "") -> Iterator[Finding]:
             yield each if each.path else Finding(each.message, path, each.fix)
 
 
-def _no_version(candidate: ModelCandidate, place: str) -> Finding:
+def _no_version(candidate: ModelCandidate, location: str) -> Finding:
     message = f"at least one version must be available under the version policy of model '{candidate.name}'"
     available = list_versions(candidate.folder.path)
     if available:
         listed = ", ".join(map(str, available))
         fix = f"version_policy {{ specific {{ versions: [{available[-1]}] }} }}; there are {listed}"
         return Finding(message, "version_policy", fix)
-    return Finding(f"{message}; its folder has no version", fix=f"{place}/1 with the model's file in it")
+    return Finding(f"{message}; its folder has no version", fix=f"{location}/1 with the model's file in it")
 
 
 def _version_errors(source: ModelSource, backend: Backend) -> Iterator[Finding]:
     config = source.config
-    yield from _failure(lambda: backend.check(source))
+    yield from _raised_findings(lambda: backend.check(source))
     if config.default_model_filename and not _chooses_file(config, backend):
         yield from _missing_file(source, config.default_model_filename, "default_model_filename")
 
@@ -152,12 +275,12 @@ def _label_errors(source: ModelSource) -> Iterator[Finding]:
 
 
 def _chooses_file(config: ModelConfig, backend: Backend) -> bool:
-    """Whether the device's compute capability chooses the file."""
+    """Return whether the GPU's compute capability chooses the file."""
     return "cc_model_filenames" in backend.supported_fields and bool(config.cc_model_filenames)
 
 
-def machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Finding]:
-    """What would be missed where it is served: this machine, or the devices of a file's capability, may be others."""
+def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Finding]:
+    """Yield notes on what is missing here, and may be there on the machine that serves the model."""
     yield from backend.machine_findings(candidate.config)
     for version in candidate.versions if _chooses_file(candidate.config, backend) else ():
         source = ModelSource(candidate.folder.path, version, candidate.config)
@@ -165,93 +288,8 @@ def machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Findi
             yield from _missing_file(source, filename, "cc_model_filenames")
 
 
-_ALMOST_VERSION = re.compile(r"[vV]?_?[0-9][0-9._]*")
-
-
-@dataclass(frozen=True, slots=True)
-class InspectedModel:
-    """A model as its folder has it. `candidate` is None where no model can be made of that."""
-
-    report: ModelReport
-    written: WrittenConfig
-    candidate: ModelCandidate | None = None
-
-
-def inspect_folder(
-    name: str, folder: ModelFolder, place: str, registry: BackendRegistry, member: ResolveMember | None = None
-) -> InspectedModel:
-    """`place` is the folder as messages have it; `member` as `read_candidate` takes it."""
-    file = folder.path / CONFIG_FILENAME
-    report = ModelReport(name, (place,), f"{place}/{CONFIG_FILENAME}" if file.exists() else "")
-    written = WrittenConfig(ModelConfig(), NOWHERE)
-    try:
-        if report.config_file:
-            written = read_pbtxt(file)
-        candidate = read_candidate(name, folder, registry, is_strict=False, member=member)
-    except SluiceError as error:
-        errors = written.locations.locate_all(error_findings(error))
-        return InspectedModel(replace(report, errors=errors), written)
-    backend = registry.find(candidate.config.backend or ENSEMBLE)
-    notes = (
-        *written.notes,
-        *_unobeyed(written.config, candidate, backend),
-        *(machine_notes(candidate, backend) if backend is not None else ()),
-        *_folder_notes(folder.path),
-    )
-    report = replace(
-        report,
-        backend=candidate.config.backend or ENSEMBLE,
-        versions=candidate.versions,
-        notes=tuple(sorted(written.locations.locate_all(notes), key=lambda each: each.line or 0)),
-        errors=written.locations.locate_all(load_errors(candidate, place, registry)),
-        runtime=_runtime(candidate, backend),
-    )
-    return InspectedModel(report, written, candidate)
-
-
-def _runtime(candidate: ModelCandidate, backend: Backend | None) -> RuntimeReport | None:
-    """What would run its newest version; None where the backend does not say, and where it would not load."""
-    if backend is None or not candidate.versions:
-        return None
-    try:
-        return backend.check(ModelSource(candidate.folder.path, candidate.versions[-1], candidate.config))
-    except SluiceError:
-        return None  # it is among the errors
-
-
-def _unobeyed(written: ModelConfig, candidate: ModelCandidate, backend: Backend | None) -> list[Finding]:
-    """Of what is written; the candidate's configuration has defaults besides, and the backend that files tell."""
-    asked = ModelConfig()
-    asked.CopyFrom(written)
-    asked.backend, asked.platform = candidate.config.backend, candidate.config.platform
-    return ignored_field_findings(asked, backend)
-
-
-def _folder_notes(folder: Path) -> Iterator[Finding]:
-    """Folders that look like versions and are none."""
-    known = {str(version) for version in list_versions(folder)}
-    for each in sorted(folder.iterdir()):
-        if each.is_dir() and each.name not in known and _ALMOST_VERSION.fullmatch(each.name):
-            number = re.sub(r"\D", " ", each.name).split()[0].lstrip("0") or "1"
-            message = f"folder '{each.name}' is no version and is not served: versions are whole numbers from 1"
-            yield Finding(message, fix=f"mv {each.name} {number}")
-
-
-class _DeclaredModel(Model):
-    """A model that is not loaded: what its configuration declares."""
-
-    def __init__(self, candidate: ModelCandidate) -> None:
-        super().__init__(candidate.config, build_spec(candidate.config, candidate.versions[-1]))
-
-    def _start(self, job: InferJob) -> None:
-        raise AssertionError("nobody asks a model that is not loaded")
-
-    async def close(self) -> None:
-        pass
-
-
-def with_ensembles(models: Mapping[str, InspectedModel]) -> dict[str, ModelReport]:
-    """The reports of all models, with what is wrong between ensembles and their members."""
+def _check_ensembles(models: Mapping[str, InspectedModel]) -> dict[str, ModelReport]:
+    """Return the reports of all models, with errors between ensembles and their members."""
     reports = {name: each.report for name, each in models.items()}
     candidates = {name: each.candidate for name, each in models.items() if each.candidate is not None}
     order, circular = load_order({name: each.members for name, each in candidates.items()})
@@ -259,24 +297,24 @@ def with_ensembles(models: Mapping[str, InspectedModel]) -> dict[str, ModelRepor
         reports[name] = reports[name].with_errors(
             *models[name].written.locations.locate_all((Finding(reason, "ensemble_scheduling"),))
         )
-    # Members come before their ensembles, so that what is wrong with one is known to those above it.
+    # Members come before their ensembles, which need their verdicts.
     for name in order:
         if candidates[name].is_ensemble:
-            found = tuple(_findings(candidates[name], candidates, reports))
+            found = tuple(_check_ensemble(candidates[name], candidates, reports))
             reports[name] = reports[name].with_errors(*models[name].written.locations.locate_all(found))
     return reports
 
 
-def _findings(
+def _check_ensemble(
     ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate], reports: Mapping[str, ModelReport]
 ) -> Iterator[Finding]:
-    found = list(_members(ensemble, candidates, reports))
+    found = list(_check_members(ensemble, candidates, reports))
     yield from found
     if not found:
-        yield from _tensors(ensemble, candidates)
+        yield from _check_ensemble_tensors(ensemble, candidates)
 
 
-def _members(
+def _check_members(
     ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate], reports: Mapping[str, ModelReport]
 ) -> Iterator[Finding]:
     name = ensemble.name
@@ -302,8 +340,8 @@ def _members(
             )
 
 
-def _tensors(ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate]) -> Iterator[Finding]:
-    """Only where every member declares its tensors: of the others, the files tell when they are loaded."""
+def _check_ensemble_tensors(ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate]) -> Iterator[Finding]:
+    """Check the tensors between steps, where every member declares its own. Others are known only at the load."""
     members = [candidates[step.model_name] for step in ensemble.config.ensemble_scheduling.step]
     if not ensemble.versions or not all(each.config.input and each.config.output for each in members):
         return
@@ -317,50 +355,14 @@ def _tensors(ensemble: ModelCandidate, candidates: Mapping[str, ModelCandidate])
             yield Finding(each.message, each.path or "ensemble_scheduling", each.fix)
 
 
-def inspect_repositories(
-    roots: Sequence[Root], registry: BackendRegistry, *, has_namespaces: bool = False
-) -> list[ModelReport]:
-    """A report of each model, by name. Reads folders: for a thread.
+class _DeclaredModel(Model):
+    """A model that is not loaded, for its declared signature."""
 
-    Raises SluiceError and OSError where a root cannot be read.
-    """
-    together = Roots(roots, has_namespaces=has_namespaces)
-    names = together.names()
-    models = {name: _inspect(together, _places(roots, name), name, registry) for name in names}
-    reports = with_ensembles(models)
-    return [reports[name] for name in names]
+    def __init__(self, candidate: ModelCandidate) -> None:
+        super().__init__(candidate.config, build_spec(candidate.config, candidate.versions[-1]))
 
+    def _start(self, job: InferJob) -> None:
+        raise AssertionError("nobody asks a model that is not loaded")
 
-def _places(roots: Sequence[Root], name: str) -> tuple[str, ...]:
-    plain = name.rpartition(SEPARATOR)[2]
-    return tuple(root.location(plain) for root in roots if root.has(plain))
-
-
-def _inspect(roots: Roots, places: tuple[str, ...], name: str, registry: BackendRegistry) -> InspectedModel:
-    try:
-        found = roots.open(name)
-    except (SluiceError, OSError) as error:
-        return _unread(name, places, error)
-    if found is None:
-        return _unread(name, places, FileNotFoundError(f"the folder of model '{name}' has gone"))
-    try:
-        place = places[0] if len(places) == 1 else str(found.folder.path)
-        return _inspect_found(roots, found, name, place, registry)
-    finally:
-        if found.folder.release():
-            found.folder.remove()
-
-
-def _inspect_found(roots: Roots, found: FoundModel, name: str, place: str, registry: BackendRegistry) -> InspectedModel:
-    def member(namespace: str, step: str) -> str:
-        return roots.member(found.namespace, namespace, step)
-
-    try:
-        return inspect_folder(name, found.folder, place, registry, member)
-    except OSError as error:
-        return _unread(name, (place,), error)
-
-
-def _unread(name: str, places: tuple[str, ...], error: Exception) -> InspectedModel:
-    found = error_findings(error) if isinstance(error, SluiceError) else (Finding(f"it cannot be read: {error}"),)
-    return InspectedModel(ModelReport(name, places, errors=found), WrittenConfig(ModelConfig(), NOWHERE))
+    async def close(self) -> None:
+        pass

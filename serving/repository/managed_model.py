@@ -1,4 +1,4 @@
-"""One model of the repository by name: which of its versions serve, load, drain or have failed."""
+"""One model of the repository, with its versions: which serve, load, drain or have failed."""
 
 import asyncio
 import logging
@@ -14,9 +14,16 @@ from serving.repository.routing import Routing, VersionWeights, configured_weigh
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
 
+_log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
+"""Time that a model may take to close once it need not wait for requests."""
+UNLOADED = "unloaded"
+"""The index's reason for a version that was unloaded on purpose."""
+
 
 class ModelState(StrEnum):
-    """Of one version, in the repository index's words."""
+    """State of a version, as in the repository index."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -26,7 +33,7 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A row of the repository index. A model that was never loaded has its name alone: version 0 and no state."""
+    """A row of the repository index. A model that was never loaded has version 0 and no state."""
 
     name: str
     version: int = 0
@@ -34,17 +41,9 @@ class IndexEntry:
     reason: str = ""
 
 
-_log = logging.getLogger(__name__)
-
-_CLOSE_TIMEOUT_S = 10.0
-"""How long a model that need not wait for requests any more may take to free what it holds."""
-UNLOADED = "unloaded"
-"""The index's reason for a version that was taken away on purpose."""
-
-
 @dataclass(slots=True)
 class _Version:
-    """A version's state and, where it is READY, what serves it."""
+    """A version's state; where it is READY, with its loaded model."""
 
     state: ModelState
     reason: str = ""
@@ -59,13 +58,12 @@ class _Version:
 
 @dataclass(slots=True)
 class ManagedModel:
-    """Whatever changes it holds `lock`, so that loads and unloads of one model follow one another.
+    """A model by name. Every change holds `lock`, so that loads and unloads of one model follow one another.
 
-    `candidate` is what it was last loaded from. `is_wanted`: it is to serve, and an ensemble that its members left
-    comes back with them. `is_explicit`: asked for by name, not only as a member of an ensemble. `is_fixed`: it was
-    loaded elsewhere, and no folder replaces it. `has_folder`: it lies in the repository, and did not only come with a
-    request: whether anybody misses it when it does not serve. `weights` of its versions: what was asked for at run
-    time, which a load leaves as it is, over what its configuration says.
+    `candidate` is the one that it was last loaded from. `should_serve`: an ensemble that lost its members is loaded
+    again with them. `is_requested`: it was loaded by name, not only as a member of an ensemble. `is_external`: it was
+    loaded elsewhere, and no folder replaces it. `has_folder`: it is in the repository, which is not ready without it.
+    `set_weights`, set at run time, take precedence over `configured_weights`, and a load leaves them unchanged.
     """
 
     name: str
@@ -74,12 +72,12 @@ class ManagedModel:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     versions: dict[int, _Version] = field(default_factory=dict)
     candidate: ModelCandidate | None = None
-    is_wanted: bool = False
-    is_explicit: bool = False
-    is_fixed: bool = False
+    should_serve: bool = False
+    is_requested: bool = False
+    is_external: bool = False
     has_folder: bool = True
-    outdated: str = ""
-    """Why what serves is not what lies in the repository; "" where it is."""
+    stale_reason: str = ""
+    """The reason for which it serves other than what is in the repository; "" where it does not."""
     configured_weights: VersionWeights | None = None
     set_weights: VersionWeights | None = None
 
@@ -88,7 +86,7 @@ class ManagedModel:
         return self.set_weights or self.configured_weights
 
     def route(self, version: int, key: str) -> Model:
-        """As `find`; where no version is named and there are weights, the one that they give to `key`."""
+        """Return a version as `find` does; without a version number, the one that the weights choose for `key`."""
         weights = self.weights
         if version == LATEST and weights is not None:
             ready = {number: each.model for number, each in self.versions.items() if each.model is not None}
@@ -98,6 +96,7 @@ class ManagedModel:
         return self.find(version)
 
     def routing(self) -> Routing:
+        """Return the present shares of its versions."""
         ready = [model.version for model in self.ready]
         shares = self.weights.shares(ready) if self.weights is not None else {}
         if not shares and ready:
@@ -105,7 +104,10 @@ class ManagedModel:
         return Routing(self.weights, shares, self.set_weights is not None)
 
     def find(self, version: int) -> Model:
-        """Raises SluiceError in Triton's words: NOT_FOUND, or UNAVAILABLE for a version that is not ready."""
+        """Return a version, the highest ready one for LATEST.
+
+        Raises SluiceError in Triton's words: NOT_FOUND, or UNAVAILABLE for a version that is not ready.
+        """
         if version == LATEST:
             version = max((number for number, each in self.versions.items() if each.model is not None), default=LATEST)
             if version == LATEST:
@@ -120,12 +122,12 @@ class ManagedModel:
 
     @property
     def ready(self) -> list[Model]:
-        """Every version that serves, ascending."""
+        """The versions that serve, ascending."""
         return [each.model for _, each in sorted(self.versions.items()) if each.model is not None]
 
     @property
     def problem(self) -> str:
-        """Why it does not serve all that it should; "" where it does."""
+        """The reason for which it does not serve as it should; "" where it does."""
         if not self.has_folder:
             return ""
         for version, each in sorted(self.versions.items()):
@@ -137,36 +139,36 @@ class ManagedModel:
 
     def index(self) -> list[IndexEntry]:
         return [
-            IndexEntry(self.name, version, each.state, each.reason or (self.outdated if each.model else ""))
+            IndexEntry(self.name, version, each.state, each.reason or (self.stale_reason if each.model else ""))
             for version, each in sorted(self.versions.items())
         ]
 
     def add(self, model: Model) -> None:
-        """A version that was loaded elsewhere."""
+        """Add a version that was loaded elsewhere."""
         self.versions[model.version] = _Version(ModelState.READY, model=model)
-        self.is_wanted = self.is_explicit = self.is_fixed = True
+        self.should_serve = self.is_requested = self.is_external = True
 
-    def want(self, candidate: ModelCandidate) -> None:
-        """It is to serve; an ensemble that cannot now may be loaded when its members change."""
-        self.is_wanted = True
+    def plan_to_serve(self, candidate: ModelCandidate) -> None:
+        """Note that it should serve. An ensemble that cannot now may be loaded when its members change."""
+        self.should_serve = True
         if self.candidate is None and candidate.is_ensemble and not candidate.folder.is_temporary:
-            self._remember(candidate)
+            self._set_candidate(candidate)
 
     def fail(self, version: int, reason: str) -> None:
-        """Note why it cannot be loaded, without harm to what serves."""
+        """Note the reason for which it cannot be loaded. Versions that serve go on."""
         if self.ready:
-            self.outdated = f"what lies in the repository cannot be loaded: {reason.strip()}"
+            self.stale_reason = f"what lies in the repository cannot be loaded: {reason.strip()}"
         else:
             self.versions[version] = _Version(ModelState.UNAVAILABLE, reason)
 
     async def apply(self, candidate: ModelCandidate, loader: VersionLoader, *, is_forced: bool = False) -> bool:
-        """Serve what `candidate` says, and tell whether anything had to change. Hold the lock.
+        """Serve the candidate's versions. Returns whether anything changed. The caller holds the lock.
 
-        Versions that are as they were and not lost stay, unless `is_forced`. The others are loaded side by side, and
-        only when all of them are there do they take over, and versions that are not wanted any more go. Otherwise
+        Versions that are unchanged and not lost stay, unless `is_forced`. The others are loaded concurrently. Once all
+        are loaded they take over, and versions that the candidate does not have are unloaded. Where a load fails,
         everything stays as it was: raises SluiceError in Triton's words.
         """
-        if self.is_fixed:
+        if self.is_external:
             raise load_failed(self.name, "the server was started with a model of this name")
         if not candidate.versions:
             reason = f"at least one version must be available under the version policy of model '{self.name}'"
@@ -175,54 +177,54 @@ class ManagedModel:
             weights = configured_weights(candidate.config)
         except SluiceError as error:
             raise load_failed(self.name, error.message) from None
-        fresh = [version for version in candidate.versions if is_forced or not self._is_current(candidate, version)]
-        loaded = await self._load(candidate, fresh, loader)
+        changed = [version for version in candidate.versions if is_forced or not self._is_current(candidate, version)]
+        loaded = await self._load(candidate, changed, loader)
         for version, model in loaded.items():
             self._retire(version)
             candidate.folder.acquire()
             signature = candidate.signatures[version]
             self.versions[version] = _Version(ModelState.READY, "", model, signature, candidate.folder)
         self.configured_weights = weights
-        self.outdated = ""
+        self.stale_reason = ""
         for version in sorted(weights.by_version.keys() - set(candidate.versions)) if weights is not None else ():
             _log.warning("model '%s': version_weights name version %d, which does not serve", self.name, version)
-        gone = [version for version in self.versions if version not in candidate.versions]
-        for version in gone:
+        removed = [version for version in self.versions if version not in candidate.versions]
+        for version in removed:
             self._retire(version)
-        self._remember(candidate)
-        return bool(fresh or gone)
+        self._set_candidate(candidate)
+        return bool(changed or removed)
 
     def unload(self, reason: str = UNLOADED) -> None:
-        """Serve nothing any more; what is under way ends in the background. Hold the lock.
+        """Unload every version; requests in flight end in the background. The caller holds the lock.
 
-        What has failed stays so, as with the real server: only a load that goes well repairs it.
+        As in Triton, a failed version stays failed until a load succeeds.
         """
         for version, each in self.versions.items():
             if not each.has_failed:
                 self._retire(version, reason)
 
     def forget(self) -> None:
-        """It is not wanted any more, as whatever."""
-        self.is_wanted = self.is_explicit = self.is_fixed = False
+        """Forget that and why it should serve."""
+        self.should_serve = self.is_requested = self.is_external = False
         self.set_weights = None
-        self._remember(None)
+        self._set_candidate(None)
 
-    def _remember(self, candidate: ModelCandidate | None) -> None:
-        """Keep what it is loaded from, and with it a temporary folder: an ensemble may be loaded from it again."""
-        left, self.candidate = self.candidate, candidate
+    def _set_candidate(self, candidate: ModelCandidate | None) -> None:
+        """Set the candidate, and keep its folder even if temporary: an ensemble may be loaded from it again."""
+        previous, self.candidate = self.candidate, candidate
         if candidate is not None:
             candidate.folder.acquire()
-        if left is not None:
-            self._let_go(left.folder)
+        if previous is not None:
+            self._release(previous.folder)
 
-    def _let_go(self, folder: ModelFolder) -> None:
+    def _release(self, folder: ModelFolder) -> None:
         if folder.release():
             self.drains.start_detached(asyncio.to_thread(folder.remove))
 
     def keeps_override(self, candidate: ModelCandidate) -> bool:
-        """Whether these very files serve already, with the configuration that a request brought.
+        """Return whether the same files serve already, with a configuration from a request.
 
-        The real server, too, goes back to the folder's configuration only when something in the folder has changed.
+        As in Triton, the folder's configuration takes its place only once something in the folder has changed.
         """
         serving = self.candidate if self.ready and not any(model.is_lost for model in self.ready) else None
         return serving is not None and serving.is_overridden and serving.state == candidate.state
@@ -234,7 +236,7 @@ class ManagedModel:
         return serving.signature == candidate.signatures[version]
 
     async def _load(self, candidate: ModelCandidate, versions: list[int], loader: VersionLoader) -> dict[int, Model]:
-        """All of `versions`, or an error and none of them."""
+        """Load all of `versions`, or none of them and raise an error."""
         loaded: dict[int, Model] = {}
         problems: dict[int, SluiceError] = {}
 
@@ -267,7 +269,7 @@ class ManagedModel:
         return version in self.versions and self.versions[version].model is not None
 
     def _undo(self, loaded: dict[int, Model], problems: dict[int, SluiceError], candidate: ModelCandidate) -> None:
-        """A model is loaded whole or not at all: let go of the versions that went well."""
+        """Unload the versions that were loaded: a model is loaded as a whole or not at all."""
         for version, error in problems.items():
             if not self._serves(version):
                 self.versions[version] = _Version(ModelState.UNAVAILABLE, failure_reason(error))
@@ -279,14 +281,14 @@ class ManagedModel:
             self.drains.start_detached(self._drain(record, model, candidate.folder))
 
     def _retire(self, version: int, reason: str = UNLOADED) -> None:
-        """Take a version out of service; the requests under way end with it."""
+        """Take a version out of service. It is closed after the requests in flight."""
         record = self.versions.get(version)
         if record is None:
             return
         model, record.model = record.model, None
         if model is not None:
             record.state = ModelState.UNLOADING
-            # Not only when the drain begins: who has found it and still waits for a body must see it at once.
+            # Not only when the drain starts: a caller that still waits for a request's body must see it at once.
             model.retire()
             _log.info("model '%s' version %d takes no more requests: %s", self.name, version, reason)
             self.drains.start_detached(self._drain(record, model, record.folder, reason))
@@ -301,13 +303,13 @@ class ManagedModel:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 if not model.is_idle:
                     await model.close()
-                # Not cancelled: half a close would leave processes behind.
+                # Not cancelled: an unfinished close would leave processes behind.
                 await unloading
             raise
         finally:
             record.state, record.reason = ModelState.UNAVAILABLE, reason
             if folder is not None:
-                self._let_go(folder)
+                self._release(folder)
 
 
 def _unknown(what: str) -> SluiceError:

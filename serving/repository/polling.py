@@ -148,7 +148,7 @@ class RepositoryPoller:
         try:
             for name in changes.removed:
                 await self.updates.remove(name)
-            failures = await self.updates.load_seen(changes.changed)
+            failures = await self.updates.load_settled(changes.changed)
             again = [name for name, failure in failures.items() if isinstance(failure, StoreFailure)]
             again += self.updates.waiting_for(changes.changed.keys() - failures.keys())
             for name in again:

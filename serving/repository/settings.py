@@ -1,4 +1,4 @@
-"""What the repository says of its models."""
+"""Settings of the model repository."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,24 +6,24 @@ from pathlib import Path
 
 
 class ControlMode(StrEnum):
-    """Who decides what is loaded (`--model-control-mode`)."""
+    """Which models are loaded, and when (`--model-control-mode`)."""
 
     NONE = "none"
-    """Everything, once, at the start."""
+    """All models, once, at the start."""
     POLL = "poll"
-    """What lies there, looked at every `--repository-poll-secs`."""
+    """All models, scanned for changes every `--repository-poll-secs`."""
     EXPLICIT = "explicit"
-    """What `--load-model` names, then what clients ask for."""
+    """The models that `--load-model` names, then those that clients load."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
-    """How a repository reads and loads.
+    """How a repository reads and loads models.
 
-    More `num_parallel_loads` shorten the start and cost memory and processors meanwhile. `num_load_retries` of each
-    version that fails. `cache_path` is where remote stores are mirrored, None a temporary folder; what lies there is
-    not downloaded again by the next server. `has_namespaces`: models of one name in several repositories all serve.
-    `store_rest_s`: how long a model in a store must not have changed to be loaded, where polls do not tell.
+    More `num_parallel_loads` shorten the start, and cost memory and processors meanwhile. A version that fails is tried
+    again `num_load_retries` times. Remote stores are mirrored in `cache_path`, where the next server finds what it need
+    not download again; None is a temporary folder. `has_namespaces`: models of one name in several repositories all
+    serve. Without polls, a model in a store is loaded once it has not changed for `store_rest_s`.
     """
 
     num_parallel_loads: int = 4
