@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What the inspection found in one model.
+    """The findings of one model's inspection.
 
     `folders` are its locations, more than one where several repositories have it. `config_file` is the file that lines
     of findings refer to, "" where it has none. `versions` are those that would be served.

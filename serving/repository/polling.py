@@ -24,7 +24,7 @@ _FIRST_SCAN_REST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed at a scan: `changed` has the new folder state of each model to load, where it has one folder.
+    """Changes since an earlier scan: `changed` has the new folder state of each model to load, where it has one folder.
 
     `is_settled`: nothing is changing any more.
     """
