@@ -70,7 +70,7 @@ class HeldInstance(Instance):
 
     @property
     def ids(self) -> list[list[str]]:
-        """What ran: request ids by batch."""
+        """The request ids of each batch that ran."""
         return [[job.request.id for job in batch] for batch in self.batches]
 
 

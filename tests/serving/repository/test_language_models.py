@@ -1,4 +1,4 @@
-"""What a check tells of language models: which runtime would serve them, and what that obeys."""
+"""Reports of language models: the runtime that would serve them, and the settings that it obeys."""
 
 from pathlib import Path
 

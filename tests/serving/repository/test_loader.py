@@ -1,4 +1,4 @@
-"""What a version goes through between its backend's load and its first request."""
+"""The steps of a version between its backend's load and its first request."""
 
 import asyncio
 import logging

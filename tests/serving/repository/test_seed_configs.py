@@ -36,7 +36,7 @@ name: "piece" backend: "onnxruntime" max_batch_size: 64
 input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] } ]
 output [ { name: "logits" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-"""What a piece of a configuration is merged into: it stands before the base, so that its lines keep their numbers."""
+"""The rest of a model for a piece of a configuration, which is put before it so that its lines keep their numbers."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Served:
         return EngineConfig(model_path=path, dtype="f32", num_blocks=64, max_model_len=512, num_threads=1)
 
     async def start(self) -> dict[str, str]:
-        """What failed, by model."""
+        """Return the errors by model."""
         return {name: error.message for name, error in (await self.repository.start()).items()}
 
     async def aclose(self) -> None:

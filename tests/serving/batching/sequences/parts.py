@@ -42,7 +42,7 @@ def sequences(
 
 
 class Clients:
-    """Of one model: submit requests of sequences."""
+    """Clients of one model, who submit requests of sequences."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Clients:
         return caught.value.message
 
     def lost(self, of: int | str) -> str:
-        """What is said of a sequence that is lost."""
+        """Return the error message of a lost sequence."""
         with pytest.raises(SluiceError) as caught:
             self.submit("refused", of)
         assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -145,7 +145,7 @@ class Process(HeldInstance):
         self.num_starts = 1
 
     def die(self) -> None:
-        """What it ran fails."""
+        """Fail what it runs."""
         self.is_up = False
         if self._running is not None:
             jobs, done = self._running
@@ -155,7 +155,7 @@ class Process(HeldInstance):
             done()
 
     def give_back(self, job: InferJob) -> None:
-        """It wants the job once more."""
+        """Return one job of the batch to its scheduler, to run again."""
         assert self._running is not None
         jobs, done = self._running
         self._running = ([each for each in jobs if each is not job], done)

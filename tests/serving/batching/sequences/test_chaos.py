@@ -84,7 +84,7 @@ class Strict(Instance):
 
 
 class Client:
-    """Of one id: sends requests ahead, cancels some, and begins anew whenever something was refused or failed."""
+    """A client of one id: it sends requests ahead, cancels some, and starts again after an error."""
 
     def __init__(self, clients: Clients, id: int, chance: random.Random) -> None:
         self.clients = clients

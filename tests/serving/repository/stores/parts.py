@@ -47,7 +47,7 @@ class StoreBench(Bench):
 
 
 def stamps(repository: ModelRepository) -> dict[str, list[int]]:
-    """What serves: the versions' stamps by name."""
+    """Return the stamps of the versions that serve, by model."""
     found: dict[str, list[int]] = {}
     for model in repository.models():
         found.setdefault(model.name, []).append(model.stamp)  # type: ignore[attr-defined]

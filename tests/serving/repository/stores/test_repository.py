@@ -263,7 +263,7 @@ async def test_a_store_that_goes_away_keeps_what_is_served(
 async def test_nothing_settles_while_the_store_is_away(
     memory: Bucket, hooked: list[HookedFilesystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was in motion when the store went is in motion when it comes back."""
+    """A model that was changing when the store went away is still unsettled when it comes back."""
     memory.put_model("first", 1)
     bench = StoreBench(memory.url)
     repository = await polling(bench)
