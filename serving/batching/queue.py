@@ -54,7 +54,7 @@ class _Level:
 
 
 class JobQueue:
-    """Jobs in the order of service. The time of every operation is independent of the queue's length."""
+    """Jobs in the order of service. A long queue does not make adding, taking or removing jobs slower."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

@@ -29,7 +29,7 @@ ALL_MODELS = "*"
 _NUM_READERS = 16
 """Threads that read models' folders and wait for downloads. A store that hangs must not block the others."""
 _LOAD_TIMEOUT_S = 3600.0
-"""Limit on a load: longer than the slowest conversion of a large checkpoint, and short of a backend that hangs."""
+"""Limit on a load, longer than the slowest conversion of a large checkpoint. A backend must not hang for ever."""
 _DRAIN_TIMEOUT_S = 600.0
 """Time for which requests in flight may go on in a model that was unloaded or replaced."""
 
