@@ -30,14 +30,12 @@ from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.stages.backend import replace_python_stage
 from pipelines.text.model import text_model_of
-from serving.backend import BackendContext, ModelLookup
+from serving.backend import BackendContext, CustomMetrics, ModelLookup
 from serving.backends.registry import BackendRegistry
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.resources import parse_resources
-from serving.caching.opening import open_cache
-from serving.caching.store import CacheStore
-from serving.custom_metrics import CustomMetrics
-from serving.host_policy import HostPolicy, parse_host_policies
+from serving.batching.rate_limiter import RateLimiter, parse_resources
+from serving.caching import open_cache
+from serving.caching.response_cache import ResponseCache
+from serving.instance import HostPolicy, parse_host_policies
 from serving.latencies import LatencyOptions
 from serving.repository.loader import LoadHooks
 from serving.repository.repository import ModelRepository, RoutedModels
@@ -88,7 +86,7 @@ class Lent:
     metrics: GatewayMetrics
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
     custom_metrics: CustomMetrics | None = None
-    response_cache: CacheStore | None = None
+    response_cache: ResponseCache | None = None
     rate_limiter: RateLimiter | None = None
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     library: DocumentLibrary | None = None

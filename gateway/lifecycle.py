@@ -21,7 +21,8 @@ from engine.client.process import ProcessEngineClient
 from gateway.checkpoint import served_name
 from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
 from gateway.options.config import ServeConfig
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.managed_model import ModelState
+from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:  # imported for real while the engine loads

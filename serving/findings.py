@@ -1,4 +1,4 @@
-"""What there is to say of a configuration: a field, what is wrong with it, and what to write instead."""
+"""Findings: what is wrong with a configuration, in which field, and how to fix it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,40 +8,41 @@ from sluice.errors import ErrorCode, SluiceError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`path` is the field's, from the top: `input[1].dims`, `parameters["key"].string_value`; "" for the whole.
+    """One thing that is wrong or worth a note.
 
-    `remedy` is text for config.pbtxt or what to do, "" where the message says it all. `line` and `column` count from 1
-    and are there once the field was looked up in a text.
+    `path` is the field's, from the top: `input[1].dims`, `parameters["key"].string_value`; "" for the whole. `fix` is
+    text for config.pbtxt or an instruction, "" where the message says it all. `line` and `column` count from 1 and are
+    None until the field was located in a text.
     """
 
     message: str
     path: str = ""
-    remedy: str = ""
+    fix: str = ""
     line: int | None = None
     column: int | None = None
 
     def text(self, file: str = "") -> str:
-        """One line: `config.pbtxt:3: what is wrong; write: what to write`."""
-        place = ":".join(str(each) for each in (file, self.line, self.column) if each)
-        said = f"{self.message}; write: {self.remedy}" if self.remedy else self.message
-        return f"{place}: {said}" if place else said
+        """Return one line: `config.pbtxt:3: MESSAGE; write: FIX`."""
+        position = ":".join(str(each) for each in (file, self.line, self.column) if each)
+        text = f"{self.message}; write: {self.fix}" if self.fix else self.message
+        return f"{position}: {text}" if position else text
 
 
 class InvalidConfig(SluiceError):
-    """A configuration that cannot be served: a message for the wire, and all that is wrong."""
+    """A configuration that cannot be served: a message for the client, and every finding."""
 
     def __init__(self, findings: Iterable[Finding], message: str = "") -> None:
-        """Without a `message`, the first finding's is taken: Triton says one thing at a time."""
+        """Without a `message`, the first finding's is taken: Triton reports one error at a time."""
         self.findings = tuple(findings)
         first = self.findings[0]
         super().__init__(ErrorCode.INVALID, message or first.message, param=first.path or None)
 
 
-def refusal(message: str, path: str = "", remedy: str = "") -> InvalidConfig:
-    """The error for one field."""
-    return InvalidConfig([Finding(message, path, remedy)])
+def invalid_field(message: str, path: str = "", fix: str = "") -> InvalidConfig:
+    """Return the error for one field."""
+    return InvalidConfig([Finding(message, path, fix)])
 
 
-def findings_of(error: SluiceError) -> tuple[Finding, ...]:
-    """What `error` says of a configuration; of any other error its message."""
+def error_findings(error: SluiceError) -> tuple[Finding, ...]:
+    """Return the findings of an InvalidConfig; for any other error, one made of its message."""
     return error.findings if isinstance(error, InvalidConfig) else (Finding(error.message, error.param or ""),)

@@ -1,25 +1,27 @@
-"""Where each instance of a model runs, and what it asks of its host: `instance_group`, one entry an instance."""
+"""Instances of a model: where each runs (`instance_group`, `--host-policy`), and the interface that runs batches."""
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.job import Job
+from serving.job import InferJob
+from sluice.errors import ErrorCode, SluiceError
 
-if TYPE_CHECKING:
-    pass
-
-
+_NODES = Path("/sys/devices/system/node")
 _Group = ModelInstanceGroup
 _KINDS = {_Group.KIND_GPU: "GPU", _Group.KIND_MODEL: "MODEL"}
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an instance takes of the rate limiter while it runs a batch. One that is not global is each device's own."""
+    """A share of a rate limiter's resource that an instance holds while it runs a batch.
+
+    A global resource exists once, others once for each device.
+    """
 
     name: str
     count: int
@@ -28,11 +30,11 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance.
+    """Where one instance runs.
 
-    `kind` as the group asks: CPU, GPU or MODEL. `gpu` is the device that it is on, None for the CPU: also for kind GPU
-    where there is no GPU. `is_spillover`: a CPU instance of a model that has GPU instances too, which come first.
-    `is_passive`: it is there, and takes no requests. `priority` of the rate limiter, 0 the default and highest.
+    `kind` is the group's: CPU, GPU or MODEL. `gpu` is the device, None for the CPU, also for kind GPU where there is no
+    GPU. `is_spillover` marks a CPU instance of a model that has GPU instances too, which come first. A passive instance
+    is loaded and takes no requests. `priority` is for the rate limiter; 0 is the default and the highest.
     """
 
     name: str
@@ -46,22 +48,22 @@ class Placement:
     profiles: tuple[str, ...] = ()
 
 
-def placements_of(config: ModelConfig, num_gpus: int) -> list[Placement]:
-    """One for each instance that the groups ask for, named as Triton names them; a single one where there are none.
+def place_instances(config: ModelConfig, num_gpus: int) -> list[Placement]:
+    """Return a placement for each instance of the groups, named as Triton names them; without groups, a single one.
 
-    `num_gpus` is how many GPUs the backend can use. A group of GPUs that names none is on all of them.
+    `num_gpus` counts the GPUs that the backend can use. A GPU group that names no GPUs is on all of them.
     """
     groups = list(config.instance_group) or [_Group(name=config.name, kind=_Group.KIND_CPU, count=1)]
     has_gpu_group = any(_wants_gpu(group, num_gpus) for group in groups)
-    return [place for group in groups for place in _of_group(group, config.name, num_gpus, has_gpu_group)]
+    return [each for group in groups for each in _place_group(group, config.name, num_gpus, has_gpu_group)]
 
 
-def _of_group(group: ModelInstanceGroup, model: str, num_gpus: int, has_gpu_group: bool) -> list[Placement]:
+def _place_group(group: ModelInstanceGroup, model: str, num_gpus: int, has_gpu_group: bool) -> list[Placement]:
     wants_gpu = _wants_gpu(group, num_gpus)
     devices: list[int | None] = [None]
     if wants_gpu:
-        asked = list(group.gpus) or list(range(num_gpus)) or [0]
-        devices = [gpu if num_gpus else None for gpu in asked]
+        gpus = list(group.gpus) or list(range(num_gpus)) or [0]
+        devices = [gpu if num_gpus else None for gpu in gpus]
     limiter = group.rate_limiter
     return [
         Placement(
@@ -84,30 +86,126 @@ def _wants_gpu(group: ModelInstanceGroup, num_gpus: int) -> bool:
 
 
 class Instance(ABC):
-    """One copy of a model that runs one batch at a time: what `serving/batching` schedules onto."""
+    """One copy of a model, which runs one batch at a time. `serving/batching` schedules onto instances."""
 
     name: str
     placement: Placement | None = None
     """Where it runs; None where nothing depends on it."""
 
     num_starts: int = 0
-    """How often what it runs in has started: with every start, all that a model kept of its sequences is gone."""
+    """Starts of its process so far. Every start loses the state that the model kept of its sequences."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes a batch now or will: false while its process is being restarted."""
+        """Whether it can run a batch now or after the present one: false while its process is being restarted."""
         return True
 
     @abstractmethod
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         """Run `jobs` as one batch, on the event loop, without blocking it and without raising.
 
         Every job gets its responses, the last one final; errors go to the jobs. `done` is called once, when the
-        instance takes the next batch (a decoupled model may then still be answering). Sets the times in the jobs.
-        A job cancelled meanwhile still ends with a final response, which nobody sees. In place of a final response a
-        job may be given back with `Job.reschedule`.
+        instance can take the next batch (a decoupled model may then still be responding). The instance sets the times
+        in the jobs. A job cancelled meanwhile still ends with a final response, which is dropped. In place of a final
+        response, `InferJob.reschedule` may return a job to its scheduler.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Free it; jobs under way end in an error. Idempotent."""
+        """Free its memory and processes; running jobs end in an error. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """Cores and a NUMA node that instances are bound to. Empty `cores` and `numa_node` None bind to nothing."""
+
+    name: str
+    cores: frozenset[int] = frozenset()
+    numa_node: int | None = None
+
+    def bind(self, pid: int = 0) -> None:
+        """Bind a process to the cores; with 0, the calling thread and the threads that it starts from now on.
+
+        Memory comes from the node of the core that first writes to it. Raises OSError where the host forbids binding.
+        """
+        if self.cores:
+            os.sched_setaffinity(pid, self.cores)
+
+
+def choose_host_policy(placement: Placement, policies: Mapping[str, HostPolicy]) -> HostPolicy | None:
+    """Return the policy of an instance: the one its group names, else as in Triton `gpu_ID` or `cpu`; None for none."""
+    default = "cpu" if placement.gpu is None else f"gpu_{placement.gpu}"
+    return policies.get(placement.host_policy or default)
+
+
+def parse_host_policies(texts: Iterable[str]) -> dict[str, HostPolicy]:
+    """Parse `NAME,SETTING=VALUE` texts; settings of one name add up. Raises SluiceError INVALID.
+
+    Settings are `numa-node`, a number, and `cpu-cores`, cores and ranges of them: 0-3,8. A node without cores means
+    all of its cores. The calling thread must be allowed to use the cores.
+    """
+    policies: dict[str, HostPolicy] = {}
+    for text in texts:
+        name, comma, setting = text.partition(",")
+        key, equals, value = setting.partition("=")
+        if not (name and comma and key and equals and value):
+            raise _invalid(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
+        policies[name] = _with_setting(policies.get(name, HostPolicy(name)), key, value)
+    allowed = frozenset(os.sched_getaffinity(0))
+    return {name: replace(policy, cores=_usable_cores(policy, allowed)) for name, policy in policies.items()}
+
+
+def _usable_cores(policy: HostPolicy, allowed: frozenset[int]) -> frozenset[int]:
+    missing = policy.cores - allowed
+    if missing:
+        raise _invalid(
+            f"host policy '{policy.name}' asks for cores {_listed(missing)}, and the server may use {_listed(allowed)}"
+        )
+    if policy.cores or policy.numa_node is None:
+        return policy.cores
+    cores = _node_cores(policy.numa_node, policy.name) & allowed
+    if not cores:
+        raise _invalid(f"host policy '{policy.name}': the server may use no core of NUMA node {policy.numa_node}")
+    return cores
+
+
+def _with_setting(policy: HostPolicy, key: str, value: str) -> HostPolicy:
+    if key == "numa-node":
+        if not value.isdecimal():
+            raise _invalid(f"Parsing 'numa-node' value: Can't parse '{value}' to integer")
+        return replace(policy, numa_node=int(value))
+    if key == "cpu-cores":
+        return replace(policy, cores=parse_cores(value))
+    raise _invalid(f"host policy '{policy.name}' has no setting '{key}', there are numa-node and cpu-cores")
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """Parse `0-3,8` into numbers. Raises SluiceError INVALID."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        bounds = (first, last) if dash else (first, first)
+        if not all(each.isdecimal() for each in bounds) or int(bounds[0]) > int(bounds[1]):
+            raise _invalid(
+                "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>', or one core, "
+                f"with commas between several. Got {part}"
+            )
+        cores.update(range(int(bounds[0]), int(bounds[1]) + 1))
+    return frozenset(cores)
+
+
+def _node_cores(node: int, policy: str) -> frozenset[int]:
+    path = _NODES / f"node{node}" / "cpulist"
+    try:
+        text = path.read_text()
+    except OSError:
+        raise _invalid(f"host policy '{policy}' asks for NUMA node {node}, which this host has not") from None
+    return parse_cores(text) if text.strip() else frozenset()
+
+
+def _listed(cores: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(cores)))
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)

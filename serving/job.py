@@ -1,4 +1,4 @@
-"""One request under way in one model: where it stands, what it took, how it is cancelled."""
+"""A job: one request in flight in one model, with its times, its outcome and its cancellation."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -7,26 +7,26 @@ from typing import Protocol
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
-Receive = Callable[[InferResponse], None]
-"""Takes a job's responses, on the event loop; the last one is final. Must not raise and must not block."""
+ReceiveResponse = Callable[[InferResponse], None]
+"""Receives a job's responses, on the event loop; the last one is final. Must not raise and must not block."""
 
 
 class JobOwner(Protocol):
-    """The model that a job belongs to, which keeps its statistics and knows what is under way."""
+    """The model that a job belongs to. It keeps the statistics and counts what is in flight."""
 
-    def responded(self, job: "Job", response: InferResponse) -> None:
-        """Called with each response that the job passes on."""
+    def responded(self, job: "InferJob", response: InferResponse) -> None:
+        """Note a response that the job passes on."""
 
-    def finished(self, job: "Job") -> None:
-        """Called once, when the job is over."""
+    def finished(self, job: "InferJob") -> None:
+        """Note the end of the job. Called once."""
 
 
-class Job:
-    """Made by `Model.submit`, and driven by whoever holds it: the queue, then an instance. Event loop's thread only.
+class InferJob:
+    """A request that `Model.submit` accepted, driven by its holder: the queue, then an instance. Event loop only.
 
-    Times are perf_counter_ns; 0 is not yet. Whoever passes a point sets its time: `compute_started_ns` when the batch
-    is formed and handed to the instance, `infer_started_ns` when inputs are gathered, `infer_ended_ns` when the
-    library or worker has answered. Where only the first is set, all until the end counts as infer.
+    Times are perf_counter_ns; 0 is not yet. The holder sets them: `compute_started_ns` when the batch is formed and
+    handed to the instance, `infer_started_ns` when the inputs are gathered, `infer_ended_ns` when the library or worker
+    has answered. Where only the first is set, all time until the end counts as inference.
     """
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Job:
         "started_ns",
     )
 
-    def __init__(self, model: JobOwner, request: InferRequest, receive: Receive) -> None:
+    def __init__(self, model: JobOwner, request: InferRequest, receive: ReceiveResponse) -> None:
         self._model = model
         self._receive = receive
         self.request = request
@@ -55,20 +55,19 @@ class Job:
         self.infer_started_ns = 0
         self.infer_ended_ns = 0
         self.executed_batch_size = 0
-        """Rows of the batch that it ran in; 0 while it has not run."""
+        """Rows of the batch that it ran in; 0 until it runs."""
         self.num_responses = 0
         self.is_cancelled = False
         self.is_finished = False
         self.outcome: SluiceError | None = None
-        """The error of its last failed response; None where none failed."""
+        """The error of the last failed response; None where none failed."""
         self.on_cancel: Callable[[], None] | None = None
-        """What its present holder does about a cancellation. Called at most once."""
-
+        """The present holder's reaction to a cancellation. Called at most once."""
         self.on_reschedule: Callable[[], None] | None = None
-        """Who runs it again where the model asks for that; None where nobody does."""
+        """Runs the job again where the model asks for that; None where the scheduler cannot."""
 
     def reschedule(self) -> None:
-        """The model has not finished with it and wants it again, instead of a final response (iterative sequences)."""
+        """Run the request again in place of a final response, as the model asks (iterative sequences)."""
         if self.on_reschedule is None:
             reason = (
                 "the model asked to run the request again, which takes sequence_batching { iterative_sequence: true }"
@@ -80,7 +79,7 @@ class Job:
             self.on_reschedule()
 
     def respond(self, response: InferResponse) -> None:
-        """Pass a response on. After the final one, and to who has cancelled, nothing is passed any more."""
+        """Pass a response to the client, unless the job has ended or was cancelled."""
         if self.is_finished:
             return
         if response.error is not None:
@@ -97,15 +96,15 @@ class Job:
             self._model.finished(self)
 
     def fail(self, error: SluiceError) -> None:
-        """End it with `error`."""
+        """End the job with `error`."""
         self.respond(InferResponse(error=error))
 
     def cancel(self) -> None:
-        """Its client wants no more of it. Idempotent, legal in every state; its holder frees what it holds."""
+        """Cancel the job for its client; the holder frees its resources. Idempotent, legal in every state."""
         if self.is_cancelled or self.is_finished:
             return
         self.is_cancelled = True
         self.outcome = SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
-        holder, self.on_cancel = self.on_cancel, None
-        if holder is not None:
-            holder()
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()

@@ -1,33 +1,36 @@
-"""What every protocol calls: a model version, whatever runs behind it."""
+"""A model version, which every protocol calls whatever runs behind it, and its callbacks as awaitables."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.check import check_request
-from serving.job import Job, Receive
+from serving.job import InferJob, ReceiveResponse
 from serving.request import InferRequest, InferResponse
+from serving.request_check import check_request
 from serving.spec import ModelSpec
 from serving.statistics import ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
 
-_NOTHING_ASKED = InferRequest(inputs={})
+MAX_UNREAD = 16_384
+"""Most responses that a stream's reader may be behind. One further behind is cancelled: it would fill the memory."""
+_EMPTY_REQUEST = InferRequest(inputs={})
 
 
 class Model(ABC):
-    """One version of one model, loaded. Everything happens on the event loop's thread."""
+    """One loaded version of a model. Everything happens on the event loop's thread."""
 
     def __init__(self, config: ModelConfig, spec: ModelSpec, labels: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`labels` of outputs that have a label file, by output name."""
+        """`labels`: the lines of each output's label file, by output name."""
         self.config = config
         self.spec = spec
         self.labels = dict(labels or {})
         self.statistics = ModelStatistics()
         self.created = int(time.time())
-        """When it was loaded, in seconds since 1970."""
+        """Time of the load, in seconds since 1970."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -43,79 +46,79 @@ class Model(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be served now: false while what runs it is being restarted, or is lost."""
+        """Whether a request would be served now: false while its process is being restarted, or is lost."""
         return not self._is_closing
 
     @property
     def is_lost(self) -> bool:
-        """Whether what runs it is given up: it will serve again only when it is loaded again."""
+        """Whether its process is lost for good: it serves again only when it is loaded again."""
         return False
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        """Whether `request` may get other than one response. An LLM gives one unless it is asked to stream."""
+        """Whether `request` may get other than one response. An LLM gives one unless the request asks for a stream."""
         return self.spec.is_decoupled
 
     @property
     def streams_unasked(self) -> bool:
         """Whether even a request that does not ask for a stream may get other than one response."""
-        return self.is_decoupled_for(_NOTHING_ASKED)
+        return self.is_decoupled_for(_EMPTY_REQUEST)
 
-    def submit(self, request: InferRequest, receive: Receive) -> Job:
-        """Begin `request`; `receive` gets its responses, possibly before this returns.
+    def submit(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
+        """Start `request`; `receive` gets its responses, possibly before this returns.
 
-        Raises SluiceError for what is refused before it begins: INVALID in Triton's words for a request that does not
-        fit the model, OVERLOADED for a full queue, UNAVAILABLE for a model that is going away.
+        Raises SluiceError for a request that is rejected before it starts: INVALID in Triton's words where it does not
+        fit the model, OVERLOADED for a full queue, UNAVAILABLE for a model that is being unloaded.
         """
         self._refuse_if_closing()
         return self.submit_held(request, receive)
 
-    def submit_held(self, request: InferRequest, receive: Receive) -> Job:
-        """The same for who holds the model, also while it is going away."""
+    def submit_held(self, request: InferRequest, receive: ReceiveResponse) -> InferJob:
+        """Start `request` as `submit` does, for a caller that holds the model; also while it is being unloaded."""
         check_request(request, self.spec)
-        job = Job(self, request, receive)
+        job = InferJob(self, request, receive)
         self._enter()
         try:
             self._start(job)
         except BaseException as error:
-            self._refused(job, error)
+            self._rejected(job, error)
             raise
         return job
 
     def refuse_if_full(self) -> None:  # noqa: B027 - what has no queue is never full
-        """Raises OVERLOADED where a request would be refused now: told before the steps that lead to it have run."""
+        """Raise OVERLOADED where a request would be rejected now. An ensemble asks before it runs earlier steps."""
 
     def hold(self) -> None:
-        """Keep it from being closed until `release`: what is under way in an ensemble must find its next steps.
+        """Keep the model from being closed until `release`: a request in an ensemble must find the steps to come.
 
-        Raises UNAVAILABLE for a model that is going away.
+        Raises UNAVAILABLE for a model that is being unloaded.
         """
         self._refuse_if_closing()
         self._enter()
 
     def release(self) -> None:
-        """The end of one `hold`."""
+        """End one `hold`."""
         self._leave()
 
     @abstractmethod
-    def _start(self, job: Job) -> None:
-        """Take a checked job: queue it or run it. Raises SluiceError where it is refused; never blocks."""
+    def _start(self, job: InferJob) -> None:
+        """Queue or run a checked job. Raises SluiceError where it is rejected; never blocks."""
 
-    def responded(self, job: Job, response: InferResponse) -> None:
-        """Called by the job with each response that it passes on."""
+    def responded(self, job: InferJob, response: InferResponse) -> None:
+        """Count a response. Called by the job with each one that it passes on."""
         if self.spec.is_decoupled:
             self.statistics.record_response(job, response)
 
-    def finished(self, job: Job) -> None:
-        """Called by the job, once, when it is over."""
+    def finished(self, job: InferJob) -> None:
+        """Count the request. Called by the job, once, when it has ended."""
         self.statistics.record_request(job)
         self._leave()
 
-    def _refused(self, job: Job, error: BaseException) -> None:
+    def _rejected(self, job: InferJob, error: BaseException) -> None:
         job.is_finished = True
         if isinstance(error, SluiceError):
             job.outcome = error
-            if error.code is not ErrorCode.INVALID:  # like Triton, a request that makes no sense is not counted at all
-                self.statistics.record_refused(job)
+            if error.code is not ErrorCode.INVALID:  # as in Triton, an invalid request is not counted at all
+                self.statistics.record_rejection(job)
         self._leave()
 
     def _refuse_if_closing(self) -> None:
@@ -123,12 +126,12 @@ class Model(ABC):
             raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is being unloaded")
 
     def retire(self) -> None:
-        """Take nothing new from now on."""
+        """Accept no new requests from now on."""
         self._is_closing = True
 
     @property
     def is_retired(self) -> bool:
-        """Whether it takes nothing new: another version may have taken its place."""
+        """Whether it accepts no new requests: another version may have taken its place."""
         return self._is_closing
 
     def _enter(self) -> None:
@@ -141,15 +144,15 @@ class Model(ABC):
             self._idle.set()
 
     def claim_resources(self) -> None:  # noqa: B027 - what has no instances needs nothing
-        """Claim its share of what the server limits; called once, before the version is ready.
+        """Register its needs with the rate limiter; called once, before the version is ready.
 
-        Raises SluiceError INVALID where it could never get what it needs.
+        Raises SluiceError INVALID for needs that exceed the server's resources.
         """
 
     async def warm_up(self, request: InferRequest) -> None:
-        """Run `request` once on everything that would run such ones, without a trace in the statistics.
+        """Run `request` once on everything that runs such requests, without a trace in the statistics.
 
-        Called before the version is ready. Raises SluiceError with what the model says.
+        Called before the version is ready. Raises the model's SluiceError.
         """
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -177,15 +180,15 @@ class Model(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no request is in flight."""
         return self._num_in_flight == 0
 
     async def wait_idle(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no request is in flight."""
         await self._idle.wait()
 
     async def unload(self, timeout_s: float | None = None) -> None:
-        """Take nothing new, let what is under way end for up to `timeout_s`, and free everything."""
+        """Accept no new requests, wait up to `timeout_s` for those in flight, and free everything."""
         self.retire()
         try:
             async with asyncio.timeout(timeout_s):
@@ -196,4 +199,83 @@ class Model(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Free what it holds now; jobs under way end in an error. Idempotent."""
+        """Free everything now; jobs in flight end in an error. Idempotent."""
+
+
+async def infer_one(model: Model, request: InferRequest) -> InferResponse:
+    """Return the one response of a model that is not decoupled. Raises its error.
+
+    Cancelling the task cancels the request.
+    """
+    future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    def receive(response: InferResponse) -> None:
+        if not future.done():
+            future.set_result(response)
+
+    job = model.submit(request, receive)
+    try:
+        response = await future
+    except asyncio.CancelledError:
+        job.cancel()
+        raise
+    if response.error is not None:
+        raise response.error
+    return response
+
+
+class ResponseStream:
+    """The responses of one request, as they arrive. The last one is final and may be empty."""
+
+    def __init__(self, model: Model, request: InferRequest) -> None:
+        """Submit the request. Raises as `Model.submit`."""
+        self._unread: deque[InferResponse] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._job: InferJob | None = None
+        self._is_too_slow = False
+        self._job = model.submit(request, self._receive)
+
+    def _receive(self, response: InferResponse) -> None:
+        self._unread.append(response)
+        if len(self._unread) > MAX_UNREAD and self._job is not None:
+            self._is_too_slow = True
+            self._job.cancel()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def take(self) -> list[InferResponse]:
+        """Return the responses that have arrived and were not taken yet, without waiting."""
+        taken = list(self._unread)
+        self._unread.clear()
+        return taken
+
+    async def wait(self) -> list[InferResponse]:
+        """Wait for at least one response. Not to be called after the final one was taken."""
+        if not self._unread:
+            if self._is_too_slow:
+                raise SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take()
+
+    def cancel(self) -> None:
+        """Cancel the request. Idempotent, and harmless after its end."""
+        if self._job is not None:
+            self._job.cancel()
+
+
+async def infer_stream(model: Model, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    """Yield each response of any model, the last one final. Closing the generator cancels the request."""
+    stream = ResponseStream(model, request)
+    try:
+        while True:
+            for response in await stream.wait():
+                yield response
+                if response.is_final:
+                    return
+    finally:
+        stream.cancel()

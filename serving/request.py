@@ -1,4 +1,4 @@
-"""What a protocol asks of a model, and what comes back."""
+"""A request to a model, and its responses."""
 
 from dataclasses import dataclass, field
 from enum import IntFlag
@@ -10,11 +10,11 @@ Parameter = bool | int | float | str
 Parameters = dict[str, Parameter]
 
 LATEST = -1
-"""The version of a request that leaves the choice to the server: the highest one that is ready."""
+"""Version number of a request that names no version: the server serves it with the highest one that is ready."""
 
 
 class SequenceFlag(IntFlag):
-    """Where a request stands in its sequence; values are Triton's."""
+    """A request's position in its sequence; values are Triton's."""
 
     NONE = 0
     START = 1
@@ -23,12 +23,12 @@ class SequenceFlag(IntFlag):
 
 @dataclass(slots=True)
 class InferRequest:
-    """One request to one model, in the words of the v2 protocol. Owned by the job that it becomes.
+    """One request to one model, in the terms of the v2 protocol. Owned by the job that it becomes.
 
-    `inputs` by name. `requested_outputs` empty asks for all. `parameters` are the custom ones: those that the protocol
-    itself gives a meaning (below) are not among them. `priority` 0 is the model's default, 1 the highest;
-    `timeout_us` 0 is none. `correlation_id` 0 or "" belongs to no sequence. `batch_size` is set by the check: the
-    first dimension of its inputs where the model batches, else 1.
+    `inputs` are by name. Empty `requested_outputs` request all. `parameters` are the custom ones, without those that
+    the protocol defines (below). `priority` 0 is the model's default, 1 the highest; `timeout_us` 0 is none. A request
+    with `correlation_id` 0 or "" belongs to no sequence. `check_request` sets `batch_size`: the first dimension of its
+    inputs where the model batches, else 1.
     """
 
     inputs: dict[str, Tensor]
@@ -40,26 +40,26 @@ class InferRequest:
     correlation_id: int | str = 0
     sequence: SequenceFlag = SequenceFlag.NONE
     protocol: str = "v2"
-    """Its label in the metrics: v2_http, v2_grpc …"""
+    """The metrics' label: v2_http, v2_grpc …"""
     tenant: str = ""
-    """Whom an LLM's tokens are charged to."""
+    """The tenant to whom an LLM's tokens are charged."""
     queue_timeout_us: int = 0
-    """Longest wait to be admitted by an LLM; 0 is what holds without it."""
+    """Longest wait for an LLM to admit the request; 0 is the engine's default."""
     batch_size: int = 1
     streams_by_default: bool = False
-    """Whether an LLM streams where the request does not say: generate_stream's name says it."""
+    """Whether an LLM streams where the request leaves that open, as through generate_stream."""
 
     @property
     def log_prefix(self) -> str:
-        """How Triton begins what it says of a request."""
+        """The words with which Triton begins messages about a request."""
         return f"[request id: {self.id or '<id_unknown>'}] "
 
 
 @dataclass(slots=True)
 class InferResponse:
-    """One response. A decoupled model gives any number of them, and the last, which may be empty, is final.
+    """One response. A decoupled model gives any number of them; the last one is final and may be empty.
 
-    `error` in place of outputs fails this response; where it is not final, the stream goes on, as Triton's does.
+    An `error` stands in place of outputs. Where it is not final, the stream goes on, as Triton's does.
     """
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -70,5 +70,5 @@ class InferResponse:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it only says that the request has ended. One without outputs before that is a response like any."""
+        """Whether it only marks the end of the request. A response without outputs before the end is not empty."""
         return self.is_final and not self.outputs and self.error is None

@@ -1,24 +1,21 @@
-"""A model's configuration as every request needs it: read once out of the protobuf, which is slow to ask."""
+"""The I/O signature of a model version, read once from its configuration because protobuf is slow, and its source."""
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.tensors import datatypes
-from serving.tensors.datatypes import DATA_TYPES, DataType
+from serving.tensors.datatypes import BYTES, DataType
 from sluice.errors import ErrorCode, SluiceError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or an output. `dims` leave out the batch dimension; -1 is any size.
+    """An input or output. `dims` leave out the batch dimension; -1 is any size.
 
-    `reshape`, where not None, are the dims that the backend sees in place of `dims` (config's `reshape`).
+    `reshape`, where not None, are the dims that the backend sees in place of `dims` (config.pbtxt's `reshape`).
     """
 
     name: str
@@ -32,7 +29,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A tensor that a sequence's requests hand on: what one gives as `output_name` the next gets as `input_name`."""
+    """A state of a sequence: one request's output `output_name` is the next request's input `input_name`."""
 
     input_name: str
     output_name: str
@@ -42,7 +39,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a model version takes and gives. `max_batch_size` 0: it has no batch dimension.
+    """The I/O signature of a model version. With `max_batch_size` 0 it has no batch dimension.
 
     `control_inputs` and the inputs of `states` are set by the sequence batcher, never by clients.
     """
@@ -58,16 +55,16 @@ class ModelSpec:
     has_sequences: bool = False
     control_inputs: frozenset[str] = frozenset()
     states: tuple[StateSpec, ...] = ()
-    """The backend gives a state's output with every response, whichever outputs were asked for."""
+    """States of sequences. The backend returns a state's output with every response, also where it is not requested."""
 
     @property
     def label(self) -> str:
-        """How logs name it."""
+        """The version's name in logs."""
         return f"{self.name} version {self.version}"
 
 
-def spec_of(config: ModelConfig, version: int) -> ModelSpec:
-    """The spec of a complete and valid configuration."""
+def build_spec(config: ModelConfig, version: int) -> ModelSpec:
+    """Return the spec of a complete and valid configuration."""
     return ModelSpec(
         name=config.name,
         version=version,
@@ -77,7 +74,7 @@ def spec_of(config: ModelConfig, version: int) -> ModelSpec:
         inputs={
             each.name: TensorSpec(
                 each.name,
-                _data_type(each.data_type),
+                _tensor_type(each.data_type),
                 tuple(each.dims),
                 each.optional,
                 each.allow_ragged_batch,
@@ -88,7 +85,7 @@ def spec_of(config: ModelConfig, version: int) -> ModelSpec:
         outputs={
             each.name: TensorSpec(
                 each.name,
-                _data_type(each.data_type),
+                _tensor_type(each.data_type),
                 tuple(each.dims),
                 reshape=tuple(each.reshape.shape) if each.HasField("reshape") else None,
                 label_filename=each.label_filename,
@@ -99,25 +96,28 @@ def spec_of(config: ModelConfig, version: int) -> ModelSpec:
         has_sequences=config.HasField("sequence_batching"),
         control_inputs=frozenset(each.name for each in config.sequence_batching.control_input),
         states=tuple(
-            StateSpec(each.input_name, each.output_name, _data_type(each.data_type), tuple(each.dims))
+            StateSpec(each.input_name, each.output_name, _tensor_type(each.data_type), tuple(each.dims))
             for each in config.sequence_batching.state
         ),
     )
 
 
-def _data_type(number: int) -> DataType:
-    from tritonclient.grpc import model_config_pb2
+def read_data_type(number: int) -> DataType | None:
+    """Return the element type of a configuration's `data_type`; None for TYPE_INVALID."""
+    return datatypes.of_config(model_config_pb2.DataType.Name(number))
 
-    found = datatypes.of_config(model_config_pb2.DataType.Name(number))
-    return found if found is not None else DATA_TYPES["BYTES"]
+
+def _tensor_type(number: int) -> DataType:
+    found = read_data_type(number)
+    return found if found is not None else BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model version comes from.
+    """The files and the configuration that a model version is loaded from.
 
-    `folder` is the model's (it holds config.pbtxt), `version_folder` its numbered one, which an ensemble may lack.
-    `config` is complete once `complete` and the repository's own defaults have been through it.
+    `folder` is the model's, which holds config.pbtxt; `version_folder` is the numbered one, which an ensemble may lack.
+    `config` is complete once the backend's `complete` and the repository's defaults were applied.
     """
 
     folder: Path
@@ -134,13 +134,22 @@ class ModelSource:
 
     @property
     def model_file(self) -> Path:
-        """`default_model_filename` in the version's folder."""
+        """The path of `default_model_filename` in the version's folder."""
         return self.version_folder / str(self.config.default_model_filename)
 
 
 def inner_path(path: str) -> str:
-    """`path`, relative to a model's folder. Raises SluiceError INVALID where it leads out of it."""
+    """Return `path`, which is relative to a model's folder. Raises SluiceError INVALID where it leads out of it."""
     inner = PurePosixPath(path)
     if not inner.parts or inner.is_absolute() or ".." in inner.parts or "\0" in path:
         raise SluiceError(ErrorCode.INVALID, f"'{path}' is not a path inside a model's folder")
     return str(inner)
+
+
+def read_labels(config: ModelConfig, folder: Path) -> dict[str, list[str]]:
+    """Return the lines of each output's `label_filename`, by output name. Reads files: for a thread."""
+    return {
+        output.name: (folder / output.label_filename).read_text(encoding="utf-8").splitlines()
+        for output in config.output
+        if output.label_filename
+    }

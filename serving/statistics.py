@@ -1,8 +1,8 @@
-"""What one model version has done: the counts and times behind statistics, and behind the nv_inference metrics.
+"""Statistics of one model version: the counts and times behind the v2 statistics and the nv_inference metrics.
 
-What moves when is as in Triton: a success moves everything, a failure only `fail` and its reason, a response out of
-the cache only `success`, `queue` and `cache_hit`. `execution_count` and the batch statistics go by executions, which
-failed requests take part in, and `inference_count` by the rows of successful requests.
+They count as Triton does: a success counts everywhere, a failure only in `fail` and its reason, a response from the
+cache only in `success`, `queue` and `cache_hit`. `execution_count` and the batch statistics count executions, failed
+requests included; `inference_count` counts the rows of successful requests.
 """
 
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter_ns, time
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.latencies import LatencyRecorder
 from serving.request import InferResponse
 from sluice.errors import ErrorCode
 
-_REFUSALS = (ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED)
+_REJECTIONS = (ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED)
 
 
 class FailureReason(StrEnum):
-    """Why requests fail, in the metrics' words."""
+    """Reasons for failed requests, as the metrics name them."""
 
     REJECTED = "REJECTED"
-    """The queue was full, or the request's time in it was up."""
+    """The queue was full, or the request's timeout in it expired."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
-    """The model failed it."""
+    """The model failed the request."""
     OTHER = "OTHER"
 
 
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """A count of events and their total time."""
 
     __slots__ = ("count", "ns")
 
@@ -44,7 +44,7 @@ class Duration:
 
 
 class InferStatistics:
-    """Of requests. `success` and `fail` are from submission to the end, the others parts of successful ones."""
+    """Durations of requests: `success` and `fail` from submission to the end, the others parts of a success."""
 
     __slots__ = (
         "cache_hit",
@@ -69,7 +69,7 @@ class InferStatistics:
 
 
 class BatchStatistics:
-    """Of the executions of one batch size."""
+    """Durations of the executions of one batch size."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output")
 
@@ -80,7 +80,7 @@ class BatchStatistics:
 
 
 class ResponseStatistics:
-    """Of the responses at one place in the streams of a decoupled model."""
+    """Durations of the responses at one position in the streams of a decoupled model."""
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
@@ -95,7 +95,7 @@ class ResponseStatistics:
 
 @dataclass(slots=True)
 class CacheUsage:
-    """What a response cache holds and has done. `size_bytes` None: it lies in another process, which knows its size."""
+    """Size and counts of a response cache. `size_bytes` None: another process holds it and knows its size."""
 
     size_bytes: int | None
     used_bytes: int = 0
@@ -108,11 +108,7 @@ class CacheUsage:
     is_up: bool = True
     num_errors: int = 0
     num_bypassed: int = 0
-    """Requests that were served without a look-up, as the cache did not answer."""
-
-
-def _no_request() -> int:
-    return 0
+    """Requests served without a look-up because the cache did not answer."""
 
 
 class ModelStatistics:
@@ -120,30 +116,30 @@ class ModelStatistics:
 
     def __init__(self) -> None:
         self.last_inference_ms = 0
-        """When an execution last ended, since the epoch; 0 is never."""
+        """Time at which the last execution ended, since the epoch; 0 is never."""
         self.inference_count = 0
         self.execution_count = 0
         self.infer = InferStatistics()
         self.batches: dict[int, BatchStatistics] = {}
-        """By rows."""
+        """Statistics by the number of rows."""
         self.responses: dict[int, ResponseStatistics] = {}
-        """By place in the stream, from 0. Only of decoupled models."""
+        """Statistics by position in the stream, from 0. Only decoupled models have any."""
         self.failures: dict[FailureReason, int] = dict.fromkeys(FailureReason, 0)
-        self.count_pending: Callable[[], int] = _no_request
-        """How many requests wait for an execution now. Set by who queues them."""
+        self.count_pending: Callable[[], int] = lambda: 0
+        """Returns the number of requests that wait for an execution. Set by the scheduler that queues them."""
         self.cache: CacheUsage | None = None
-        """Of the cache that responses may come out of; None where the model has none."""
+        """Usage of the model's response cache; None where it has none."""
         self.latencies: LatencyRecorder | None = None
-        """How times are distributed; None where nobody wants to know."""
+        """Records distributions; None where they are turned off."""
 
-    def record_request(self, job: Job) -> None:
-        """A request has ended, well (`job.outcome` None), in an error or cancelled.
+    def record_request(self, job: InferJob) -> None:
+        """Count a request that has ended: in success (`job.outcome` None), in an error or cancelled.
 
-        One that ran in no batch was an execution of its own: that of an ensemble or of an LLM.
+        A request that ran in no batch was an execution of its own: one of an ensemble or an LLM.
         """
         now = perf_counter_ns()
         if job.outcome is not None or job.is_cancelled:
-            self._record_failure(job, _reason(job), now)
+            self._record_failure(job, _failure_reason(job), now)
             return
         rows = job.request.batch_size
         self.inference_count += rows
@@ -160,18 +156,18 @@ class ModelStatistics:
         if job.executed_batch_size == 0:
             self._record_batch(rows, parts)
 
-    def record_refused(self, job: Job) -> None:
-        """A request was refused before it began. Faults of the request itself do not count, as in Triton."""
-        if job.outcome is not None and job.outcome.code in _REFUSALS:
+    def record_rejection(self, job: InferJob) -> None:
+        """Count a request that was rejected before it started. As in Triton, an invalid request does not count."""
+        if job.outcome is not None and job.outcome.code in _REJECTIONS:
             self._record_failure(job, FailureReason.REJECTED, perf_counter_ns())
 
-    def record_response(self, job: Job, response: InferResponse) -> None:
-        """One of a decoupled model's responses; to be called after it was counted in the job."""
+    def record_response(self, job: InferJob, response: InferResponse) -> None:
+        """Count a response of a decoupled model, after the job has counted it."""
         self.record_first_response(job, response)
-        place = job.num_responses if response.is_empty else job.num_responses - 1
-        found = self.responses.get(place)
+        position = job.num_responses if response.is_empty else job.num_responses - 1
+        found = self.responses.get(position)
         if found is None:
-            found = self.responses[place] = ResponseStatistics()
+            found = self.responses[position] = ResponseStatistics()
         elapsed = perf_counter_ns() - (job.infer_started_ns or job.compute_started_ns or job.started_ns)
         found.compute_infer.add(elapsed)
         if response.is_empty:
@@ -182,18 +178,18 @@ class ModelStatistics:
             found.compute_output.add(0)
             found.success.add(elapsed)
 
-    def record_first_response(self, job: Job, response: InferResponse) -> None:
-        """The same for a decoupled model that keeps no statistics of single responses."""
+    def record_first_response(self, job: InferJob, response: InferResponse) -> None:
+        """Measure a decoupled model's first response; all that a model without response statistics needs."""
         if self.latencies is not None and not response.is_empty and response.error is None:
             self.latencies.add_first_response(job)
 
-    def record_execution(self, jobs: list[Job]) -> None:
-        """A batch has run: its times are in its jobs."""
+    def record_execution(self, jobs: list[InferJob]) -> None:
+        """Count a batch that has run. Its jobs hold the times."""
         first = jobs[0]
         self._record_batch(first.executed_batch_size, _compute_parts(first, perf_counter_ns()))
 
-    def record_cache_hit(self, job: Job, lookup_started_ns: int, lookup_ended_ns: int) -> None:
-        """A request was answered out of the cache, without an execution."""
+    def record_cache_hit(self, job: InferJob, lookup_started_ns: int, lookup_ended_ns: int) -> None:
+        """Count a request that the cache answered, without an execution."""
         infer, now = self.infer, perf_counter_ns()
         infer.success.add(now - job.started_ns)
         infer.queue.add(lookup_started_ns - job.started_ns)
@@ -202,14 +198,14 @@ class ModelStatistics:
             self.latencies.add_hit(job, now, lookup_started_ns, lookup_ended_ns)
 
     def record_cache_miss(self, ns: int, *, delays_request: bool = True) -> None:
-        """An answer was put into the cache; `ns` is what looking for it and putting it there took."""
+        """Count a response that was inserted into the cache; `ns` is the time of the look-up and the insertion."""
         self.infer.cache_miss.add(ns)
         if delays_request:
             self.infer.success.ns += ns
         if self.latencies is not None:
             self.latencies.add_miss(ns)
 
-    def _record_failure(self, job: Job, reason: FailureReason, now: int) -> None:
+    def _record_failure(self, job: InferJob, reason: FailureReason, now: int) -> None:
         self.infer.fail.add(now - job.started_ns)
         self.failures[reason] += 1
         if self.latencies is not None:
@@ -217,7 +213,7 @@ class ModelStatistics:
         if reason is FailureReason.CANCELED and job.num_responses and self.responses:
             self._record_cancelled_response(job, now)
 
-    def _record_cancelled_response(self, job: Job, now: int) -> None:
+    def _record_cancelled_response(self, job: InferJob, now: int) -> None:
         found = self.responses.setdefault(job.num_responses, ResponseStatistics())
         found.cancel.add(now - (job.compute_started_ns or job.started_ns))
 
@@ -232,18 +228,18 @@ class ModelStatistics:
         found.compute_output.add(parts[2])
 
 
-def _compute_parts(job: Job, now: int) -> tuple[int, int, int]:
-    """Nanoseconds of gathering inputs, of inference and of handing out outputs, up to `now`."""
+def _compute_parts(job: InferJob, now: int) -> tuple[int, int, int]:
+    """Return the nanoseconds of gathering inputs, of inference and of handing out outputs, up to `now`."""
     started = job.compute_started_ns or job.started_ns
     infer_started = job.infer_started_ns or started
     infer_ended = job.infer_ended_ns or now
     return infer_started - started, infer_ended - infer_started, now - infer_ended
 
 
-def _reason(job: Job) -> FailureReason:
+def _failure_reason(job: InferJob) -> FailureReason:
     if job.is_cancelled:
         return FailureReason.CANCELED
     if job.executed_batch_size:
         return FailureReason.BACKEND
-    is_refusal = job.outcome is not None and job.outcome.code in _REFUSALS
-    return FailureReason.REJECTED if is_refusal else FailureReason.OTHER
+    is_rejection = job.outcome is not None and job.outcome.code in _REJECTIONS
+    return FailureReason.REJECTED if is_rejection else FailureReason.OTHER

@@ -16,7 +16,7 @@ from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload
 from serving.backend import BackendContext
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from training.rill.sources import SOURCES, fetch
 
 COLLECTION = "python"

@@ -11,10 +11,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from benchmarks.figures import Figure, Target
 from serving.backend import BackendContext
 from serving.backends.ensemble.backend import EnsembleBackend
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
@@ -30,10 +30,10 @@ class Identity(Model):
     """A model that responds within the call, `num_pieces` times."""
 
     def __init__(self, config: ModelConfig, num_pieces: int = 1) -> None:
-        super().__init__(config, spec_of(config, 1))
+        super().__init__(config, build_spec(config, 1))
         self._num_pieces = num_pieces
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         tensor = job.request.inputs["X"]
         for number in range(self._num_pieces):
             job.respond(InferResponse([tensor.renamed("Y")], is_final=number == self._num_pieces - 1))

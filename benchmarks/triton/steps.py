@@ -10,10 +10,9 @@ import uvloop
 
 from benchmarks.figures import Figure, Target
 from serving.backend import BackendContext
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 

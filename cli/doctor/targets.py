@@ -16,7 +16,7 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.setup import set_up
 from serving.backends.registry import BackendRegistry
 from serving.repository.candidate import read_candidate
-from serving.repository.folders import ModelFolder, versions_in
+from serving.repository.folders import ModelFolder, list_versions
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 
@@ -71,7 +71,7 @@ def _hub_target(name: str, config: EngineConfig) -> ModelTarget:
 
 def _versions(folder: Path) -> list[Path]:
     """Return the folder's versions, newest first."""
-    return [folder / str(version) for version in sorted(versions_in(folder), reverse=True)] if folder.is_dir() else []
+    return [folder / str(version) for version in sorted(list_versions(folder), reverse=True)] if folder.is_dir() else []
 
 
 def _repository_targets(repository: Path, config: EngineConfig) -> Iterator[ModelTarget]:

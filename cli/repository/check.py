@@ -16,12 +16,11 @@ from gateway.options.option import ConfigError
 from serving.backend import RuntimeReport
 from serving.backends.registry import BackendRegistry
 from serving.findings import Finding
-from serving.repository.inspection.report import ModelReport, Verdict
-from serving.repository.inspection.repositories import inspect_repositories
+from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.pruning import check_roots
+from serving.repository.roots import open_roots
 from serving.repository.stores.location import local_path, store_location
-from serving.repository.stores.roots import make_roots
-from serving.repository.types import IndexEntry, ModelState
 from sluice.errors import SluiceError
 
 _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
@@ -46,7 +45,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def _inspect(paths: Sequence[str], *, has_namespaces: bool) -> list[ModelReport]:
     check_roots([Path(local_path(path)) for path in paths if store_location(path) is None])
-    roots = make_roots(paths, None, 0.0)
+    roots = open_roots(paths, None, 0.0)
     try:
         return inspect_repositories(roots, BackendRegistry(), has_namespaces=has_namespaces)
     finally:
@@ -160,12 +159,12 @@ def _runtime_lines(runtime: RuntimeReport) -> Iterator[str]:
 
 
 def _finding_lines(finding: Finding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
-    text = replace(finding, message=finding.message.strip(), remedy="").text(_file(finding, report))
+    text = replace(finding, message=finding.message.strip(), fix="").text(_file(finding, report))
     first, *others = [line for line in text.splitlines() if line]
     yield f"       {kind}: {first}"
     yield from (f"         {line}" for line in others)
-    if finding.remedy:
-        yield f"         {style('write:', _DIM)} {finding.remedy}"
+    if finding.fix:
+        yield f"         {style('write:', _DIM)} {finding.fix}"
 
 
 def _file(finding: Finding, report: ModelReport) -> str:
@@ -173,7 +172,7 @@ def _file(finding: Finding, report: ModelReport) -> str:
 
 
 def reports_json(reports: Sequence[ModelReport]) -> bytes:
-    """Encode every report with the places and remedies of its findings, and the counts of the summary."""
+    """Encode every report with the places and fixes of its findings, and the counts of the summary."""
     counts = Counter(report.verdict for report in reports)
     body = {
         "models": [_model_json(report) for report in reports],
@@ -202,5 +201,5 @@ def _finding_json(finding: Finding, report: ModelReport) -> dict[str, Any]:
         "file": _file(finding, report),
         "line": finding.line,
         "column": finding.column,
-        "write": finding.remedy,
+        "write": finding.fix,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.options.arguments import FAILED, USAGE_ERROR
 from serving.backends.registry import BackendRegistry
-from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove
+from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove_version
 from serving.repository.stores.location import local_path, store_location
 from sluice.errors import ErrorCode, SluiceError
 
@@ -79,7 +79,7 @@ def _delete(plan: PrunePlan) -> int:
 
 def _is_deleted(removal: Removal) -> bool:
     try:
-        remove(removal)
+        remove_version(removal)
     except OSError as error:
         sys.stderr.write(f"sluice repository prune: error: {removal.folder} cannot be deleted: {error}\n")
         return False

@@ -15,7 +15,7 @@ from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from gateway.v2.version import parse_version
 from pipelines.text.model import text_model_of
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import LATEST, InferResponse
 from sluice.errors import ErrorCode, SluiceError, invalid
 

@@ -18,8 +18,8 @@ from gateway.grpc.infer import InferReader, parse
 from gateway.grpc.requests import Asked
 from gateway.grpc.responses import refusal_message, stream_message
 from gateway.v2.trace import Trace
-from serving.call import MAX_UNREAD
-from serving.job import Job
+from serving.job import InferJob
+from serving.model import MAX_UNREAD
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
@@ -36,7 +36,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.asked: Asked | None = None
-        self.job: Job | None = None
+        self.job: InferJob | None = None
         self.held: list[InferResponse] = []
         """Responses that wait for those of earlier requests."""
         self.is_ordered = True

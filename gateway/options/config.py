@@ -37,7 +37,7 @@ from gateway.options.response_cache import ResponseCacheOptions
 from gateway.options.step_sizes import CPU_SEQS, STEP_SIZES, step_sizes
 from gateway.options.tensorrt_llm import TensorRtLlmOptions
 from gateway.options.trace import TraceOptions
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
     from pipelines.llm.services import RequestLimits

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.options.option import choice, integer, option, seconds, text_of, truth
-from serving.repository.types import ControlMode, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 
 
 def _mode(text: str) -> ControlMode:

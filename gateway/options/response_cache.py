@@ -52,11 +52,11 @@ class ResponseCacheOptions:
 
     def parsed(self) -> "CacheSettings | None":
         """Which cache that is; None for one in each model's own memory. Raises ConfigError."""
-        from serving.caching.settings import PASSWORD_VARIABLE, USER_VARIABLE, cache_settings
+        from serving.caching.settings import PASSWORD_VARIABLE, USER_VARIABLE, parse_cache_settings
 
         credentials = {USER_VARIABLE: self.redis_user, PASSWORD_VARIABLE: self.redis_password}
         given = {name: value for name, value in credentials.items() if value is not None}
         try:
-            return cache_settings(self.settings, self.byte_size, given)
+            return parse_cache_settings(self.settings, self.byte_size, given)
         except SluiceError as error:
             raise ConfigError(error.message) from None

@@ -10,13 +10,13 @@ from prometheus_client.registry import Collector
 from gateway.telemetry.families import COUNTER, GAUGE, Labels, empty_family
 from gateway.telemetry.latencies import add_histogram
 from gateway.telemetry.reserved import is_reserved
-from serving.custom_metrics import CustomMetric, MetricFamily, MetricKind
+from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-_TYPES = {MetricKind.COUNTER: COUNTER, MetricKind.GAUGE: GAUGE, MetricKind.HISTOGRAM: "histogram"}
+_TYPES = {CustomMetricKind.COUNTER: COUNTER, CustomMetricKind.GAUGE: GAUGE, CustomMetricKind.HISTOGRAM: "histogram"}
 
 _LabelSet = tuple[tuple[str, str], ...]
 
@@ -35,7 +35,7 @@ class _Series:
 class _Family:
     """What all holders of a name share. It stays until all have deleted it: a counter goes on after a reload."""
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, name: str, description: str, kind: CustomMetricKind) -> None:
         self.name = name
         self.description = description
         self.kind = kind
@@ -58,7 +58,7 @@ class CustomMetricRegistry(Collector):
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
 
-    def family(self, name: str, description: str, kind: MetricKind) -> MetricFamily:
+    def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
         """The family of that name; the description is that of who came first.
 
         Raises SluiceError INVALID for a name that Prometheus does not take, ALREADY_EXISTS for one of the server's own
@@ -123,8 +123,8 @@ class _MetricHandle:
         self._is_released = False
 
     def increment(self, value: float) -> None:
-        self._check("Increment", MetricKind.COUNTER, MetricKind.GAUGE)
-        if self._family.kind is MetricKind.COUNTER and not value >= 0:
+        self._check("Increment", CustomMetricKind.COUNTER, CustomMetricKind.GAUGE)
+        if self._family.kind is CustomMetricKind.COUNTER and not value >= 0:
             raise SluiceError(
                 ErrorCode.INVALID,
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
@@ -132,19 +132,19 @@ class _MetricHandle:
         self._series.value += value
 
     def set(self, value: float) -> None:
-        self._check("Set", MetricKind.GAUGE)
+        self._check("Set", CustomMetricKind.GAUGE)
         self._series.value = value
 
     def observe(self, value: float) -> None:
-        self._check("Observe", MetricKind.HISTOGRAM)
+        self._check("Observe", CustomMetricKind.HISTOGRAM)
         assert self._series.histogram is not None
         self._series.histogram.add(value)
 
     def value(self) -> float:
-        self._check("Value", MetricKind.COUNTER, MetricKind.GAUGE)
+        self._check("Value", CustomMetricKind.COUNTER, CustomMetricKind.GAUGE)
         return self._series.value
 
-    def _check(self, operation: str, *kinds: MetricKind) -> None:
+    def _check(self, operation: str, *kinds: CustomMetricKind) -> None:
         if self._is_released:
             raise SluiceError(
                 ErrorCode.INTERNAL, f"metric '{self._family.name}' has been released, {operation} is not possible"
@@ -165,14 +165,14 @@ def _check_name(name: str) -> None:
         raise SluiceError(ErrorCode.ALREADY_EXISTS, f"metric family '{name}' is one of the server's own")
 
 
-def _check_labels(labels: Mapping[str, str], kind: MetricKind) -> None:
+def _check_labels(labels: Mapping[str, str], kind: CustomMetricKind) -> None:
     for name in labels:
-        if _LABEL.fullmatch(name) is None or (name == "le" and kind is MetricKind.HISTOGRAM):
+        if _LABEL.fullmatch(name) is None or (name == "le" and kind is CustomMetricKind.HISTOGRAM):
             raise SluiceError(ErrorCode.INVALID, f"'{name}' is no name for a label of a {kind}")
 
 
-def _check_buckets(buckets: Sequence[float] | None, kind: MetricKind) -> None:
-    if kind is not MetricKind.HISTOGRAM:
+def _check_buckets(buckets: Sequence[float] | None, kind: CustomMetricKind) -> None:
+    if kind is not CustomMetricKind.HISTOGRAM:
         if buckets is not None:
             raise SluiceError(ErrorCode.INVALID, f"Unexpected args found in {kind} Metric constructor.")
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.model import Model
-from serving.repository.types import IndexEntry
+from serving.repository.managed_model import IndexEntry
 from serving.request import LATEST
 from serving.spec import TensorSpec
 from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics

@@ -8,8 +8,8 @@ from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.backend import LoadOverrides
 from serving.model import Model
+from serving.repository.managed_model import IndexEntry
 from serving.repository.routing import Routing
-from serving.repository.types import IndexEntry
 from serving.request import InferRequest
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
@@ -44,7 +44,7 @@ class Trace:
             for tensor in tensors:
                 self.records.append({"id": self._number, "activity": activity, "tensor": _described(tensor)})
 
-    def capture_job(self, job: Job) -> None:
+    def capture_job(self, job: InferJob) -> None:
         """Note where the job's time went. Points that it did not pass are left out."""
         ended_ns = perf_counter_ns()
         points = (

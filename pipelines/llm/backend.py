@@ -17,8 +17,8 @@ from pipelines.llm.services import NO_LIMITS, LlmServices, OpenRecord, RequestLi
 from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
 from serving.backend import Backend, BackendContext, RuntimeReport
-from serving.findings import refusal
-from serving.spec import ModelSource, spec_of
+from serving.findings import invalid_field
+from serving.spec import ModelSource, build_spec
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LlmBackend(Backend):
         except SluiceError as error:
             if error.param is None or error.param not in source.config.parameters:
                 raise
-            raise refusal(error.message, f'parameters["{error.param}"]') from None
+            raise invalid_field(error.message, f'parameters["{error.param}"]') from None
         noted = {note.partition(":")[0] for note in setup.notes}
         obeyed = tuple(sorted(setup.texts.keys() - noted))
         return RuntimeReport(setup.choice.runtime.value, setup.choice.reason, obeyed, tuple(setup.notes))
@@ -64,7 +64,7 @@ class LlmBackend(Backend):
         return complete_config(source.config, await asyncio.to_thread(read_model_yaml, source.version_folder))
 
     async def load(self, source: ModelSource, context: BackendContext) -> LlmModel:
-        declared_inputs(spec_of(source.config, source.version))
+        declared_inputs(build_spec(source.config, source.version))
         services = self._services
         setup = await asyncio.to_thread(_set_up, source, services)
         engine = ProcessEngineClient(setup.engine, heartbeat_timeout_s=services.heartbeat_timeout_s)

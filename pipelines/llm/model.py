@@ -19,11 +19,11 @@ from pipelines.llm.tokens import TokenPiece, generate_tokens
 from pipelines.llm.values import Values, is_streamed, read_rows, wants_stream
 from pipelines.text.model import text_model_of
 from pipelines.text.types import TextEvent
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import spec_of
+from serving.spec import build_spec
+from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -44,7 +44,7 @@ class LlmModel(Model):
         limits: RequestLimits = NO_LIMITS,
     ) -> None:
         """Take over `engine`, which has started. Raises SluiceError INVALID for a configuration no LLM can follow."""
-        super().__init__(config, spec_of(config, int(text.version)))
+        super().__init__(config, build_spec(config, int(text.version)))
         self.engine = engine
         self._text = text
         self._open_record = open_record
@@ -61,7 +61,7 @@ class LlmModel(Model):
         )
         self._tasks = RequestTasks(self.spec)
         # Bound to the tasks and not to the model: a cycle would leave model and tokenizer to the garbage collector.
-        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
+        self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
 
     @property
     def text(self) -> LlmText:
@@ -99,7 +99,7 @@ class LlmModel(Model):
 
     # -- the start of a request
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         rows = read_rows(request, self._declared, self._num_rows(request), self._inputs)
         if rows[0].get("stop_request"):
@@ -135,7 +135,7 @@ class LlmModel(Model):
             f"input(s) ['{missing}']. Please provide all required input(s).",
         )
 
-    def _stop_earlier(self, job: Job) -> None:
+    def _stop_earlier(self, job: InferJob) -> None:
         """Cancel in TensorRT-LLM's way, by a second request with the same id."""
         if not job.request.id:
             raise invalid("stop", "a request that stops an earlier one must have its id")
@@ -146,7 +146,7 @@ class LlmModel(Model):
 
     # -- the task of a request
 
-    async def _stream(self, job: Job, rows: Sequence[RowRequest]) -> None:
+    async def _stream(self, job: InferJob, rows: Sequence[RowRequest]) -> None:
         """Respond with each piece of the one row."""
         [row] = rows
         builder, summary = self._response_builder(job, rows), RowSummary(row)
@@ -166,12 +166,12 @@ class LlmModel(Model):
                 if response.outputs:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, rows: Sequence[RowRequest]) -> None:
-        results = await side_by_side([self._whole_row(job, row, index) for index, row in enumerate(rows)])
+    async def _answer_whole(self, job: InferJob, rows: Sequence[RowRequest]) -> None:
+        results = await gather_all([self._whole_row(job, row, index) for index, row in enumerate(rows)])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(self._response_builder(job, rows).response(results))
 
-    async def _whole_row(self, job: Job, row: RowRequest, index: int) -> RowResult:
+    async def _whole_row(self, job: InferJob, row: RowRequest, index: int) -> RowResult:
         summary = RowSummary(row, index)
         texts: list[str] = []
         token_ids: list[int] = []
@@ -189,13 +189,13 @@ class LlmModel(Model):
             return {"text_output": [(row.prompt + "".join(texts)).encode()]} | result
         return token_result([*row.prompt, *token_ids]) | result
 
-    def _events(self, job: Job, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
+    def _events(self, job: InferJob, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
         record = self._open_record(self.name, job.request.protocol)
         if row.is_tokens:
             return recorded(generate_tokens(self._text, row.request, row.stop, row.bad), record)
         return recorded(self._text.generate(row.request), record)
 
-    def _response_builder(self, job: Job, rows: Sequence[RowRequest]) -> ResponseBuilder:
+    def _response_builder(self, job: InferJob, rows: Sequence[RowRequest]) -> ResponseBuilder:
         ends = self._defaults.eos_token_ids
         pads = (row.pad_id for row in rows if row.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
@@ -232,7 +232,7 @@ def _check_requested_outputs(request: InferRequest, row: RowRequest) -> None:
             raise invalid(name, f"{request.log_prefix}output '{name}' does not go with input '{given}'")
 
 
-def _leave_queue(job: Job) -> None:
+def _leave_queue(job: InferJob) -> None:
     """End the job's queue time. A request counts as queued until its first token: only the engine sees its prefill."""
     job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
 

@@ -16,8 +16,7 @@ from pipelines.rag.encoder_signature import (
 )
 from pipelines.rag.types import Vector, Vectors
 from serving.backend import ModelLookup
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import TensorSpec
 from sluice.errors import ErrorCode, SluiceError

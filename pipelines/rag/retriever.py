@@ -17,19 +17,18 @@ from pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
 from pipelines.text.citations import encode_source
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import Backend, BackendContext
-from serving.config.declared import Declared, completed
-from serving.config.settings import Settings
+from serving.config.completion import DeclaredTensor, complete_tensors
+from serving.config.parameters import ParameterReader
 from serving.request import InferRequest, Parameters
-from serving.request_tasks import side_by_side
 from serving.spec import ModelSource
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel, gather_all
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 QUERY, QUERY_EMBEDDINGS = "query", "query_embeddings"
 CONTEXT, SOURCES = "context", "sources"
-INPUTS = (Declared(QUERY, "BYTES"), Declared(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
-OUTPUTS = (Declared(CONTEXT, "BYTES", (-1,)), Declared(SOURCES, "BYTES", (-1,)))
+INPUTS = (DeclaredTensor(QUERY, "BYTES"), DeclaredTensor(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
+OUTPUTS = (DeclaredTensor(CONTEXT, "BYTES", (-1,)), DeclaredTensor(SOURCES, "BYTES", (-1,)))
 PARAMETERS = (
     "collection",
     "fallback_collection",
@@ -82,7 +81,7 @@ class RetrieverRequest:
 
 def parse_settings(config: ModelConfig) -> RetrieverSettings:
     """Parse the parameters of a model's configuration. Raises SluiceError INVALID, which names the parameter."""
-    given, defaults = Settings.of_config(config, PARAMETERS), SearchOptions()
+    given, defaults = ParameterReader.of_config(config, PARAMETERS), SearchOptions()
     has_mmr = bool(given.text("mmr_lambda", ""))
     options = SearchOptions(
         mode=given.choice("mode", defaults.mode),
@@ -105,7 +104,7 @@ def parse_settings(config: ModelConfig) -> RetrieverSettings:
 
 def parse_request(parameters: Parameters, settings: RetrieverSettings) -> RetrieverRequest:
     """Parse a request's parameters; those of other ensemble steps are ignored. Raises INVALID, naming the parameter."""
-    given, defaults = Settings(parameters), settings.options
+    given, defaults = ParameterReader(parameters), settings.options
     return RetrieverRequest(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,
@@ -141,7 +140,7 @@ class RetrieverModel(TaskModel):
         self._settings = settings
         self._reranker = reranker
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         parsed = parse_request(request.parameters, self._settings)
         questions = [row[0] for row in read_text_rows(request, QUERY, is_batched=self._is_batched)]
         if not all(map(str.strip, questions)):
@@ -164,7 +163,7 @@ class RetrieverModel(TaskModel):
         self, request: RetrieverRequest, questions: Sequence[str], vectors: Sequence[Vector | None]
     ) -> list[Tensor]:
         rows = zip(questions, vectors, strict=True)
-        return self._tensors(await side_by_side([self._search(request, question, vector) for question, vector in rows]))
+        return self._tensors(await gather_all([self._search(request, question, vector) for question, vector in rows]))
 
     async def _search(self, request: RetrieverRequest, question: str, vector: Vector | None) -> list[Hit]:
         query = SearchQuery(question, vector, request.filter)
@@ -218,7 +217,7 @@ class RetrieverBackend(Backend):
         self._library = library
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        return completed(source.config, INPUTS, OUTPUTS)
+        return complete_tensors(source.config, INPUTS, OUTPUTS)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RetrieverModel:
         settings = parse_settings(source.config)

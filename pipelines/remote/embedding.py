@@ -16,11 +16,11 @@ from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_d
 from pipelines.remote.options import RemoteOptions
 from pipelines.text.text_tensors import read_text_rows
 from serving.backend import BackendContext
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
-from serving.spec import ModelSource, ModelSpec, spec_of
+from serving.spec import ModelSource, ModelSpec, build_spec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -33,7 +33,7 @@ _MAX_BATCH_SIZE = 64
 _NS_PER_S = 1_000_000_000
 
 Vectors = NDArray[np.float32]
-Batch = dict[Job, tuple[list[str], RequestDeadlines]]
+Batch = dict[InferJob, tuple[list[str], RequestDeadlines]]
 """Texts and deadlines of each job that is sent in one request."""
 
 
@@ -81,7 +81,7 @@ class EncoderModel(ScheduledModel):
 
     def __init__(self, source: ModelSource, context: BackendContext, client: ApiClient, limits: RequestLimits) -> None:
         """Take over `client`. Raises SluiceError INVALID for tensors that no encoder has."""
-        check_tensors(spec_of(source.config, source.version))
+        check_tensors(build_spec(source.config, source.version))
         instances = [
             EmbeddingInstance(source.config, source.version, index, client, limits)
             for index in range(client.options.concurrency)
@@ -99,12 +99,12 @@ class EmbeddingInstance(Instance):
 
     def __init__(self, config: ModelConfig, version: int, index: int, client: ApiClient, limits: RequestLimits) -> None:
         self.name = f"{config.name}_{index}"
-        self._spec = spec_of(config, version)
+        self._spec = build_spec(config, version)
         self._client = client
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         task = asyncio.create_task(self._run(jobs), name=f"embed {self.name}")
         self._tasks.add(task)
 
@@ -130,7 +130,7 @@ class EmbeddingInstance(Instance):
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _run(self, jobs: list[Job]) -> None:
+    async def _run(self, jobs: list[InferJob]) -> None:
         try:
             await self._embed(self._read(jobs))
         except Exception:
@@ -139,7 +139,7 @@ class EmbeddingInstance(Instance):
             for job in jobs:
                 job.fail(error)
 
-    def _read(self, jobs: Sequence[Job]) -> Batch:
+    def _read(self, jobs: Sequence[InferJob]) -> Batch:
         """Read each job's texts and deadlines. A job that is invalid fails alone."""
         batch = {}
         for job in jobs:
@@ -170,7 +170,7 @@ class EmbeddingInstance(Instance):
             for timer in timers:
                 timer.cancel()
 
-    async def _embed_alone(self, job: Job, texts: list[str], deadlines: RequestDeadlines) -> None:
+    async def _embed_alone(self, job: InferJob, texts: list[str], deadlines: RequestDeadlines) -> None:
         try:
             await self._answer({job: (texts, deadlines)})
         except SluiceError as error:
@@ -206,13 +206,13 @@ class EmbeddingInstance(Instance):
         return InferResponse([Tensor(OUTPUT, "FP32", array.shape, array=array)])
 
 
-def _texts(job: Job) -> list[str]:
+def _texts(job: InferJob) -> list[str]:
     """Return the texts of all rows. Raises SluiceError INVALID."""
     [texts] = read_text_rows(job.request, INPUT, is_batched=False)
     return texts
 
 
-def _expire(job: Job) -> None:
+def _expire(job: InferJob) -> None:
     job.fail(SluiceError(ErrorCode.DEADLINE, "the request was not answered within its time limit"))
 
 

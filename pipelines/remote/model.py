@@ -14,11 +14,11 @@ from pipelines.llm.values import is_streamed, read_rows, wants_stream
 from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
 from pipelines.remote.fields import build_body, declared_inputs
 from pipelines.remote.generation import RemoteEvent, generate
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.request_tasks import RequestTasks, num_queued, side_by_side
-from serving.spec import ModelSpec, TensorSpec, spec_of
+from serving.spec import ModelSpec, TensorSpec, build_spec
+from serving.task_model import RequestTasks, count_queued, gather_all
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -36,14 +36,14 @@ class RemoteLlmModel(Model):
         self, config: ModelConfig, version: int, client: ApiClient, open_record: OpenRecord, limits: RequestLimits
     ) -> None:
         """Take over `client`. Raises SluiceError INVALID for a configuration that no hosted LLM can follow."""
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self._client = client
         self._open_record = open_record
         self._limits = limits
         self._declared = declared_inputs(self.spec, client.options)
         self._places = asyncio.Semaphore(client.options.concurrency)
         self._tasks = RequestTasks(self.spec)
-        self.statistics.count_pending = partial(num_queued, self._tasks.jobs)
+        self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         return is_streamed(request, self.spec)
@@ -58,7 +58,7 @@ class RemoteLlmModel(Model):
 
     # -- the start of a request
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         rows = read_rows(request, self._declared, request.batch_size)
         if wants_stream(request) and not self.spec.is_decoupled:
@@ -85,7 +85,7 @@ class RemoteLlmModel(Model):
 
     # -- the task of a request
 
-    async def _stream(self, job: Job, body: Json, deadlines: RequestDeadlines) -> None:
+    async def _stream(self, job: InferJob, body: Json, deadlines: RequestDeadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:
             async for event in events:
                 is_final = event.finish_reason is not None
@@ -96,25 +96,25 @@ class RemoteLlmModel(Model):
                 if response.outputs or is_final:
                     job.respond(response)
 
-    async def _answer_whole(self, job: Job, bodies: Sequence[Json], deadlines: RequestDeadlines) -> None:
-        rows = await side_by_side([self._whole_row(job, body, deadlines) for body in bodies])
+    async def _answer_whole(self, job: InferJob, bodies: Sequence[Json], deadlines: RequestDeadlines) -> None:
+        rows = await gather_all([self._whole_row(job, body, deadlines) for body in bodies])
         job.infer_ended_ns = perf_counter_ns()
         job.respond(_build_response(self.spec, job.request, rows, is_final=True))
 
-    async def _whole_row(self, job: Job, body: Json, deadlines: RequestDeadlines) -> Row:
+    async def _whole_row(self, job: InferJob, body: Json, deadlines: RequestDeadlines) -> Row:
         async with aclosing(self._events(job, body, deadlines, streams=False)) as events:
             [end] = [event async for event in events]
             return _end_row(end)
 
     def _events(
-        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
+        self, job: InferJob, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         """Generate under measurement, which includes the wait for a place."""
         record = self._open_record(self.name, job.request.protocol)
         return recorded(self._generate(job, body, deadlines, streams=streams), record)
 
     async def _generate(
-        self, job: Job, body: Json, deadlines: RequestDeadlines, *, streams: bool
+        self, job: InferJob, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         async with (
             self._place(job, deadlines),
@@ -124,7 +124,7 @@ class RemoteLlmModel(Model):
                 yield event
 
     @asynccontextmanager
-    async def _place(self, job: Job, deadlines: RequestDeadlines) -> AsyncGenerator[None, None]:
+    async def _place(self, job: InferJob, deadlines: RequestDeadlines) -> AsyncGenerator[None, None]:
         """Hold one of the places of requests to the API. Raises DEADLINE where none is free in time."""
         try:
             async with asyncio.timeout_at(deadlines.start):

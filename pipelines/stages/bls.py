@@ -18,12 +18,11 @@ from pipelines.stages.stage import BLS
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import ModelLookup
 from serving.backends.ensemble.rows import fit_shape
-from serving.call import infer_one, infer_stream
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
-from serving.request_tasks import RequestTasks
-from serving.spec import ModelSpec, spec_of
+from serving.spec import ModelSpec, build_spec
+from serving.task_model import RequestTasks
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -54,7 +53,7 @@ class BlsModel(Model):
     """Calls three models by name, whatever backend serves them. A stream has a response for each piece of text."""
 
     def __init__(self, config: ModelConfig, version: int, models: ModelLookup, settings: BlsSettings) -> None:
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self._lookup = models
         self._settings = settings
         self._tasks = RequestTasks(self.spec)
@@ -66,7 +65,7 @@ class BlsModel(Model):
         self.retire()
         await self._tasks.cancel_all()
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         request = job.request
         BLS.refuse_unsupported(request)
         if wants_stream(request) and not self.spec.is_decoupled:
@@ -77,7 +76,7 @@ class BlsModel(Model):
         run = BlsRun(job, self.spec, self._find_models(), streams=streams, accumulates=self._settings.accumulates)
         self._tasks.start(job, partial(self._run, job, run))
 
-    async def _run(self, job: Job, run: "BlsRun") -> None:
+    async def _run(self, job: InferJob, run: "BlsRun") -> None:
         job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
         await run.answer()
 
@@ -96,7 +95,9 @@ class BlsModel(Model):
 class BlsRun:
     """Answers one job. Cancelling its task cancels the called models' requests."""
 
-    def __init__(self, job: Job, spec: ModelSpec, models: CalledModels, *, streams: bool, accumulates: bool) -> None:
+    def __init__(
+        self, job: InferJob, spec: ModelSpec, models: CalledModels, *, streams: bool, accumulates: bool
+    ) -> None:
         self._job = job
         self._spec = spec
         self._models = models

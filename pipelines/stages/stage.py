@@ -9,10 +9,10 @@ from time import perf_counter_ns
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.text.tokenizer import INLINE_CHARS
-from serving.config.declared import Declared, completed
-from serving.job import Job
+from serving.config.completion import DeclaredTensor, complete_tensors
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
 
@@ -29,8 +29,8 @@ class StageSignature:
     a model that declares nothing.
     """
 
-    inputs: tuple[Declared, ...]
-    outputs: tuple[Declared, ...]
+    inputs: tuple[DeclaredTensor, ...]
+    outputs: tuple[DeclaredTensor, ...]
     other_inputs: frozenset[str]
     other_outputs: frozenset[str]
 
@@ -45,7 +45,7 @@ class StageSignature:
             for index in reversed(range(len(tensors))):
                 if tensors[index].name in others:
                     del tensors[index]
-        used = completed(used, self.inputs, self.outputs)
+        used = complete_tensors(used, self.inputs, self.outputs)
         whole = ModelConfig()
         whole.CopyFrom(config)
         whole.input.extend(used.input if not config.input else ())
@@ -60,18 +60,18 @@ class StageSignature:
                 raise invalid(name, f"{request.log_prefix}input '{name}' is not supported; leave it out")
 
 
-def _scalar(name: str, datatype: str) -> Declared:
-    return Declared(name, datatype, is_optional=True)
+def _scalar(name: str, datatype: str) -> DeclaredTensor:
+    return DeclaredTensor(name, datatype, is_optional=True)
 
 
-def _list(name: str, datatype: str, dims: tuple[int, ...] = (-1,)) -> Declared:
-    return Declared(name, datatype, dims, is_optional=True)
+def _list(name: str, datatype: str, dims: tuple[int, ...] = (-1,)) -> DeclaredTensor:
+    return DeclaredTensor(name, datatype, dims, is_optional=True)
 
 
 PREPROCESSING = StageSignature(
     inputs=(
-        Declared("QUERY", "BYTES"),
-        Declared("REQUEST_OUTPUT_LEN", "INT32"),
+        DeclaredTensor("QUERY", "BYTES"),
+        DeclaredTensor("REQUEST_OUTPUT_LEN", "INT32"),
         _scalar("DECODER_QUERY", "BYTES"),
         _list("BAD_WORDS_DICT", "BYTES"),
         _list("STOP_WORDS_DICT", "BYTES"),
@@ -81,16 +81,16 @@ PREPROCESSING = StageSignature(
         _scalar("PAD_ID", "INT32"),
     ),
     outputs=(
-        Declared("INPUT_ID", "INT32", (-1,)),
-        Declared("REQUEST_INPUT_LEN", "INT32"),
-        Declared("DECODER_INPUT_ID", "INT32", (-1,)),
-        Declared("REQUEST_DECODER_INPUT_LEN", "INT32"),
-        Declared("BAD_WORDS_IDS", "INT32", (2, -1)),
-        Declared("STOP_WORDS_IDS", "INT32", (2, -1)),
-        Declared("EMBEDDING_BIAS", "FP32", (-1,)),
-        Declared("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
-        Declared("OUT_END_ID", "INT32"),
-        Declared("OUT_PAD_ID", "INT32"),
+        DeclaredTensor("INPUT_ID", "INT32", (-1,)),
+        DeclaredTensor("REQUEST_INPUT_LEN", "INT32"),
+        DeclaredTensor("DECODER_INPUT_ID", "INT32", (-1,)),
+        DeclaredTensor("REQUEST_DECODER_INPUT_LEN", "INT32"),
+        DeclaredTensor("BAD_WORDS_IDS", "INT32", (2, -1)),
+        DeclaredTensor("STOP_WORDS_IDS", "INT32", (2, -1)),
+        DeclaredTensor("EMBEDDING_BIAS", "FP32", (-1,)),
+        DeclaredTensor("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
+        DeclaredTensor("OUT_END_ID", "INT32"),
+        DeclaredTensor("OUT_PAD_ID", "INT32"),
     ),
     other_inputs=frozenset(
         {
@@ -110,8 +110,8 @@ PREPROCESSING = StageSignature(
 PASSED_THROUGH = frozenset({"CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERATION_LOGITS", "BATCH_INDEX"})
 """Inputs that older releases of postprocessing return as `OUT_...`. Newer ensembles use the token model's outputs."""
 POSTPROCESSING = StageSignature(
-    inputs=(Declared("TOKENS_BATCH", "INT32", (-1, -1)), Declared("SEQUENCE_LENGTH", "INT32", (-1,))),
-    outputs=(Declared("OUTPUT", "BYTES", (-1,)),),
+    inputs=(DeclaredTensor("TOKENS_BATCH", "INT32", (-1, -1)), DeclaredTensor("SEQUENCE_LENGTH", "INT32", (-1,))),
+    outputs=(DeclaredTensor("OUTPUT", "BYTES", (-1,)),),
     other_inputs=PASSED_THROUGH,
     other_outputs=frozenset(f"OUT_{name}" for name in PASSED_THROUGH),
 )
@@ -123,8 +123,8 @@ _FLAGS = (
 )
 BLS = StageSignature(
     inputs=(
-        Declared("text_input", "BYTES"),
-        Declared("max_tokens", "INT32"),
+        DeclaredTensor("text_input", "BYTES"),
+        DeclaredTensor("max_tokens", "INT32"),
         _scalar("decoder_text_input", "BYTES"),
         _list("bad_words", "BYTES"),
         _list("stop_words", "BYTES"),
@@ -142,15 +142,18 @@ BLS = StageSignature(
         _scalar("guided_decoding_guide", "BYTES"),
     ),
     outputs=(
-        Declared("text_output", "BYTES", (-1,)),
-        Declared("cum_log_probs", "FP32", (-1,)),
-        Declared("output_log_probs", "FP32", (-1, -1)),
-        *(Declared(name, "INT32") for name in ("batch_index", "sequence_index")),
-        *(Declared(name, "INT32") for name in ("num_input_tokens", "num_output_tokens")),
-        *(Declared(f"kv_cache_{what}_blocks", "INT32") for what in ("alloc_new", "reused", "alloc_total")),
-        *(Declared(f"{what}_time_ns", "INT64") for what in ("arrival", "first_scheduled", "first_token", "last_token")),
-        Declared("acceptance_rate", "FP32"),
-        *(Declared(name, "INT32") for name in ("total_accepted_draft_tokens", "total_draft_tokens")),
+        DeclaredTensor("text_output", "BYTES", (-1,)),
+        DeclaredTensor("cum_log_probs", "FP32", (-1,)),
+        DeclaredTensor("output_log_probs", "FP32", (-1, -1)),
+        *(DeclaredTensor(name, "INT32") for name in ("batch_index", "sequence_index")),
+        *(DeclaredTensor(name, "INT32") for name in ("num_input_tokens", "num_output_tokens")),
+        *(DeclaredTensor(f"kv_cache_{what}_blocks", "INT32") for what in ("alloc_new", "reused", "alloc_total")),
+        *(
+            DeclaredTensor(f"{what}_time_ns", "INT64")
+            for what in ("arrival", "first_scheduled", "first_token", "last_token")
+        ),
+        DeclaredTensor("acceptance_rate", "FP32"),
+        *(DeclaredTensor(name, "INT32") for name in ("total_accepted_draft_tokens", "total_draft_tokens")),
     ),
     other_inputs=frozenset(
         {
@@ -178,7 +181,7 @@ class StageModel(TaskModel):
     def _outputs(self, request: InferRequest) -> Outputs:
         """Return the outputs of a checked request. May be called on a thread. Raises SluiceError INVALID."""
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         if self._size(job.request) > INLINE_CHARS:
             super()._start(job)
             return
@@ -187,7 +190,7 @@ class StageModel(TaskModel):
         job.infer_ended_ns = perf_counter_ns()
         job.respond(InferResponse(outputs))
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         return partial(asyncio.to_thread, self._tensors, request)
 
     def _tensors(self, request: InferRequest) -> list[Tensor]:

@@ -12,11 +12,11 @@ import tokenizers
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from serving.backend import Backend, BackendContext
-from serving.config.settings import Settings
-from serving.job import Job
+from serving.config.parameters import ParameterReader
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -62,7 +62,7 @@ class TokenizerBackend(Backend):
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the tokenizer. Raises SluiceError INVALID for wrong parameters, UNAVAILABLE without a tokenizer."""
-        settings = Settings.of_config(source.config, _PARAMETERS)
+        settings = ParameterReader.of_config(source.config, _PARAMETERS)
         max_tokens = settings.integer("max_tokens", 0, 0, _MAX_TOKENS)
         adds_special = settings.choice("add_special_tokens", _Switch.TRUE) is _Switch.TRUE
         tokenizer = await asyncio.to_thread(
@@ -95,13 +95,13 @@ class TokenizerModel(Model):
 
     def __init__(self, config: ModelConfig, version: int, tokenizer: "TextTokenizer", prefix: str = "") -> None:
         """Take the tokenizer, and the text that is put before every text."""
-        super().__init__(config, spec_of(config, version))
+        super().__init__(config, build_spec(config, version))
         self.tokenizer = tokenizer
         self._prefix = prefix
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix=self.name)
-        self._running: dict[asyncio.Future[list[list[int]]], Job] = {}
+        self._running: dict[asyncio.Future[list[list[int]]], InferJob] = {}
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.compute_started_ns = perf_counter_ns()
         texts = self._texts(job.request)
         job.infer_started_ns = perf_counter_ns()
@@ -129,7 +129,7 @@ class TokenizerModel(Model):
         else:
             self._respond(job, future.result())
 
-    def _respond(self, job: Job, rows: Sequence[Sequence[int]]) -> None:
+    def _respond(self, job: InferJob, rows: Sequence[Sequence[int]]) -> None:
         job.infer_ended_ns = perf_counter_ns()
         requested = job.request.requested_outputs or tuple(self.spec.outputs)
         job.respond(InferResponse([self._tensor(name, rows) for name in requested]))

@@ -26,8 +26,7 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from serving.call import infer_stream
-from serving.model import Model
+from serving.model import Model, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES

@@ -1,4 +1,4 @@
-"""Which backends are installed: the entry points of the group `sluice.backends`, loaded when first asked for."""
+"""The registry of installed backends: entry points of the group `sluice.backends`, each loaded when first needed."""
 
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -10,13 +10,13 @@ GROUP = "sluice.backends"
 
 
 class BackendRegistry:
-    """Hands out one `Backend` for each name. Importing one may be slow: call from a thread, one at a time or not."""
+    """Returns one `Backend` for each name. Importing one may be slow: call from a thread, or from several at once."""
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {}
 
     def register(self, backend: Backend, *names: str) -> None:
-        """Serve `backend` under `names`, its own where there are none, in place of installed ones."""
+        """Serve `backend` under `names`, or else its own name, in place of an installed one."""
         for name in names or (backend.name,):
             self._backends[name] = backend
 
@@ -29,24 +29,24 @@ class BackendRegistry:
         return sorted({*self._entry_points, *self._backends})
 
     def get(self, name: str) -> Backend:
-        """The backend that config.pbtxt calls `name`.
+        """Return the backend that config.pbtxt calls `name`.
 
-        Raises SluiceError INVALID where none is installed, INTERNAL where it cannot be imported or made.
+        Raises SluiceError INVALID where none is installed, INTERNAL where it cannot be imported or constructed.
         """
         if name not in self._backends:
-            # Two threads may both come here: setdefault lets one of their backends win.
+            # Two threads may both get here: setdefault lets one of their backends win.
             self._backends.setdefault(name, self._make(name))
         return self._backends[name]
 
     def find(self, name: str) -> Backend | None:
-        """Return the backend that config.pbtxt calls `name`; None where there is none, or it cannot be made."""
+        """Return the backend that config.pbtxt calls `name`; None where `get` raises."""
         try:
             return self.get(name)
         except SluiceError:
             return None
 
     def in_detection_order(self) -> list[Backend]:
-        """Return every backend that can be made, in the order in which they are asked whether a folder is theirs."""
+        """Return every backend that can be constructed, in the order in which they try to recognise a folder."""
         found = {backend.name: backend for name in self.names if (backend := self.find(name)) is not None}
         return sorted(found.values(), key=lambda each: (each.detection_order, each.name))
 

@@ -1,94 +1,93 @@
-"""A queue before instances: who waits, what becomes a batch, and when it runs."""
+"""The dynamic batcher: it queues requests, forms batches, runs them on instances, and orders the responses."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from serving.batching.keys import BatchKeys
-from serving.batching.plan import plan_batch
-from serving.batching.policy import BatchPolicy
-from serving.batching.pools import open_pool
-from serving.batching.queue import JobQueue, QueuedJob
+from serving.batching.instance_pool import open_pool
+from serving.batching.plan import BatchKeys, BatchPolicy, plan_batch
+from serving.batching.queue import JobQueue, QueuedJob, Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.wakeup import Wakeup
-from serving.batching.warming import WarmUpBatch
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob, ReceiveResponse
+from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
 _RETRY_NS = 50_000_000
-"""How often to look whether an instance that is being restarted is back, while requests wait for a busy one."""
+"""Interval of checks whether an instance that is being restarted is back."""
 
 
 class Batcher:
-    """Gives its instances batches as `policy` says."""
+    """Queues jobs and runs them on its instances, in batches according to `policy`."""
 
     def __init__(
         self,
         policy: BatchPolicy,
         keys: BatchKeys,
         instances: Sequence[Instance],
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """At least one of `instances`. `on_executed` is told of each batch that has run."""
+        """Take at least one instance. `on_executed` is called with each batch that has run."""
         self._policy = policy
         self._keys = keys
         self._queue = JobQueue(policy)
-        self._pool = open_pool(instances, self._executed, limiter, self._pump)
+        self._pool = open_pool(instances, self._executed, limiter, self._dispatch)
         self._on_executed = on_executed
-        self._wakeup = Wakeup(self._pump)
-        self._is_pumping = False
+        self._wakeup = Wakeup(self._dispatch)
+        self._is_dispatching = False
 
     def claim_resources(self) -> None:
-        """Before anything runs. Raises SluiceError INVALID for what there is too little of."""
+        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
         self._pool.claim_resources()
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        """Run a batch on every instance. Raises SluiceError with what one says."""
+        """Run a batch on every instance. Raises the first SluiceError."""
         await self._pool.warm_up(new_batch)
 
     @property
     def is_ready(self) -> bool:
-        """Whether any instance is."""
+        """Whether any instance is ready."""
         return self._pool.is_ready
 
     @property
     def num_pending(self) -> int:
         return len(self._queue)
 
-    def start(self, job: Job) -> None:
-        """Run or queue it. Raises SluiceError UNAVAILABLE where the queue is full."""
-        is_dynamic, is_quiet = self._policy.is_dynamic, not self._is_pumping
-        if not is_dynamic and is_quiet and not self._queue and self._run_now(job):
+    def start(self, job: InferJob) -> None:
+        """Run or queue a job. Raises SluiceError UNAVAILABLE where the queue is full."""
+        is_dynamic, is_free_to_run = self._policy.is_dynamic, not self._is_dispatching
+        if not is_dynamic and is_free_to_run and not self._queue and self._run_now(job):
             return
         self._enqueue(job, self._keys.of(job.request) if is_dynamic else None)
-        if is_quiet and self._pool.has_idle:
-            self._look_soon(is_dynamic)
+        if is_free_to_run and self._pool.has_idle:
+            self._dispatch_later(is_dynamic)
 
-    def _look_soon(self, is_dynamic: bool) -> None:
+    def _dispatch_later(self, is_dynamic: bool) -> None:
         if is_dynamic:
-            # Not at once: what arrives in the same turn of the event loop shall share the batch.
+            # Not at once: requests that arrive in the same turn of the event loop share the batch.
             self._wakeup.soon()
         else:
             self._wakeup.at(perf_counter_ns() + _RETRY_NS)
 
-    def _run_now(self, job: Job) -> bool:
-        slot = self._pool.choose()
-        if slot is None or (slot := self._pool.take(slot)) is None:
+    def _run_now(self, job: InferJob) -> bool:
+        instance = self._pool.choose()
+        if instance is None or (instance := self._pool.take(instance)) is None:
             return False
-        self._is_pumping = True
+        self._is_dispatching = True
         try:
-            slot.run([job])
+            instance.run([job])
         finally:
-            self._is_pumping = False
+            self._is_dispatching = False
         if self._queue:
-            self._pump()
+            self._dispatch()
         elif self._pool.is_limited:
             self._pool.withdraw()
         return True
 
-    def _enqueue(self, job: Job, key: object) -> None:
+    def _enqueue(self, job: InferJob, key: object) -> None:
         queued = self._queue.add(job, key, perf_counter_ns())
         job.on_cancel = lambda: self._drop(queued)
         if queued.deadline_ns:
@@ -100,22 +99,22 @@ class Batcher:
             self._pool.withdraw()
         queued.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
-    def _executed(self, jobs: list[Job]) -> None:
+    def _executed(self, jobs: list[InferJob]) -> None:
         self._on_executed(jobs)
         if self._queue:
-            self._pump()
+            self._dispatch()
 
-    def _pump(self) -> None:
-        """Refuse who has waited too long, and give free instances what there is to run."""
-        if self._is_pumping:
+    def _dispatch(self) -> None:
+        """Fail expired jobs, and start batches while instances are free."""
+        if self._is_dispatching:
             return
-        self._is_pumping = True
+        self._is_dispatching = True
         try:
             self._expire()
             while self._queue and self._run_next():
                 pass
         finally:
-            self._is_pumping = False
+            self._is_dispatching = False
         if deadline_ns := self._queue.next_deadline_ns():
             self._wakeup.at(deadline_ns)
         if not self._queue and self._pool.is_limited:
@@ -127,9 +126,9 @@ class Batcher:
             job.fail(SluiceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
 
     def _run_next(self) -> bool:
-        """Start one batch; False where none can start now."""
-        slot = self._pool.choose()
-        if slot is None:
+        """Start one batch. False where none can start now."""
+        instance = self._pool.choose()
+        if instance is None:
             if self._pool.has_idle:
                 self._wakeup.at(perf_counter_ns() + _RETRY_NS)
             return False
@@ -141,16 +140,98 @@ class Batcher:
                 self._pool.withdraw()
                 return False
             size = plan.size
-        if (slot := self._pool.take(slot)) is None:
+        if (instance := self._pool.take(instance)) is None:
             return False
-        slot.run(self._queue.take(size))
+        instance.run(self._queue.take(size))
         return True
 
     async def close(self, error: SluiceError) -> None:
-        """End what is queued in `error`, and what is running with its instance."""
+        """End queued jobs in `error`, and running ones with their instances."""
         self._wakeup.cancel()
         for job in self._queue.take(len(self._queue)):
             job.on_cancel = None
             job.fail(error)
-        await asyncio.gather(*(instance.close() for instance in self._pool.instances))
+        await asyncio.gather(*(each.close() for each in self._pool.instances))
         self._pool.close()
+
+
+class OrderedReceiver:
+    """Holds one request's responses back until all earlier requests have ended."""
+
+    __slots__ = ("_has_ended", "_held", "_order", "_receive", "job")
+
+    def __init__(self, receive: ReceiveResponse, order: "ResponseOrder") -> None:
+        self._receive = receive
+        self._order = order
+        self._held: list[InferResponse] = []
+        self._has_ended = False
+        self.job: InferJob | None = None
+        """None until the request is submitted, and again after its last response: the job refers to its receiver."""
+
+    def attach(self, job: InferJob) -> None:
+        """Take the job of the submitted request. It may have ended already."""
+        if job.is_finished:
+            self._has_ended = True
+            self._order.advance()
+        else:
+            self.job = job
+
+    @property
+    def has_held(self) -> bool:
+        return bool(self._held)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its responses were passed on. A cancelled request gets no final response."""
+        return not self._held and (self._has_ended or (self.job is not None and self.job.is_finished))
+
+    def receive(self, response: InferResponse) -> None:
+        """Take a response, and pass it on in its turn. An error of the queue, such as a timeout, does not wait."""
+        self._has_ended = self._has_ended or response.is_final
+        if response.error is not None and self.job is not None and not self.job.executed_batch_size:
+            self._receive(response)
+        else:
+            self._held.append(response)
+        self._order.advance()
+
+    def release(self) -> None:
+        """Pass on the responses that were held back."""
+        held, self._held = self._held, []
+        for response in held:
+            self._receive(response)
+
+
+class ResponseOrder:
+    """Passes responses on in the order of their requests (`preserve_ordering`)."""
+
+    def __init__(self) -> None:
+        self._receivers: deque[OrderedReceiver] = deque()
+        self._is_advancing = False
+
+    def add(self, receive: ReceiveResponse) -> OrderedReceiver:
+        """Return the receiver of the next request."""
+        receiver = OrderedReceiver(receive, self)
+        self._receivers.append(receiver)
+        return receiver
+
+    def discard(self, receiver: OrderedReceiver) -> None:
+        """Remove the receiver of a request that was rejected."""
+        self._receivers.remove(receiver)
+        self.advance()
+
+    def advance(self) -> None:
+        """Pass on what is next in order. The loop also sees the requests that receivers submit or cancel meanwhile."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._receivers:
+                first = self._receivers[0]
+                first.release()
+                if first.is_done:
+                    first.job = None
+                    self._receivers.popleft()
+                elif not first.has_held:
+                    return
+        finally:
+            self._is_advancing = False

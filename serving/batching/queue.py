@@ -1,25 +1,29 @@
-"""The requests that wait for an instance: by priority, then by arrival, with bounds and timeouts."""
+"""The queue before instances, by priority and arrival, with bounds and timeouts; and the timer that wakes its owner."""
 
+import asyncio
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from time import perf_counter_ns
 
-from serving.batching.policy import BatchPolicy, QueuePolicy
-from serving.job import Job
+from serving.batching.plan import BatchPolicy, QueuePolicy
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 _MAX_STALE = 64
-"""Deadlines of requests long gone, beyond as many as wait twice over, before they are swept: they hold tensors."""
+"""Deadlines of jobs that have left the queue are swept once there are this many more: they hold tensors."""
+_TIMER_NS = 1_000_000
+"""Event loops round timers up to a millisecond. A shorter wait polls every turn: queue delays are often 100 us."""
 
 
 class QueuedJob:
-    """A job in the queue. Times are perf_counter_ns, `deadline_ns` 0 is none; `level` is where it lies."""
+    """A job in the queue. Times are perf_counter_ns; `deadline_ns` 0 is none. `level` is its priority's queue."""
 
     __slots__ = ("deadline_ns", "enqueued_ns", "job", "key", "level", "rows")
 
-    def __init__(self, job: Job, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
+    def __init__(self, job: InferJob, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
         self.job = job
         self.key = key
         self.rows = job.request.batch_size
@@ -28,34 +32,34 @@ class QueuedJob:
         self.level = level
 
 
-_Line = OrderedDict[Job, QueuedJob]
+_Jobs = OrderedDict[InferJob, QueuedJob]
 
 
 class _Level:
-    """One priority: those in time, then those whose time was up and who are served all the same."""
+    """The queue of one priority: jobs in time, then those that timed out and are served last."""
 
     __slots__ = ("delayed", "in_time", "policy", "priority")
 
     def __init__(self, priority: int, policy: QueuePolicy) -> None:
         self.priority = priority
         self.policy = policy
-        self.in_time: _Line = OrderedDict()
-        self.delayed: _Line = OrderedDict()
+        self.in_time: _Jobs = OrderedDict()
+        self.delayed: _Jobs = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.in_time) + len(self.delayed)
 
-    def line_of(self, job: Job) -> _Line:
+    def jobs_with(self, job: InferJob) -> _Jobs:
         return self.in_time if job in self.in_time else self.delayed
 
 
 class JobQueue:
-    """Jobs in the order they are to be served in. Adding, taking and removing take no longer when it is long."""
+    """Jobs in the order of service. A long queue does not make adding, taking or removing jobs slower."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._levels: list[_Level] = []
-        """By priority; made when one is first asked for, as a configuration may allow for any number."""
+        """Queues by priority, each made with its first job: a configuration may have any number of priorities."""
         self._deadlines: list[tuple[int, int, QueuedJob]] = []
         self._num_added = 0
         self._size = 0
@@ -64,14 +68,14 @@ class JobQueue:
         return self._size
 
     def __iter__(self) -> Iterator[QueuedJob]:
-        """In the order of service. The queue must not change meanwhile."""
+        """Iterate in the order of service. The queue must not change meanwhile."""
         levels = self._levels
         if len(levels) == 1 and not levels[0].delayed:
             return iter(levels[0].in_time.values())
-        return (each for level in levels for line in (level.in_time, level.delayed) for each in line.values())
+        return (each for level in levels for jobs in (level.in_time, level.delayed) for each in jobs.values())
 
-    def add(self, job: Job, key: object, now_ns: int) -> QueuedJob:
-        """Raises SluiceError UNAVAILABLE where its priority's queue is full."""
+    def add(self, job: InferJob, key: object, now_ns: int) -> QueuedJob:
+        """Queue a job. Raises SluiceError UNAVAILABLE where its priority's queue is full."""
         level = self._level(self._policy.priority_of(job.request))
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:
@@ -99,23 +103,23 @@ class JobQueue:
             heapify(self._deadlines)
 
     def remove(self, queued: QueuedJob) -> None:
-        """Take it out of the middle."""
-        del queued.level.line_of(queued.job)[queued.job]
+        """Remove a job, wherever it is."""
+        del queued.level.jobs_with(queued.job)[queued.job]
         self._size -= 1
 
-    def take(self, count: int) -> list[Job]:
-        """The first `count`."""
-        taken: list[Job] = []
+    def take(self, count: int) -> list[InferJob]:
+        """Remove and return the first `count` jobs."""
+        taken: list[InferJob] = []
         for level in self._levels:
-            for line in (level.in_time, level.delayed):
-                while line and len(taken) < count:
-                    taken.append(line.popitem(last=False)[0])
+            for jobs in (level.in_time, level.delayed):
+                while jobs and len(taken) < count:
+                    taken.append(jobs.popitem(last=False)[0])
         self._size -= len(taken)
         return taken
 
-    def expire(self, now_ns: int) -> list[Job]:
-        """Take out and return those to be refused as their time is up; others whose time is up go to the back."""
-        refused: list[Job] = []
+    def expire(self, now_ns: int) -> list[InferJob]:
+        """Remove and return the jobs that timed out. Those that the policy delays move to the end instead."""
+        rejected: list[InferJob] = []
         while (deadline_ns := self.next_deadline_ns()) and deadline_ns <= now_ns:
             queued = heappop(self._deadlines)[2]
             level, job = queued.level, queued.job
@@ -124,11 +128,11 @@ class JobQueue:
                 level.delayed[job] = queued
             else:
                 self._size -= 1
-                refused.append(job)
-        return refused
+                rejected.append(job)
+        return rejected
 
     def next_deadline_ns(self) -> int:
-        """When the next request's time is up; 0 for none."""
+        """Return when the next job times out; 0 for none."""
         deadlines = self._deadlines
         while deadlines and not _is_in_time(deadlines[0][2]):
             heappop(deadlines)
@@ -136,5 +140,52 @@ class JobQueue:
 
 
 def _is_in_time(queued: QueuedJob) -> bool:
-    """Whether it still waits, and its time is not up."""
+    """Return whether the job still waits, and has not timed out."""
     return queued.job in queued.level.in_time
+
+
+class Wakeup:
+    """A timer that calls `wake` at the earliest requested time, or earlier: `wake` requests the next one."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    def soon(self) -> None:
+        """Wake in the event loop's next turn, after everything that is ready by then."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._wake_soon)
+
+    def at(self, time_ns: int) -> None:
+        """Wake at `time_ns` of perf_counter_ns, or earlier."""
+        if self._soon is not None:
+            return
+        delay_ns = time_ns - perf_counter_ns()
+        if delay_ns < _TIMER_NS:
+            self.soon()
+        elif self._timer is None or time_ns < self._timer_ns:
+            self._cancel_timer()
+            self._timer_ns = time_ns
+            self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._wake_timer)
+
+    def cancel(self) -> None:
+        """Drop all requested times."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_soon(self) -> None:
+        self._soon = None
+        self._wake()
+
+    def _wake_timer(self) -> None:
+        self._timer = None
+        self._wake()

@@ -1,1 +1,23 @@
-"""Responses kept to be given again to equal requests (`response_cache`)."""
+"""The response cache: responses kept for equal requests (`response_cache` in config.pbtxt, `--cache-config`)."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serving.caching.response_cache import ResponseCache
+    from serving.caching.settings import CacheSettings
+
+
+def open_cache(settings: "CacheSettings") -> "ResponseCache":
+    """Open the server's cache, on the event loop that will use it. Never fails: an absent Redis is tried again.
+
+    Most servers have no Redis, and its client takes 0.2 s to import.
+    """
+    from serving.caching.settings import LocalCacheSettings
+
+    if isinstance(settings, LocalCacheSettings):
+        from serving.caching.response_cache import LocalCache
+
+        return LocalCache(settings.size_bytes)
+    from serving.caching.redis_cache import RedisCache
+
+    return RedisCache(settings)

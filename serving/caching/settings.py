@@ -1,4 +1,4 @@
-"""`--cache-config` as tritonserver has it: which cache the server has, and how it is set up."""
+"""Settings of the response cache: `--cache-config` as tritonserver has it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ FLAG = "--cache-config"
 _MIN_LOCAL_BYTES = 1024
 _MAX_PORT = 65535
 USER_VARIABLE, PASSWORD_VARIABLE = "TRITONCACHE_REDIS_USERNAME", "TRITONCACHE_REDIS_PASSWORD"
-"""Where Triton's Redis cache looks for credentials that the command line does not give."""
+"""Environment variables with credentials that the command line leaves out, as in Triton's Redis cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCacheSettings:
-    """One memory of the process for all models. Raising `size_bytes` costs that much memory, once it is full."""
+    """A cache in the process's memory for all models. It grows up to `size_bytes`."""
 
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTls:
-    """Paths of PEM files; None is the system's authorities, and no certificate of our own."""
+    """Paths of PEM files. None stands for the system's authorities, and for no client certificate."""
 
     cert: str | None = None
     key: str | None = None
@@ -34,8 +34,8 @@ class RedisTls:
 class RedisCacheSettings:
     """A Redis server, which many gateways may share.
 
-    The timeouts bound what an ailing Redis can add to a request: at most `wait_timeout_s` until its look-up is sent,
-    and `socket_timeout_s` until the answer. `retry_s` is how often a Redis that is gone is asked whether it is back.
+    The timeouts bound the delay that a slow Redis can add to a request: `wait_timeout_s` until its look-up is sent, and
+    `socket_timeout_s` until the answer. A Redis that is away is pinged every `retry_s`.
     """
 
     host: str
@@ -47,11 +47,11 @@ class RedisCacheSettings:
     socket_timeout_s: float = 0.1
     wait_timeout_s: float = 0.1
     pool_size: int = 2
-    """Look-ups' connections. One more carries what is kept."""
+    """Connections for look-ups. One more carries insertions."""
     ttl_s: int | None = None
-    """How long a response is kept; None: until Redis evicts it."""
+    """Time for which a response is kept; None: until Redis evicts it."""
     max_value_bytes: int = 1 << 20
-    """A larger response is not kept: 32 look-ups may travel together, and all within `socket_timeout_s`."""
+    """Largest response that is kept: 32 of them may have to arrive within `socket_timeout_s`."""
     retry_s: float = 2.0
     tls: RedisTls | None = None
 
@@ -63,14 +63,14 @@ class RedisCacheSettings:
 CacheSettings = LocalCacheSettings | RedisCacheSettings
 
 
-def cache_settings(
+def parse_cache_settings(
     texts: Iterable[str], byte_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> CacheSettings | None:
-    """What each `--cache-config` says together, or the old `--response-cache-byte-size`; None where nothing is said.
+    """Return the settings of all `--cache-config` texts, or of `--response-cache-byte-size`; None for no cache.
 
-    `environ` gives Redis' credentials where no text does. Raises SluiceError INVALID.
+    `environ` holds Redis credentials that the texts leave out. Raises SluiceError INVALID.
     """
-    given = [_setting(text) for text in texts]
+    given = [_parse_setting(text) for text in texts]
     if byte_size is not None and given:
         raise invalid(
             FLAG,
@@ -78,7 +78,7 @@ def cache_settings(
             "other.",
         )
     if byte_size is not None:
-        return _local({"size": str(byte_size)}) if byte_size else None
+        return _local_settings({"size": str(byte_size)}) if byte_size else None
     kinds = {kind for kind, _, _ in given}
     if not kinds:
         return None
@@ -86,13 +86,13 @@ def cache_settings(
         raise invalid(FLAG, f"{FLAG} must be about one cache, got {' and '.join(sorted(kinds))}")
     kind, values = kinds.pop(), {key: value for _, key, value in given}
     if kind == "local":
-        return _local(values)
+        return _local_settings(values)
     if kind == "redis":
-        return _redis(values, environ or {})
+        return _redis_settings(values, environ or {})
     raise invalid(FLAG, f"{FLAG} knows the caches local and redis, got {kind!r}")
 
 
-def _setting(text: str) -> tuple[str, str, str]:
+def _parse_setting(text: str) -> tuple[str, str, str]:
     kind, comma, setting = text.partition(",")
     key, equals, value = setting.partition("=")
     if not (kind and comma and key and equals and value):
@@ -100,17 +100,17 @@ def _setting(text: str) -> tuple[str, str, str]:
     return kind.strip(), key.strip(), value
 
 
-def _local(values: dict[str, str]) -> LocalCacheSettings:
+def _local_settings(values: dict[str, str]) -> LocalCacheSettings:
     _check_keys("local", values, {"size"})
     if "size" not in values:
         raise invalid(FLAG, f"{FLAG} local needs its size in bytes, such as local,size=1048576")
     return LocalCacheSettings(_integer("local", "size", values["size"], _MIN_LOCAL_BYTES))
 
 
-Read = Callable[[str, str], Any]
+ReadSetting = Callable[[str, str], Any]
 
 
-def _count(low: int, high: int | None = None) -> Read:
+def _count(low: int, high: int | None = None) -> ReadSetting:
     return lambda key, text: _integer("redis", key, text, low, high)
 
 
@@ -122,7 +122,7 @@ def _text(key: str, text: str) -> str:
     return text
 
 
-_REDIS: dict[str, tuple[str, Read]] = {
+_REDIS_FIELDS: dict[str, tuple[str, ReadSetting]] = {
     "host": ("host", _text),
     "port": ("port", _count(1, _MAX_PORT)),
     "user": ("user", _text),
@@ -136,27 +136,27 @@ _REDIS: dict[str, tuple[str, Read]] = {
     "max_value_size": ("max_value_bytes", _count(1)),
     "retry_interval": ("retry_s", _milliseconds),
 }
-"""By key: the field, and how it is read. Triton's keys, and after `pool_size` our own: `ttl` is in seconds, every
-other time in milliseconds. Where Triton takes 0 for no limit, there is none: a request must not wait for a cache."""
+"""The field of each key and its reader. Triton's keys come first, ours after `pool_size`. `ttl` is in seconds, other
+times are in milliseconds. 0, which Triton takes for no limit, is invalid: a request must not wait for a cache."""
 
 _TLS_KEYS = {"cert", "key", "cacert", "cacert_dir"}
 
 
-def _redis(values: dict[str, str], environ: Mapping[str, str]) -> RedisCacheSettings:
+def _redis_settings(values: dict[str, str], environ: Mapping[str, str]) -> RedisCacheSettings:
     if "sni" in values:
         raise invalid(FLAG, f"{FLAG} redis,sni is not supported: give as host the name that the certificate is for")
-    _check_keys("redis", values, {*_REDIS, *_TLS_KEYS, "tls_enabled"})
+    _check_keys("redis", values, {*_REDIS_FIELDS, *_TLS_KEYS, "tls_enabled"})
     if missing := sorted({"host", "port"} - values.keys()):
         raise invalid(
             FLAG, f"{FLAG} redis needs {' and '.join(missing)}, such as redis,host=cache.local and redis,port=6379"
         )
     credentials = {"user": environ.get(USER_VARIABLE), "password": environ.get(PASSWORD_VARIABLE)}
     merged = {key: text for key, text in credentials.items() if text} | values
-    fields = {name: read(key, merged[key]) for key, (name, read) in _REDIS.items() if key in merged}
-    return RedisCacheSettings(**fields, tls=_tls(values))
+    fields = {name: read(key, merged[key]) for key, (name, read) in _REDIS_FIELDS.items() if key in merged}
+    return RedisCacheSettings(**fields, tls=_tls_settings(values))
 
 
-def _tls(values: dict[str, str]) -> RedisTls | None:
+def _tls_settings(values: dict[str, str]) -> RedisTls | None:
     files = {key: values[key] for key in _TLS_KEYS if key in values}
     enabled = values.get("tls_enabled", "false")
     if enabled not in ("true", "false"):

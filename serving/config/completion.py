@@ -1,37 +1,38 @@
-"""What Triton fills into a configuration before and after the backend has seen the model's file.
+"""Completion: the fields that Triton fills in where a configuration leaves them out.
 
-`complete_kind` runs once a model: name, backend, platform and file name, from each other and from what lies in the
-version folders. `normalize` runs before and after `Backend.complete`, and changes nothing the second time.
+`complete_kind` runs once a model. It derives name, backend, platform and file name from each other and from the version
+folders. `fill_defaults` runs before and after `Backend.complete`, and is idempotent. `complete_tensors` is for backends
+whose models all have the same tensors.
 """
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 from serving.backend import ModelFile
 from serving.backends.registry import BackendRegistry
-from serving.findings import refusal
+from serving.batching.sequences.batcher import DEFAULT_IDLE_US
+from serving.findings import invalid_field
+from serving.tensors.datatypes import DATA_TYPES
+from sluice.errors import invalid
 from sluice.gpus import num_gpus
 
 ENSEMBLE = "ensemble"
-DEFAULT_IDLE_US = 1_000_000
-"""How long a sequence may be idle where the configuration does not say: Triton's second."""
-
-
-_PERHAPS = 0.4
-"""How alike a platform must be to the one that was meant: all are known, and few."""
+_SIMILARITY = 0.4
+"""Similarity from which a wrong platform is taken for a known one. It is low, as the platforms are few."""
 
 
 def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
     """Fill in name, backend, platform and default file name. Reads folders and imports backends: for a thread.
 
-    Raises InvalidConfig where the name is not the folder's, or what it is cannot be told.
+    Raises InvalidConfig where the name is not the folder's, or the backend cannot be determined.
     """
     config.name = config.name or name
     if config.name != name:
-        raise refusal(
+        raise invalid_field(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
             "name",
             f'name: "{name}", or no name at all',
@@ -39,21 +40,21 @@ def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path
     if _is_ensemble(config):
         return
     if not config.backend and config.platform:
-        config.backend = _backend_of_platform(config, backends)
+        config.backend = _find_by_platform(config, backends)
     if not config.backend:
-        config.backend = _backend_of_files(name, version_folders, backends)
-    file = _model_file(config, version_folders, backends)
+        config.backend = _find_by_files(name, version_folders, backends)
+    file = _choose_model_file(config, version_folders, backends)
     if file is not None:
         config.platform = config.platform or file.platform
         config.default_model_filename = config.default_model_filename or file.name
 
 
-def normalize(config: ModelConfig) -> None:
-    """Fill in what has a default, as Triton does, in place."""
+def fill_defaults(config: ModelConfig) -> None:
+    """Fill in Triton's defaults, in place."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
-    _drop_repeated(config)
-    _fill_preferred(config)
+    _drop_repeated_tensors(config)
+    _fill_preferred_sizes(config)
     if config.HasField("sequence_batching") and not config.sequence_batching.max_sequence_idle_microseconds:
         config.sequence_batching.max_sequence_idle_microseconds = DEFAULT_IDLE_US
     if config.platform == ENSEMBLE:
@@ -64,16 +65,16 @@ def normalize(config: ModelConfig) -> None:
     _fill_instance_groups(config)
 
 
-def _drop_repeated(config: ModelConfig) -> None:
-    """Tensors that are declared a second time in the same words, as in NVIDIA's ensemble for TensorRT-LLM."""
+def _drop_repeated_tensors(config: ModelConfig) -> None:
+    """Drop declarations that are equal to an earlier one, as NVIDIA's ensemble for TensorRT-LLM has them."""
     for tensors in (config.input, config.output):
         for index in reversed(range(len(tensors))):
             if any(each == tensors[index] for each in tensors[:index]):
                 del tensors[index]
 
 
-def _fill_preferred(config: ModelConfig) -> None:
-    """A batcher without preferred sizes prefers the largest."""
+def _fill_preferred_sizes(config: ModelConfig) -> None:
+    """Let a batcher without preferred sizes prefer the largest."""
     batchers = []
     if config.HasField("dynamic_batching"):
         batchers.append(config.dynamic_batching)
@@ -96,7 +97,7 @@ def _fill_instance_groups(config: ModelConfig) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether the machine has an NVIDIA GPU; which backends can use it is theirs to say."""
+    """Return whether the machine has an NVIDIA GPU. A backend may still be unable to use it."""
     return num_gpus() > 0
 
 
@@ -104,7 +105,7 @@ def _is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"))
 
 
-def _backend_of_platform(config: ModelConfig, backends: BackendRegistry) -> str:
+def _find_by_platform(config: ModelConfig, backends: BackendRegistry) -> str:
     platforms = {
         file.platform: backend.name
         for backend in backends.in_detection_order()
@@ -113,12 +114,12 @@ def _backend_of_platform(config: ModelConfig, backends: BackendRegistry) -> str:
     }
     if config.platform in platforms:
         return platforms[config.platform]
-    near = difflib.get_close_matches(config.platform, platforms, n=1, cutoff=_PERHAPS)
+    near = difflib.get_close_matches(config.platform, platforms, n=1, cutoff=_SIMILARITY)
     message = f"unexpected platform type '{config.platform}' for {config.name}"
-    raise refusal(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
+    raise invalid_field(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
 
 
-def _backend_of_files(name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> str:
+def _find_by_files(name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> str:
     installed = backends.in_detection_order()
     for backend in installed:
         if any(backend.recognizes(folder) for folder in version_folders):
@@ -128,18 +129,74 @@ def _backend_of_files(name: str, version_folders: Sequence[Path], backends: Back
         if custom:
             return custom[0]
     filenames = ", ".join(file.name for backend in installed for file in backend.model_files)
-    raise refusal(
+    raise invalid_field(
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'.",
-        remedy=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",
+        fix=f"backend in config.pbtxt, or have one of {filenames} in the version's folder",
     )
 
 
-def _model_file(config: ModelConfig, version_folders: Sequence[Path], backends: BackendRegistry) -> ModelFile | None:
-    """The file of the backend and platform; where they leave several, the one that is there, else the usual one."""
+def _choose_model_file(
+    config: ModelConfig, version_folders: Sequence[Path], backends: BackendRegistry
+) -> ModelFile | None:
+    """Return the file of the backend and platform. Of several it is the one that exists, else the usual one."""
     backend = backends.find(config.backend)
     fitting = [file for file in backend.model_files if config.platform in ("", file.platform)] if backend else []
     for file in fitting:
         if any((folder / file.name).exists() for folder in version_folders):
             return file
     return fitting[0] if fitting else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """An input or output that all models of a backend have. `dims` leave out the batch dimension."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...] = (1,)
+    is_optional: bool = False
+
+    @property
+    def number(self) -> int:
+        """The number of its type in a configuration."""
+        return int(DataType.Value(DATA_TYPES[self.datatype].config_name))
+
+
+def complete_tensors(
+    config: ModelConfig, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]
+) -> ModelConfig:
+    """Return `config` with all inputs where it declares none, and all outputs where it declares none.
+
+    Raises SluiceError INVALID for a declared tensor that is unknown or of another type, and for a missing required one.
+    """
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    if not completed.input:
+        completed.input.extend(
+            ModelInput(name=each.name, data_type=each.number, dims=each.dims, optional=each.is_optional)
+            for each in inputs
+        )
+    if not completed.output:
+        completed.output.extend(ModelOutput(name=each.name, data_type=each.number, dims=each.dims) for each in outputs)
+    _check_declared(completed.name, "input", completed.input, inputs)
+    _check_declared(completed.name, "output", completed.output, outputs)
+    given = {each.name for each in completed.input}
+    for each in inputs:
+        if not each.is_optional and each.name not in given:
+            raise invalid("input", f"model '{completed.name}' must declare the input '{each.name}' ({each.datatype})")
+    return completed
+
+
+def _check_declared(
+    model: str, kind: str, given: Sequence[ModelInput] | Sequence[ModelOutput], known: Sequence[DeclaredTensor]
+) -> None:
+    by_name = {each.name: each for each in known}
+    for tensor in given:
+        expected = by_name.get(tensor.name)
+        if expected is None:
+            names = ", ".join(by_name)
+            raise invalid(kind, f"model '{model}' declares the {kind} '{tensor.name}'; there are {names}")
+        if tensor.data_type != expected.number:
+            message = f"{kind} '{tensor.name}' of model '{model}' must be of type {expected.datatype}"
+            raise invalid(kind, f"{message}, got {DataType.Name(tensor.data_type)}")

@@ -1,7 +1,7 @@
-"""Configurations as JSON: printed member for member as Triton's config route prints them, and read for a load override.
+"""Configurations as JSON: printed as Triton's config route prints them, and parsed for a load override.
 
-Triton prints fields in the order of the proto's declaration, empty ones too; absent messages are left out, and 64-bit
-integers are numbers but for a few that it leaves as the strings of protobuf JSON.
+Triton prints fields in the order of their declaration, empty ones too, and leaves out absent messages. 64-bit integers
+are numbers, except for a few that stay the strings of protobuf JSON.
 """
 
 import re
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.text import with_near_name
+from serving.config.pbtxt import explain_unknown_field
 from sluice.errors import ErrorCode, SluiceError
 
 _LEFT_AS_STRINGS = frozenset(
@@ -25,27 +25,27 @@ _LEFT_AS_STRINGS = frozenset(
         "inference.ModelInstanceGroup.SecondaryDevice.device_id",
     }
 )
-"""64-bit integers that the real server prints as strings."""
+"""64-bit integers that Triton prints as strings."""
 
 _SHOWN_WHEN_SET = frozenset({"inference.ModelEnsembling.max_inflight_requests"})
-"""Fields younger than the server whose output is followed: not there unless given."""
+"""Fields newer than the Triton server whose output is the reference: printed only where set."""
 
 _INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 
 def config_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as the members of its JSON object, in order."""
+    """Return the configuration as the members of its JSON object, in order."""
     return _message(config)
 
 
 def config_json(config: ModelConfig) -> bytes:
-    """The body that the config route answers."""
+    """Return the body of the config route."""
     return orjson.dumps(config_dict(config))
 
 
 def parse_config_json(text: str | bytes) -> ModelConfig:
-    """A configuration out of protobuf's JSON or Triton's. Raises SluiceError INVALID with the place and the reason."""
+    """Parse protobuf's JSON or Triton's. Raises SluiceError INVALID with the field and the reason."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -55,7 +55,7 @@ def parse_config_json(text: str | bytes) -> ModelConfig:
     try:
         return json_format.ParseDict(_with_string_types(value), ModelConfig())
     except json_format.ParseError as error:
-        message = with_near_name(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
+        message = explain_unknown_field(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
         raise SluiceError(ErrorCode.INVALID, f"the model configuration does not fit: {message}") from None
 
 
@@ -64,7 +64,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _shown_fields(message: Message) -> Iterator[FieldDescriptor]:
-    """Set members of a oneof that are not messages come last; the rest in the order of declaration."""
+    """Yield the fields in the order of declaration, but scalar members of a oneof last."""
     last = []
     for field in message.DESCRIPTOR.fields:
         is_chosen_scalar = field.containing_oneof is not None and field.message_type is None
@@ -103,14 +103,14 @@ def _single(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _shortest(field: FieldDescriptor, value: float) -> float | int:
-    """The fewest digits that are still this number, whole ones without a point: 0.1 of a 32-bit float is 0.1."""
+    """Return the number with the fewest digits, a whole one without a point: a 32-bit float 0.1 is 0.1."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         value = float(str(np.float32(value)))
     return int(value) if value.is_integer() else value
 
 
 def _with_string_types(value: Any) -> Any:
-    """As config.pbtxt is read: TYPE_BYTES, where an element type is meant, is TYPE_STRING."""
+    """Return `value` with TYPE_STRING for an element type TYPE_BYTES, as config.pbtxt is read."""
     if isinstance(value, list):
         return [_with_string_types(each) for each in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a model's scheduler may be: dynamic batching, sequence batching and the response cache, in Triton's words."""
+"""Rules for a model's scheduling: dynamic batching, sequence batching and the response cache, in Triton's words."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ _DYNAMIC, _SEQUENCE = "dynamic_batching", "sequence_batching"
 
 
 def scheduling_findings(config: ModelConfig) -> Iterator[Finding]:
-    """What contradicts itself, or a maximum."""
+    """Yield what contradicts itself or exceeds a maximum."""
     if config.HasField(_DYNAMIC):
         yield from _dynamic_batching(config.dynamic_batching, config)
     if config.HasField(_SEQUENCE):
@@ -47,7 +47,7 @@ def _dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> It
 
 
 def _ordering(batching: ModelDynamicBatching, name: str) -> Iterator[Finding]:
-    """Responses in the order of requests leave no room for one that waits for another."""
+    """With `preserve_ordering`, no request may be served before an earlier one."""
     path = f"{_DYNAMIC}.preserve_ordering"
     if batching.priority_levels > 1:
         message = f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
@@ -59,16 +59,16 @@ def _ordering(batching: ModelDynamicBatching, name: str) -> Iterator[Finding]:
 
 
 def _preferred(what: str, batcher: str, sizes: Sequence[int], config: ModelConfig) -> Iterator[Finding]:
-    is_told = False
+    is_reported = False
     for index, size in enumerate(sizes):
         path = f"{batcher}.preferred_batch_size[{index}]"
         if size <= 0:
             yield Finding(f"{what} must be positive for {config.name}", path)
-        elif size > config.max_batch_size and not is_told:
-            remedy = f"max_batch_size: {max(sizes)}"
-            remedy += f", or preferred sizes up to {config.max_batch_size}" if config.max_batch_size > 0 else ""
-            is_told = True
-            yield Finding(f"{what} must be <= max batch size for {config.name}", path, remedy)
+        elif size > config.max_batch_size and not is_reported:
+            fix = f"max_batch_size: {max(sizes)}"
+            fix += f", or preferred sizes up to {config.max_batch_size}" if config.max_batch_size > 0 else ""
+            is_reported = True
+            yield Finding(f"{what} must be <= max batch size for {config.name}", path, fix)
 
 
 def _sequence_batching(batching: ModelSequenceBatching, config: ModelConfig) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def _control(control: ModelSequenceBatching.Control, kind: str, path: str, name:
 
 
 def _state(state: ModelSequenceBatching.State, path: str, name: str) -> Iterator[Finding]:
-    """What its initial value says is looked at with the files that it names, when the model is loaded."""
+    """Check a state. Its initial value is checked at the load, with the files that it names."""
     if not state.dims or any(dim < 1 and dim != -1 for dim in state.dims):
         message = (
             f"sequence batching state '{state.input_name}' dimension must be integer >= 1, or -1 to indicate a "
@@ -148,13 +148,13 @@ def _cache(config: ModelConfig) -> Iterator[Finding]:
     if not config.response_cache.enable:
         return
     begin = f"Response Cache does not currently support model {config.name} with"
-    remedy = "response_cache { enable: false }"
+    fix = "response_cache { enable: false }"
     if config.HasField(_SEQUENCE):
         message = f"{begin} sequence batching scheduler. Please disable the response cache."
-        yield Finding(message, "response_cache", remedy)
+        yield Finding(message, "response_cache", fix)
     if config.model_transaction_policy.decoupled:
         message = f"{begin} 'decoupled' transaction policy. Please disable the response cache."
-        yield Finding(message, "response_cache", remedy)
+        yield Finding(message, "response_cache", fix)
 
 
 def _custom_batching(config: ModelConfig) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
-"""A model as it lies in its folder or comes with a request: what would be served once it is loaded.
+"""Model candidates: models read from their folders or from load requests, not loaded yet.
 
-Reads the file system: for threads.
+Everything here reads the file system: for threads.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,29 +12,32 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import LoadOverrides
 from serving.backends.registry import BackendRegistry
-from serving.config.completion import ENSEMBLE, complete_kind, normalize
+from serving.config.completion import ENSEMBLE, complete_kind, fill_defaults
 from serving.config.config_json import parse_config_json
-from serving.config.ensemble_structure import members
 from serving.config.locations import NOWHERE
-from serving.config.obeyed import unobeyed_note
-from serving.config.text import CONFIG_FILENAME, WrittenConfig, located, read_written
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, locate_error, read_pbtxt
+from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure
 from serving.findings import InvalidConfig
-from serving.repository.agents import run_agents
-from serving.repository.folders import FolderState, ModelFolder, versions_in, write_files
+from serving.repository.failures import poll_failed
+from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
+from serving.repository.roots import FoundModel, Roots
+from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError
 
+CHECKSUM = "checksum"
+_ALGORITHMS = ("md5", "sha1", "sha256")
 Signature = tuple[object, ...]
-"""Equal for two looks at a version between which nothing of it has changed."""
-Member = Callable[[str, str], str]
-"""What the model is called that a step names, by `model_namespace` and `model_name`."""
+"""Compares equal while nothing of a version has changed."""
+ResolveMember = Callable[[str, str], str]
+"""Returns the name of a step's model, from its `model_namespace` and `model_name`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """What a folder and a configuration say of a model. `versions` are those that its policy wants, ascending.
+class ModelCandidate:
+    """A model's folder and configuration. `versions` are those that its version policy selects, ascending.
 
-    It holds its folder until whoever read it lets go of that.
+    The caller that reads a candidate releases its folder.
     """
 
     name: str
@@ -44,15 +48,15 @@ class Candidate:
     state: FolderState
     notes: tuple[str, ...] = ()
     is_overridden: bool = False
-    """Whether its configuration came with a request, over that of its folder."""
+    """Whether its configuration came with a request, in place of the folder's."""
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The models that an ensemble calls; none for any other."""
-        return members(self.config)
+        """Names of the models that an ensemble calls; empty for any other model."""
+        return tuple(dict.fromkeys(step.model_name for step in self.config.ensemble_scheduling.step))
 
     def is_intact(self, version: int) -> bool:
-        """Whether the files that the version was found with are still as they were; new ones do not count."""
+        """Return whether the files that the version had are unchanged. New files do not count."""
         try:
             now = set(self.folder.state().of_version(version))
         except OSError:
@@ -64,6 +68,85 @@ class Candidate:
         return bool(self.config.HasField("ensemble_scheduling"))
 
 
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """The result of reading a model: a candidate or an error. `cause` is set for a folder that holds no valid model."""
+
+    name: str
+    candidate: ModelCandidate | None = None
+    error: SluiceError | None = None
+    cause: SluiceError | None = None
+    version: int = 1
+    """The version that the index lists with the error: the highest one."""
+    has_folder: bool = False
+
+
+def read_model(
+    roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
+) -> ModelReading:
+    """Read a model from the repository or from a load request. The caller releases the candidate's folder.
+
+    Reads the file system or the network: for a thread.
+    """
+    found = None
+    try:
+        found = _open(roots, name)
+        candidate = _read_found(roots, found, name, backends, is_strict, overrides)
+    except SluiceError as error:
+        # A request's own configuration is its sender's to repair; a broken folder is listed in the index.
+        cause = error if overrides is None else None
+        version = _highest_version(found)
+        _release(found)
+        return ModelReading(name, error=poll_failed(name, error), cause=cause, version=version, has_folder=True)
+    if candidate is None or found is None or candidate.folder is not found.folder:
+        _release(found)
+    if candidate is None:
+        return ModelReading(name, error=poll_failed(name))
+    return ModelReading(name, candidate, has_folder=found is not None)
+
+
+def _open(roots: Roots, name: str) -> FoundModel | None:
+    try:
+        return roots.open(name)
+    except OSError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+
+
+def _read_found(
+    roots: Roots,
+    found: FoundModel | None,
+    name: str,
+    backends: BackendRegistry,
+    is_strict: bool,
+    overrides: LoadOverrides | None,
+) -> ModelCandidate | None:
+    if overrides is not None and overrides.files and is_plain_name(name):
+        return read_override(name, overrides, backends)
+    if found is None:
+        return None
+    config_json = overrides.config_json if overrides else None
+    return read_candidate(
+        name,
+        found.folder,
+        backends,
+        is_strict=is_strict,
+        config_json=config_json,
+        member=lambda namespace, step: roots.member(found.namespace, namespace, step),
+    )
+
+
+def _highest_version(found: FoundModel | None) -> int:
+    try:
+        return max(list_versions(found.folder.path), default=1) if found is not None else 1
+    except OSError:
+        return 1
+
+
+def _release(found: FoundModel | None) -> None:
+    if found is not None and found.folder.release():
+        found.folder.remove()
+
+
 def read_candidate(
     name: str,
     folder: ModelFolder,
@@ -71,76 +154,76 @@ def read_candidate(
     *,
     is_strict: bool,
     config_json: str | None = None,
-    member: Member | None = None,
-) -> Candidate:
-    """The model in `folder`, with its own configuration or the given one; requests call it `name`.
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
+    """Read the model in `folder`, with its own configuration or the given one, under the name `name`.
 
-    Raises SluiceError INVALID with what is wrong. `is_strict`: config.pbtxt must be there.
+    Raises SluiceError INVALID with the findings. With `is_strict`, config.pbtxt must exist.
     """
-    written = _config(folder.path, is_strict, config_json)
-    candidate = _candidate(name, folder.path.name, folder, written, backends, member)
+    written = _read_config(folder.path, is_strict, config_json)
+    candidate = _build_candidate(name, folder.path.name, folder, written, backends, member)
     return replace(candidate, is_overridden=config_json is not None)
 
 
-def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> Candidate:
-    """The model that a request brings along, in a temporary folder of its own. Raises as `read_candidate`."""
+def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
+    """Read the model that a load request contains, in a temporary folder. Raises as `read_candidate`."""
     if overrides.config_json is None:
         raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
     written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
     folder = write_files(overrides.files)
     try:
-        return _candidate(name, name, folder, written, backends)
+        return _build_candidate(name, name, folder, written, backends)
     except BaseException:
         folder.remove()
         raise
 
 
-def _config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
+def _read_config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
     if config_json is not None:
         return WrittenConfig(parse_config_json(config_json), NOWHERE)
     file = path / CONFIG_FILENAME
     if not is_strict and not file.exists():
         return WrittenConfig(ModelConfig(), NOWHERE)
-    return read_written(file)
+    return read_pbtxt(file)
 
 
-def _candidate(
+def _build_candidate(
     name: str,
     folder_name: str,
     folder: ModelFolder,
     written: WrittenConfig,
     backends: BackendRegistry,
-    member: Member | None = None,
-) -> Candidate:
+    member: ResolveMember | None = None,
+) -> ModelCandidate:
     config = written.config
     try:
-        available = versions_in(folder.path)
+        available = list_versions(folder.path)
         complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
         state = folder.state()
     except OSError as error:
         raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
-    _check(written, folder.path / CONFIG_FILENAME)
+    _check_config(written, folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
-    unobeyed = unobeyed_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
+    ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
     config.name = name
     if member is not None:
         for step in config.ensemble_scheduling.step:
             step.model_name = member(step.model_namespace, step.model_name)
-    normalize(config)
-    versions = _wanted_versions(config, available)
+    fill_defaults(config)
+    versions = _select_versions(config, available)
     signatures = {version: _signature(config, folder, state, version) for version in versions}
-    return Candidate(name, folder, config, versions, signatures, state, (*written.lines, *unobeyed))
+    return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
 
 
-def _check(written: WrittenConfig, file: Path) -> None:
-    """Raises InvalidConfig, with lines where it was read from `file`."""
+def _check_config(written: WrittenConfig, file: Path) -> None:
+    """Raise InvalidConfig with the lines in `file`, where the configuration was read from it."""
     try:
         check_structure(written.config)
     except InvalidConfig as error:
-        raise error if written.locations is NOWHERE else located(error, written.locations, file) from None
+        raise error if written.locations is NOWHERE else locate_error(error, written.locations, file) from None
 
 
-def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
+def _select_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int, ...]:
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
@@ -154,3 +237,40 @@ def _wanted_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int
 
 def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
     return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
+
+
+def run_agents(config: ModelConfig, folder: Path) -> None:
+    """Run the repository agents of a configuration over `folder`, in order (`model_repository_agents`).
+
+    Raises SluiceError INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
+    """
+    for agent in config.model_repository_agents.agents:
+        if agent.name != CHECKSUM:
+            message = f"unable to find repository agent '{agent.name}' of model '{config.name}'; there is '{CHECKSUM}'"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+        _check_checksums(agent.parameters, folder)
+
+
+def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
+    """Check files of the model's folder. `expected` has a checksum in hex for each `ALGORITHM:PATH`."""
+    for key, checksum in sorted(expected.items()):
+        algorithm, colon, path = key.partition(":")
+        if not colon:
+            raise SluiceError(ErrorCode.INVALID, f"failed to parse key: {key}; it should be ALGORITHM:PATH")
+        if algorithm.lower() not in _ALGORITHMS:
+            listed = ", ".join(each.upper() for each in _ALGORITHMS)
+            message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+        found = _checksum(folder / inner_path(path), path, algorithm.lower())
+        if found != checksum.strip().lower():
+            message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {checksum}, got: {found}"
+            raise SluiceError(ErrorCode.INVALID, message)
+
+
+def _checksum(file: Path, path: str, algorithm: str) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, algorithm).hexdigest()
+    except OSError as error:
+        message = f"failed to open text file for read {path}: {error.strerror}"
+        raise SluiceError(ErrorCode.INVALID, message) from None

@@ -1,4 +1,4 @@
-"""How a model's failure to load is worded: Triton's sentences, with the cause in them."""
+"""Errors of loads: Triton's sentences with the cause in them."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,11 @@ _KINDS = {
     ErrorCode.UNAVAILABLE: "Unavailable",
     ErrorCode.UNKNOWN: "Unknown",
 }
-"""Triton's names of errors; whatever has none of its own is Internal."""
+"""Triton's names of error codes; all others are Internal."""
 
 
 class ModelFailure(SluiceError):
-    """A model cannot be loaded as a whole; `reason` is what the repository index says of it."""
+    """A model cannot be loaded as a whole; `reason` is for the repository index."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(ErrorCode.INVALID, f"load failed for model '{name}': {reason}\n")
@@ -24,24 +24,27 @@ class ModelFailure(SluiceError):
 
 
 class StoreFailure(SluiceError):
-    """A remote store cannot be read now; another time may go well."""
+    """A remote store cannot be read now. A later attempt may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
-def reason_of(error: SluiceError) -> str:
-    """What the repository index says of a version that failed."""
+def failure_reason(error: SluiceError) -> str:
+    """Return the repository index's reason for a version that failed."""
     return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
 
 
 def index_reason(error: SluiceError) -> str:
-    """What the index says of a model over which this error stands."""
-    return error.reason if isinstance(error, ModelFailure) else reason_of(error)
+    """Return the index's reason for a model that failed with this error."""
+    return error.reason if isinstance(error, ModelFailure) else failure_reason(error)
 
 
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
-    """There is no such model, or its configuration is none. Triton tells its log the cause; the client may know too."""
+    """Return the error for a model that does not exist or has an invalid configuration.
+
+    Triton only logs the cause; here the client is told it, too.
+    """
     message = f"failed to load '{name}', failed to poll from model repository"
     if isinstance(cause, StoreFailure):
         return StoreFailure(f"{message}: {cause.message}")
@@ -49,20 +52,21 @@ def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
 
 
 def load_failed(name: str, reason: str) -> ModelFailure:
-    """The model as a whole cannot be loaded."""
+    """Return the error for a model that cannot be loaded as a whole."""
     return ModelFailure(name, reason)
 
 
 def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
-    """These of its versions cannot be loaded."""
+    """Return the error for a model some of whose versions cannot be loaded."""
     each = (
-        f"version {version} is at UNAVAILABLE state: {reason_of(problems[version])};\n" for version in sorted(problems)
+        f"version {version} is at UNAVAILABLE state: {failure_reason(problems[version])};\n"
+        for version in sorted(problems)
     )
     return SluiceError(ErrorCode.INVALID, f"load failed for model '{name}': {''.join(each)}")
 
 
-def unexpected(error: BaseException) -> SluiceError:
-    """Any exception as the failure of a load."""
+def as_sluice_error(error: BaseException) -> SluiceError:
+    """Return any exception as the error of a load."""
     if isinstance(error, SluiceError):
         return error
     return SluiceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""What lies in a model repository: models' folders, their numbered versions, and the files with sizes and times.
+"""Folders of a model repository: its roots, the models' folders, their numbered versions, and the state of files.
 
-Everything here reads the file system and is for threads.
+Everything here reads the file system: for threads.
 """
 
 import os
@@ -9,7 +9,8 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +19,17 @@ from sluice.errors import ErrorCode, SluiceError
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16
-"""Levels below a model's folder that are looked at: what goes deeper is a loop of links."""
+"""Levels below a model's folder that are scanned. Anything deeper is a loop of links."""
 _BYTE_CODE_FOLDER = "__pycache__"
-
-
-NEVER_AT_REST = 2**63 - 1
-"""The time of a change that nothing tells: only a second look shows whether there was one."""
+NEVER_SETTLED = 2**63 - 1
+"""A time of change that is unknown: only a second scan shows whether anything changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as a change of it shows. `path` is relative to the model's folder, with slashes; a folder's ends in one.
+    """The state of a file, which differs after a change. `path` is relative to the model's folder, with slashes.
 
-    `tag` is what a remote store says of an object's content, in place of a time.
+    A folder's path ends in a slash. `tag` is a remote store's tag of an object's content, in place of a time.
     """
 
     path: str
@@ -41,14 +40,14 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """A model's folder at one look. Byte code is left out: importing a model writes it."""
+    """The state of a model's folder at one scan. Byte code is left out: importing a model writes it."""
 
     files: tuple[FileState, ...]
     changed_ns: int
-    """When the youngest file came to be here or was last written; unlike a modification time no copy can set it."""
+    """Time of the last change of any file in it. Unlike a modification time, a copy cannot set it."""
 
     def of_version(self, version: int) -> tuple[FileState, ...]:
-        """What the version is made of: its own folder, and what lies beside the numbered ones."""
+        """Return the files of a version: those in its folder, and those beside the numbered folders."""
         return tuple(each for each in self.files if _owner(each.path) in (None, version))
 
 
@@ -58,24 +57,24 @@ def _owner(path: str) -> int | None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether `name` can name a folder in a repository and nothing outside of it."""
+    """Return whether `name` can name a folder in a repository, and nothing outside of it."""
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"}
 
 
-def versions_in(folder: Path) -> list[int]:
-    """The numbered version folders, ascending; no number, no version."""
+def list_versions(folder: Path) -> list[int]:
+    """Return the numbers of the version folders, ascending."""
     with os.scandir(folder) as entries:
         return sorted(int(each.name) for each in entries if _VERSION.fullmatch(each.name) and each.is_dir())
 
 
-def folder_state(folder: Path) -> FolderState:
-    """Every file below `folder` as it is now. Raises OSError where something vanishes meanwhile."""
-    files = sorted(_walk(folder, "", 0), key=lambda each: each[0].path)
+def scan_folder(folder: Path) -> FolderState:
+    """Return the state of every file below `folder`. Raises OSError where something vanishes meanwhile."""
+    files = sorted(_walk_files(folder, "", 0), key=lambda each: each[0].path)
     return FolderState(tuple(file for file, _ in files), max((changed_ns for _, changed_ns in files), default=0))
 
 
-def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[FileState, int]]:
-    """Each file, and when it was last changed in whatever way."""
+def _walk_files(folder: Path, prefix: str, depth: int) -> Iterator[tuple[FileState, int]]:
+    """Yield each file's state, and the time of its last change of any kind."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name == _BYTE_CODE_FOLDER:
@@ -83,57 +82,58 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[FileState, in
             path = prefix + entry.name
             try:
                 status = entry.stat()
-            except FileNotFoundError:  # a link to nowhere, or gone since: another look will tell
+            except FileNotFoundError:  # a dangling link, or a file deleted meanwhile: another scan will tell
                 yield FileState(path, 0, 0), 0
                 continue
             if not stat.S_ISDIR(status.st_mode):
                 yield FileState(path, status.st_size, status.st_mtime_ns), status.st_ctime_ns
             elif depth < _MAX_DEPTH:
-                yield from _walk(Path(entry.path), f"{path}/", depth + 1)
+                yield from _walk_files(Path(entry.path), f"{path}/", depth + 1)
 
 
 class ModelFolder:
-    """Where a model's files lie. One made for a load request is removed when its last holder has let go.
+    """A model's folder, counted by its users. The folder of a load request is removed after its last user.
 
-    Who was given it holds it until he lets go; any thread may.
+    The caller that is given it releases it, on any thread.
     """
 
     def __init__(self, path: Path, *, is_temporary: bool = False) -> None:
         self.path = path
         self.is_temporary = is_temporary
-        self._num_holders = 1
+        self._num_users = 1
         self._lock = threading.Lock()
 
     @property
     def origin(self) -> str:
-        """What it is: the same for two folders of which one takes the other's place."""
+        """Identifies the folder; equal for two folders of which one replaces the other."""
         return str(self.path)
 
     @property
     def is_removable(self) -> bool:
-        """Whether it goes with its last holder."""
+        """Whether it is removed after its last user."""
         return self.is_temporary
 
     def state(self) -> FolderState:
-        """As it is now, for a thread. Raises OSError where something vanishes meanwhile."""
-        return folder_state(self.path)
+        """Return its present state. Raises OSError where something vanishes meanwhile."""
+        return scan_folder(self.path)
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
+        """Count one more user."""
         with self._lock:
-            self._num_holders += 1
+            self._num_users += 1
 
-    def let_go(self) -> bool:
-        """Whether that was the last holder of a folder that nobody needs then: `remove` it, on a thread."""
+    def release(self) -> bool:
+        """Count one user less. Returns whether the caller must `remove` the folder, on a thread."""
         with self._lock:
-            self._num_holders -= 1
-            return self.is_removable and self._num_holders == 0
+            self._num_users -= 1
+            return self.is_removable and self._num_users == 0
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
-    """A new temporary folder with these files. Raises SluiceError INVALID for a path that leads out of it."""
+    """Return a new temporary folder with these files. Raises SluiceError INVALID for a path that leads out of it."""
     files = [(inner_path(path), content) for path, content in files]
     folder = ModelFolder(Path(tempfile.mkdtemp(prefix="sluice-model-")), is_temporary=True)
     try:
@@ -145,3 +145,71 @@ def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
         folder.remove()
         raise SluiceError(ErrorCode.INVALID, f"cannot write the files of the request: {error}") from None
     return folder
+
+
+class Root(ABC):
+    """One root of a repository. Methods raise OSError or StoreFailure where it cannot be read now."""
+
+    text: str
+    """The path or URL as it was given."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of its models' folders, without hidden ones."""
+
+    @abstractmethod
+    def scan(self) -> Mapping[str, FolderState | None]:
+        """Return the state of every model's folder; None for one that changed during the scan."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Return whether it has a model of that unqualified name."""
+
+    @abstractmethod
+    def open(self, name: str) -> ModelFolder | None:
+        """Return the model's folder as it is now, for the caller to release; None where there is none."""
+
+    def location(self, name: str) -> str:
+        """Return a model's location, for messages."""
+        return f"{self.text.rstrip('/')}/{name}"
+
+    def stop(self) -> None:  # noqa: B027 - a hook that most leave empty
+        """Let calls in flight on other threads end soon, with an error."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free its connections and files. No call may be in flight, and no model served from it."""
+
+
+class LocalRoot(Root):
+    """A root in the local file system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.text = str(path)
+
+    def names(self) -> list[str]:
+        with os.scandir(self._path) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+
+    def scan(self) -> dict[str, FolderState | None]:
+        return {name: _try_scan(self._path / name) for name in self.names()}
+
+    def has(self, name: str) -> bool:
+        return os.path.isdir(self._path / name)
+
+    def open(self, name: str) -> ModelFolder | None:
+        return ModelFolder(self._path / name) if self.has(name) else None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or through an unreadable folder
+        return False
+
+
+def _try_scan(folder: Path) -> FolderState | None:
+    try:
+        return scan_folder(folder)
+    except OSError:
+        return None

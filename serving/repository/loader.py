@@ -1,40 +1,47 @@
-"""One version of a candidate becomes a `Model`: its backend completes the configuration, and loads what is valid."""
+"""Loading one version of a model: its backend completes the configuration, and loads what is valid.
+
+Also here: the order in which models load, and the tasks in which loads and unloads go on.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.initial_states import check_initial_states
-from serving.config.completion import ENSEMBLE, normalize
+from serving.batching.sequences.inputs import read_initial_states
+from serving.batching.warm_up import warm_up
+from serving.config.completion import ENSEMBLE, fill_defaults
+from serving.config.supported_fields import inactive_field_notes
 from serving.config.validation import check_tensors
-from serving.config.without_effect import without_effect
-from serving.latencies import latency_recorder
+from serving.latencies import build_latency_recorder
 from serving.model import Model
-from serving.repository.candidate import Candidate
-from serving.repository.failures import unexpected
-from serving.repository.warm_up import warm_up
+from serving.repository.candidate import ModelCandidate
+from serving.repository.failures import as_sluice_error
 from serving.spec import ModelSource, inner_path
 from sluice.errors import ErrorCode, SluiceError
 
 _log = logging.getLogger(__name__)
 
-asked_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
-"""Whether a model asked for the load, maybe while it is loaded itself: then it must not wait for other loads."""
+T = TypeVar("T")
+
+requested_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
+"""Whether a model requested the load, perhaps while it is loaded itself: such a load must not wait for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadHooks:
-    """What the server adds to loading, and no backend knows of.
+    """Steps that the server adds to every load.
 
-    `substitute` may give a model another backend than its configuration names. `check` sees each model before it
-    serves, and raises SluiceError where it must not.
+    `substitute` may give a model another backend than its configuration names. `check` is called with each model before
+    it serves, and raises SluiceError to keep it from serving.
     """
 
     substitute: Callable[[ModelConfig], ModelConfig] = lambda config: config
@@ -42,7 +49,10 @@ class LoadHooks:
 
 
 class VersionLoader:
-    """Loads versions, no more than `num_parallel` at a time, each within `timeout_s`."""
+    """Loads versions, at most `num_parallel` at a time, each attempt within `timeout_s`.
+
+    A version that fails is tried again at once, up to `num_retries` times, as with Triton's --model-load-retry-count.
+    """
 
     def __init__(
         self,
@@ -50,24 +60,37 @@ class VersionLoader:
         context: BackendContext,
         *,
         is_strict: bool,
-        is_watchful: bool,
+        may_change: bool,
         num_parallel: int,
+        num_retries: int,
         timeout_s: float,
         hooks: LoadHooks,
     ) -> None:
-        """`is_strict`: nothing is completed from the model's file. `is_watchful`: files may change under a load."""
+        """`is_strict`: nothing is completed from the model's file. `may_change`: files may change during a load."""
         self.backends = backends
         self._context = context
         self._is_strict = is_strict
-        self._is_watchful = is_watchful
+        self._may_change = may_change
         self._slots = asyncio.Semaphore(num_parallel)
+        self._num_retries = num_retries
         self._timeout_s = timeout_s
         self._hooks = hooks
-        self._warmed: dict[str, asyncio.Task[None]] = {}
+        self._imports: dict[str, asyncio.Task[None]] = {}
 
-    async def load(self, candidate: Candidate, version: int) -> Model:
-        """Raises SluiceError with the reason, whatever goes wrong in a backend."""
-        async with nullcontext() if asked_by_model.get() else self._slots:
+    async def load(self, candidate: ModelCandidate, version: int) -> Model:
+        """Load a version. Raises SluiceError with the reason, whatever goes wrong in a backend."""
+        for attempt in range(1, self._num_retries + 1):
+            try:
+                return await self._attempt(candidate, version)
+            except SluiceError as error:
+                _log.warning(
+                    "model '%s' version %d cannot be loaded, attempt %d of %d: %s",
+                    candidate.name, version, attempt, self._num_retries + 1, error.message,
+                )  # fmt: skip
+        return await self._attempt(candidate, version)
+
+    async def _attempt(self, candidate: ModelCandidate, version: int) -> Model:
+        async with nullcontext() if requested_by_model.get() else self._slots:
             limit = asyncio.timeout(self._timeout_s)
             try:
                 async with limit:
@@ -79,9 +102,9 @@ class VersionLoader:
                     message = f"loading took longer than {self._timeout_s:g} s"
                     raise SluiceError(ErrorCode.DEADLINE, message) from None
                 _log.exception("model '%s' version %d cannot be loaded", candidate.name, version)
-                raise unexpected(error) from error
+                raise as_sluice_error(error) from error
 
-    async def _load(self, candidate: Candidate, version: int) -> Model:
+    async def _load(self, candidate: ModelCandidate, version: int) -> Model:
         written = self._hooks.substitute(candidate.config)
         backend = await self._backend(written.backend or ENSEMBLE)
         config = ModelConfig()
@@ -92,59 +115,59 @@ class VersionLoader:
         if not self._is_strict:
             config = await self._complete(backend, source)
         check_tensors(config)
-        _check_instances(config)
+        _check_active_instances(config)
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_label_files, source)
-        await asyncio.to_thread(check_initial_states, source)
-        for note in without_effect(config, self._context):
+        await asyncio.to_thread(read_initial_states, source)
+        for note in inactive_field_notes(config, self._context):
             _log.info("model '%s': %s", source.name, note)
         model = await backend.load(source, self._context)
         try:
-            model.statistics.latencies = latency_recorder(model.config, self._context.latencies)
+            model.statistics.latencies = build_latency_recorder(model.config, self._context.latencies)
             await self._make_ready(model, source, candidate)
         except BaseException:
             await model.close()
             raise
         return model
 
-    async def _make_ready(self, model: Model, source: ModelSource, candidate: Candidate) -> None:
+    async def _make_ready(self, model: Model, source: ModelSource, candidate: ModelCandidate) -> None:
         self._hooks.check(model)
         model.claim_resources()
         await warm_up(model, source)
-        if self._is_watchful and not await asyncio.to_thread(candidate.is_intact, source.version):
+        if self._may_change and not await asyncio.to_thread(candidate.is_intact, source.version):
             raise SluiceError(ErrorCode.UNAVAILABLE, "its files changed while it was being loaded")
 
     async def _complete(self, backend: Backend, source: ModelSource) -> ModelConfig:
         completed = ModelConfig()
         completed.CopyFrom(await backend.complete(source, self._context))
-        normalize(completed)
+        fill_defaults(completed)
         return completed
 
     async def _backend(self, name: str) -> Backend:
         backend = await asyncio.to_thread(self.backends.get, name)
-        if name not in self._warmed:
-            self._warmed[name] = asyncio.create_task(_warm(backend.start_loading_early))
+        if name not in self._imports:
+            self._imports[name] = asyncio.create_task(_import_early(backend))
         return backend
 
     async def close(self) -> None:
-        """Wait for what was begun early."""
-        await asyncio.gather(*self._warmed.values())
+        """Wait for the imports that run on threads."""
+        await asyncio.gather(*self._imports.values())
 
 
-async def _warm(start_loading_early: Callable[[], None]) -> None:
-    # What cannot be imported fails the load that needs it, with its reason.
+async def _import_early(backend: Backend) -> None:
+    # A failed import fails the load that needs it, with its reason.
     with suppress(Exception):
-        await asyncio.to_thread(start_loading_early)
+        await asyncio.to_thread(backend.start_loading_early)
 
 
-def _check_instances(config: ModelConfig) -> None:
+def _check_active_instances(config: ModelConfig) -> None:
     if config.instance_group and all(group.passive for group in config.instance_group):
         reason = f"all instances of model '{config.name}' are passive, and passive ones take no requests"
         raise SluiceError(ErrorCode.INVALID, reason)
 
 
 def _check_model_file(source: ModelSource) -> None:
-    """Say at once that there is nothing to load; which file a GPU's capability chooses is its backend's to say."""
+    """Raise INVALID where there is no model file. Where the GPU's capability chooses the file, the backend finds it."""
     name = source.config.default_model_filename
     if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
         raise SluiceError(ErrorCode.INVALID, f"there is no model file {source.model_file} for {source.name}")
@@ -156,3 +179,59 @@ def _check_label_files(source: ModelSource) -> None:
         if not path.is_file():
             reason = f"failed to open text file for read {path}: No such file or directory"
             raise SluiceError(ErrorCode.INTERNAL, reason)
+
+
+def load_order(members: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[str, str]]:
+    """Return the keys of `members`, each after its own members, and the reason for each that cannot load.
+
+    An ensemble that contains itself, directly or not, is among the reasons and not in the order.
+    """
+    graph = {name: [each for each in inner if each in members] for name, inner in members.items()}
+    circular: dict[str, str] = {}
+    while True:
+        try:
+            order = list(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            # graphlib's cycle begins and ends with one name, each a member of the next.
+            cycle: list[str] = list(reversed(error.args[1]))
+            for index, name in enumerate(cycle[:-1]):
+                path = " -> ".join([*cycle[index:-1], *cycle[: index + 1]])
+                circular[name] = f"circular dependency between ensembles: {path}"
+                graph[name] = []
+            continue
+        return [name for name in order if name not in circular], circular
+
+
+class BackgroundTasks:
+    """Running tasks: each is kept until it is done, its failure is reported, and all are ended together."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task. Its error goes to the caller that awaits it; asyncio logs an error that nobody awaits."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def start_detached(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task that nobody awaits. Its error goes to the log."""
+        self.start(work).add_done_callback(_log_failure)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the tasks to end, then cancel the rest and wait for them."""
+        running = list(self._running)
+        if running:
+            await asyncio.wait(running, timeout=max(0.0, timeout_s))
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("work in the background failed", exc_info=task.exception())

@@ -1,100 +1,158 @@
-"""Poll mode: the repository's folders are looked at again and again, and what has changed is taken up."""
+"""Poll mode: the repository's folders are scanned at intervals, and changed models are loaded or unloaded.
+
+A folder that is being copied differs from scan to scan, so a change counts once two scans in a row agree.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from serving.repository.failures import StoreFailure
-from serving.repository.poller import Changes, Poller
-from serving.repository.roots import Look, Roots
-from serving.repository.tasks import Tasks
+from serving.repository.folders import FolderState
+from serving.repository.loader import BackgroundTasks
+from serving.repository.roots import FolderStates, RepositoryScan, Roots
 from serving.repository.updates import Failures, ModelUpdates
 
 _log = logging.getLogger(__name__)
 
-_FIRST_LOOK_REST_S = 1.0
-"""How long files must be untouched to be loaded at the start without a second look."""
+_FIRST_SCAN_REST_S = 1.0
+"""Files untouched for this long are loaded at the start without a second scan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes since an earlier scan: `changed` has the new folder state of each model to load, where it has one folder.
+
+    `is_settled`: nothing is changing any more.
+    """
+
+    changed: dict[str, FolderState | None]
+    removed: tuple[str, ...]
+    is_settled: bool
+
+
+class ChangeDetector:
+    """Compares scans. It remembers the last one, and every state that `take` has returned."""
+
+    def __init__(self) -> None:
+        self._last = RepositoryScan()
+        self._returned: dict[str, FolderStates] = {}
+
+    def take(self, now: RepositoryScan, settled_before_ns: int = 0, busy: Collection[str] = ()) -> Changes:
+        """Return the settled changes that were not returned yet, except of models that are `busy`.
+
+        A folder is settled once two scans in a row agree, or where nothing in it has changed since `settled_before_ns`
+        (time.time_ns).
+        """
+        changed: dict[str, FolderState | None] = {}
+        is_settled = True
+        for name, states in now.models.items():
+            if self._returned.get(name) == states and _is_readable(states):
+                continue
+            is_stable = _is_older(states, settled_before_ns) or self._last.models.get(name) == states
+            if _is_readable(states) and name not in busy and is_stable:
+                changed[name] = states[0][1]
+                self._returned[name] = states
+            else:
+                is_settled = False
+        removed = [name for name in self._returned if name not in now.models and name not in busy]
+        for name in removed:
+            del self._returned[name]
+        self._last = now
+        return Changes(changed, tuple(removed), is_settled)
+
+    def forget(self, name: str) -> None:
+        """Return the model's state again at the next scan."""
+        self._returned.pop(name, None)
+
+
+def _is_readable(states: FolderStates) -> bool:
+    return all(state is not None for _, state in states)
+
+
+def _is_older(states: FolderStates, time_ns: int) -> bool:
+    return all(state is not None and state.changed_ns < time_ns for _, state in states)
 
 
 @dataclass(slots=True)
-class Polling:
-    """Looks every `poll_s`; loads and unloads go on in `loads` while it looks again."""
+class RepositoryPoller:
+    """Scans every `poll_s` seconds. Loads and unloads go on in `loads` during the next scans."""
 
     roots: Roots
     readers: Executor
     updates: ModelUpdates
-    loads: Tasks
+    loads: BackgroundTasks
     poll_s: float
     on_note: Callable[[str], None]
-    _poller: Poller = field(default_factory=Poller)
+    _detector: ChangeDetector = field(default_factory=ChangeDetector)
     _changing: set[str] = field(default_factory=set)
-    """What a look has found and is being loaded or unloaded."""
+    """Models that are being loaded or unloaded after a scan."""
     _problems: Mapping[str, str] = field(default_factory=dict)
-    """Why the last look did not see some roots."""
+    """Reasons for which the last scan could not read roots."""
     _choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names that several models shared at the last look."""
+    """The names that several models shared at the last scan."""
 
-    async def begin(self) -> Failures:
-        """Load what lies still. What does not has a second to come to rest; later, the next look will take it up."""
-        rest_s = min(self.poll_s, _FIRST_LOOK_REST_S)
-        changes, work = await self._take_up(time.time_ns() - int(rest_s * 1e9))
+    async def start(self) -> Failures:
+        """Load the settled models. The others have a second to settle; after that they are left to later scans."""
+        rest_s = min(self.poll_s, _FIRST_SCAN_REST_S)
+        changes, work = await self._scan(time.time_ns() - int(rest_s * 1e9))
         failures = await work
-        if not changes.is_resting:
+        if not changes.is_settled:
             await asyncio.sleep(rest_s)
-            changes, work = await self._take_up()
+            changes, work = await self._scan()
             again = await work
             failures = {name: each for name, each in failures.items() if name not in changes.changed} | again
         return failures
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Scan for ever."""
         while True:
             await asyncio.sleep(self.poll_s)
             try:
-                await self._take_up()
+                await self._scan()
             except Exception as error:
-                # Whatever went wrong with this look, the next one may go well.
-                _log.debug("a look at the model repository failed", exc_info=error)
+                # Whatever went wrong with this scan, the next one may succeed.
+                _log.debug("a scan of the model repository failed", exc_info=error)
                 self.on_note(f"the model repository cannot be read: {type(error).__name__}: {error}")
 
-    async def _take_up(self, settled_before_ns: int = 0) -> tuple[Changes, asyncio.Task[Failures]]:
-        """Look, and begin to load and unload accordingly. A model that is at it is looked at when it is done."""
-        look = await asyncio.get_running_loop().run_in_executor(self.readers, self.roots.look)
-        self._note_problems(look)
-        self._follow_names()
-        changes = self._poller.take(look, settled_before_ns, self._changing)
-        return changes, self.loads.begin(self._follow(changes))
+    async def _scan(self, settled_before_ns: int = 0) -> tuple[Changes, asyncio.Task[Failures]]:
+        """Scan, and start to load and unload accordingly. Models that are still busy wait for a later scan."""
+        scan = await asyncio.get_running_loop().run_in_executor(self.readers, self.roots.scan)
+        self._note_problems(scan)
+        self._recheck_ensembles()
+        changes = self._detector.take(scan, settled_before_ns, self._changing)
+        return changes, self.loads.start(self._apply(changes))
 
-    def _note_problems(self, look: Look) -> None:
-        for root, problem in look.problems.items():
+    def _note_problems(self, scan: RepositoryScan) -> None:
+        for root, problem in scan.problems.items():
             if self._problems.get(root) != problem:
                 self.on_note(f"the model repository {root} cannot be read, its models serve as they are: {problem}")
-        for root in self._problems.keys() - look.problems.keys():
+        for root in self._problems.keys() - scan.problems.keys():
             self.on_note(f"the model repository {root} can be read again")
-        self._problems = look.problems
+        self._problems = scan.problems
 
-    def _follow_names(self) -> None:
-        """Where models have other names now, read again what the names in ensembles stand for."""
+    def _recheck_ensembles(self) -> None:
+        """Read ensembles again where models have other names now, as the names of their steps may have changed."""
         choices = self.roots.naming.choices
         if choices != self._choices:
             for name in self.updates.ensembles():
-                self._poller.give_back(name)
+                self._detector.forget(name)
         self._choices = choices
 
-    async def _follow(self, changes: Changes) -> Failures:
+    async def _apply(self, changes: Changes) -> Failures:
         names = {*changes.changed, *changes.removed}
         self._changing |= names
         try:
             for name in changes.removed:
                 await self.updates.remove(name)
-            failures = await self.updates.load_seen(changes.changed)
+            failures = await self.updates.load_settled(changes.changed)
             again = [name for name, failure in failures.items() if isinstance(failure, StoreFailure)]
             again += self.updates.waiting_for(changes.changed.keys() - failures.keys())
             for name in again:
-                self._poller.give_back(name)
+                self._detector.forget(name)
             return failures
         finally:
             self._changing -= names

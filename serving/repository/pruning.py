@@ -1,4 +1,4 @@
-"""Old versions that nobody asks for: which they are, and how they go while a server may be looking.
+"""Pruning: the plan which old versions to remove, and their removal while a server may scan the repository.
 
 Everything here reads and changes the file system.
 """
@@ -15,21 +15,21 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
-from serving.config.text import CONFIG_FILENAME, read_written
-from serving.repository.folders import versions_in
+from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
+from serving.repository.folders import list_versions
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
 
 _HIDDEN = ".sluice-pruned-"
 _LEFTOVER = re.compile(rf"{re.escape(_HIDDEN)}(?P<model>.+)-(?P<version>[0-9]+)-(?P<process>[0-9]+)")
-_NOT_WHOLE = "its model's file is not there, so it counts for nothing"
+_INCOMPLETE = "its model's file is not there, so it counts for nothing"
 _LEFT_BEHIND = "left by a prune that was interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One version's folder that is to go. `note`: what whoever confirms should know of it."""
+    """A version's folder to remove. `note` is for the operator who confirms the removal."""
 
     model: str
     version: int
@@ -39,8 +39,8 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A version that stays, and why."""
+class KeptVersion:
+    """A version that stays, with the reason."""
 
     model: str
     version: int
@@ -49,10 +49,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """`leftovers`: hidden folders of an earlier prune, which nobody serves."""
+    """The plan of a prune. `leftovers` are hidden folders of an interrupted prune, which nobody serves."""
 
     removals: tuple[Removal, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptVersion, ...]
     leftovers: tuple[Removal, ...] = ()
 
     @property
@@ -69,34 +69,33 @@ class _ModelFolder:
 
 
 def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> PrunePlan:
-    """What goes if the newest `keep` versions of each model stay, and those that are asked for by number.
+    """Plan to keep the newest `keep` versions of each model, and those that a configuration names by number.
 
-    A version without its model's file does not count, and stays: it may be on its way here.
-
-    Raises SluiceError INVALID where a configuration cannot be read: which versions it asks for is then unknown.
+    A version without its model file does not count, and stays: it may be being uploaded. Raises SluiceError INVALID
+    where a configuration cannot be read, since the versions that it names are unknown then.
     """
     installed = backends.in_detection_order()
-    models = [model for root in roots for model in _models(root)]
-    asked = _asked_for(models)
+    models = [model for root in roots for model in _read_models(root)]
+    named = _find_named(models)
     removals: list[Removal] = []
-    kept: list[Kept] = []
+    kept: list[KeptVersion] = []
     for model in models:
-        whole = [version for version in model.versions if _is_whole(model, version, installed)]
-        kept += [Kept(model.name, each, _NOT_WHOLE) for each in model.versions if each not in whole]
-        for version in whole[: max(len(whole) - keep, 0)]:
-            reason = asked.get((model.name, version))
+        complete = [version for version in model.versions if _is_complete(model, version, installed)]
+        kept += [KeptVersion(model.name, each, _INCOMPLETE) for each in model.versions if each not in complete]
+        for version in complete[: max(len(complete) - keep, 0)]:
+            reason = named.get((model.name, version))
             if reason is not None:
-                kept.append(Kept(model.name, version, reason))
+                kept.append(KeptVersion(model.name, version, reason))
                 continue
             folder = model.path / str(version)
-            removals.append(Removal(model.name, version, folder, size_of(folder), _served_by(model, version)))
+            removals.append(Removal(model.name, version, folder, folder_bytes(folder), _served_by(model, version)))
     return PrunePlan(tuple(removals), tuple(kept), tuple(each for root in roots for each in _leftovers(root)))
 
 
-def remove(removal: Removal) -> None:
-    """Delete the folder. Raises OSError.
+def remove_version(removal: Removal) -> None:
+    """Delete the version's folder. Raises OSError.
 
-    It first leaves the model's folder in one step, so that a server that looks sees all of the version or nothing.
+    The folder is first moved away in one step, so that a scanning server sees all of the version or nothing.
     """
     folder = removal.folder
     if not folder.name.startswith(_HIDDEN):
@@ -107,15 +106,15 @@ def remove(removal: Removal) -> None:
         shutil.rmtree(folder)
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of the files below; of a link, its own."""
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of the files below `folder`; of a link, its own."""
     if folder.is_symlink():
         return folder.lstat().st_size
     return sum(os.lstat(os.path.join(path, name)).st_size for path, _, names in os.walk(folder) for name in names)
 
 
 def _hide(removal: Removal) -> Path:
-    """Beside the models, where files that come and go change no model's state; inside where that is another device."""
+    """Move the folder beside the models, where no scan sees it; on another device, within the model's folder."""
     name = f"{_HIDDEN}{removal.model}-{removal.version}-{os.getpid()}"
     inside = removal.folder.parent / name
     try:
@@ -126,19 +125,19 @@ def _hide(removal: Removal) -> Path:
         return removal.folder.rename(inside)
 
 
-def _models(root: Path) -> Iterator[_ModelFolder]:
+def _read_models(root: Path) -> Iterator[_ModelFolder]:
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
-            yield _ModelFolder(path.name, path, _config(path), tuple(versions_in(path)))
+            yield _ModelFolder(path.name, path, _read_config(path), tuple(list_versions(path)))
 
 
-def _config(path: Path) -> ModelConfig:
+def _read_config(path: Path) -> ModelConfig:
     file = path / CONFIG_FILENAME
-    return read_written(file).config if file.exists() else ModelConfig()
+    return read_pbtxt(file).config if file.exists() else ModelConfig()
 
 
-def _is_whole(model: _ModelFolder, version: int, backends: Sequence[Backend]) -> bool:
-    """Whether there is what would be served, as far as names of files tell."""
+def _is_complete(model: _ModelFolder, version: int, backends: Sequence[Backend]) -> bool:
+    """Return whether the version has its model file, as far as file names tell."""
     config, folder = model.config, model.path / str(version)
     if config.HasField("ensemble_scheduling"):
         return True
@@ -154,24 +153,24 @@ def _is_whole(model: _ModelFolder, version: int, backends: Sequence[Backend]) ->
     return any(name in files for name in names) if names else bool(files)
 
 
-def _asked_for(models: Sequence[_ModelFolder]) -> dict[tuple[str, int], str]:
-    """The versions that a policy, weights or an ensemble's step name, and who does."""
-    asked: dict[tuple[str, int], str] = {}
+def _find_named(models: Sequence[_ModelFolder]) -> dict[tuple[str, int], str]:
+    """Return the versions that a version policy, weights or an ensemble's step name, with the reason for each."""
+    named: dict[tuple[str, int], str] = {}
     for model in models:
         for version in model.config.version_policy.specific.versions:
-            asked[model.name, version] = "its version_policy names it"
+            named[model.name, version] = "its version_policy names it"
         weights = configured_weights(model.config)
         for version, weight in weights.by_version.items() if weights is not None else ():
             if weight:
-                asked[model.name, version] = f"its {PARAMETER} name it"
+                named[model.name, version] = f"its {PARAMETER} name it"
         for step in model.config.ensemble_scheduling.step:
             if step.model_version != LATEST:
-                asked[step.model_name, step.model_version] = f"ensemble '{model.name}' calls it"
-    return asked
+                named[step.model_name, step.model_version] = f"ensemble '{model.name}' calls it"
+    return named
 
 
 def _served_by(model: _ModelFolder, version: int) -> str:
-    """The policy that serves it now, though it does not name it."""
+    """Return a note where the version policy serves it now without naming it."""
     policy = model.config.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -185,11 +184,11 @@ def _leftovers(root: Path) -> Iterator[Removal]:
     for path in sorted([*root.glob(f"{_HIDDEN}*"), *root.glob(f"*/{_HIDDEN}*")]):
         found = _LEFTOVER.fullmatch(path.name)
         if found is not None:
-            yield Removal(found["model"], int(found["version"]), path, size_of(path), _LEFT_BEHIND)
+            yield Removal(found["model"], int(found["version"]), path, folder_bytes(path), _LEFT_BEHIND)
 
 
 def check_roots(roots: Sequence[Path]) -> None:
-    """Raises SluiceError INVALID for what is no repository of folders."""
+    """Raise SluiceError INVALID for a path that is not a repository of model folders."""
     for root in roots:
         if not root.is_dir():
             raise SluiceError(ErrorCode.INVALID, f"{root} is no folder")

@@ -1,4 +1,4 @@
-"""The models of one server: loaded from Triton's repository layout, found by name, changed while they serve."""
+"""The model repository of one server: it loads models from Triton's layout, and finds them by name while they serve."""
 
 import asyncio
 import logging
@@ -11,40 +11,15 @@ from typing import TypeVar
 from serving.backend import BackendContext, LoadOverrides
 from serving.backends.registry import BackendRegistry
 from serving.model import Model
-from serving.repository.loader import LoadHooks, asked_by_model
-from serving.repository.managed import ManagedModel
-from serving.repository.polling import Polling
-from serving.repository.retries import RetryingLoader
-from serving.repository.roots import Roots
+from serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
+from serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
+from serving.repository.polling import RepositoryPoller
+from serving.repository.roots import Roots, open_roots
 from serving.repository.routing import Routing, VersionWeights
-from serving.repository.stores.roots import make_roots
-from serving.repository.tasks import Tasks
-from serving.repository.types import ControlMode, IndexEntry, ModelState, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
-
-
-class RoutedModels:
-    """The repository as models see it that call others: what they ask without a version is shared out too."""
-
-    def __init__(self, repository: "ModelRepository") -> None:
-        self._repository = repository
-
-    def find(self, name: str, version: int = LATEST) -> Model:
-        """As `ModelRepository.route`, by chance."""
-        return self._repository.route(name, version)
-
-    async def load(self, name: str, overrides: "LoadOverrides | None" = None) -> None:
-        token = asked_by_model.set(True)
-        try:
-            await self._repository.load(name, overrides)
-        finally:
-            asked_by_model.reset(token)
-
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        await self._repository.unload(name, unload_dependents)
-
 
 _log = logging.getLogger(__name__)
 
@@ -52,21 +27,21 @@ T = TypeVar("T")
 
 ALL_MODELS = "*"
 _NUM_READERS = 16
-"""Threads that read models' folders and wait for downloads, so that a store that hangs holds up nothing else."""
+"""Threads that read models' folders and wait for downloads. A store that hangs must not block the others."""
 _LOAD_TIMEOUT_S = 3600.0
-"""Longer than the slowest conversion of a large checkpoint; a backend that hangs does not hang the model for ever."""
+"""Limit on a load, longer than the slowest conversion of a large checkpoint. A backend must not hang for ever."""
 _DRAIN_TIMEOUT_S = 600.0
-"""How long requests under way may go on in a model that was unloaded or replaced."""
+"""Time for which requests in flight may go on in a model that was unloaded or replaced."""
 
 
 class ModelRepository:
-    """A `ModelLookup`. Everything but what reads the file system and the network happens on the event loop."""
+    """The models of one server. Threads read the file system and the network; all else happens on the event loop."""
 
     def __init__(
         self,
         roots: Sequence[str | Path],
         mode: ControlMode,
-        context_factory: Callable[[RoutedModels], BackendContext],
+        context_factory: Callable[["RoutedModels"], BackendContext],
         poll_s: float = 15,
         strict_config: bool = False,
         on_note: Callable[[str], None] | None = None,
@@ -77,24 +52,24 @@ class ModelRepository:
         settings: RepositorySettings | None = None,
         hooks: LoadHooks | None = None,
     ) -> None:
-        """`roots`: local folders, and URLs of remote stores. `on_note` hears what else the log does."""
+        """`roots` are local folders and URLs of remote stores. `on_note` gets the messages that else are logged."""
         settings = settings or RepositorySettings()
-        # Polls see for themselves what has come to rest.
+        # Polls detect themselves whether a model has settled.
         rest_s = 0.0 if mode is ControlMode.POLL else settings.store_rest_s
-        self._roots = Roots(make_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
+        self._roots = Roots(open_roots(roots, settings.cache_path, rest_s), has_namespaces=settings.has_namespaces)
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="sluice-repository")
         self._mode = mode
         self._models: dict[str, ManagedModel] = {}
         self._missing: dict[str, str] = {}
-        self._loads = Tasks()
-        self._drains = Tasks()
+        self._loads = BackgroundTasks()
+        self._drains = BackgroundTasks()
         self._is_started = False
         self._is_closing = False
-        self._loader = RetryingLoader(
+        self._loader = VersionLoader(
             registry or BackendRegistry(),
             context_factory(RoutedModels(self)),
             is_strict=strict_config,
-            is_watchful=mode is ControlMode.POLL,
+            may_change=mode is ControlMode.POLL,
             num_parallel=settings.num_parallel_loads,
             timeout_s=load_timeout_s,
             num_retries=settings.num_load_retries,
@@ -111,33 +86,35 @@ class ModelRepository:
             drain_timeout_s,
             self._drains,
         )
-        self._polling = Polling(self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning)
+        self._poller = RepositoryPoller(
+            self._roots, self._readers, self._updates, self._loads, poll_s, on_note or _log.warning
+        )
         self._polls: asyncio.Task[None] | None = None
 
     # What serves
 
     def find(self, name: str, version: int = LATEST) -> Model:
-        """The version of that name, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
-        return self._known(name).find(version)
+        """Return a version, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
+        return self._managed(name).find(version)
 
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
-        """As `find`; of a model whose versions have weights, the one that `key` falls to: by chance where it is ""."""
-        return self._known(name).route(version, key)
+        """Return a version as `find` does; without a number, by the model's weights and `key`, else by chance."""
+        return self._managed(name).route(version, key)
 
     def has_weights(self, name: str) -> bool:
-        """Whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
-        return self._known(name).weights is not None
+        """Return whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
+        return self._managed(name).weights is not None
 
     def routing(self, name: str) -> Routing:
-        """How the versions share what names none. Raises SluiceError NOT_FOUND."""
-        return self._known(name).routing()
+        """Return how the versions share requests that name none. Raises SluiceError NOT_FOUND."""
+        return self._managed(name).routing()
 
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
-        """Share requests out by `weights` from now on; None goes back to what the configuration says.
+        """Share requests by `weights` from now on; None restores the configuration's.
 
-        Raises SluiceError NOT_FOUND, INVALID for weights that are none and for a version that does not serve.
+        Raises SluiceError NOT_FOUND, INVALID for invalid weights and for a version that does not serve.
         """
-        known = self._known(name)
+        known = self._managed(name)
         ready = [model.version for model in known.ready]
         for version in weights or {}:
             if version not in ready:
@@ -147,38 +124,41 @@ class ModelRepository:
         known.set_weights = None if weights is None else VersionWeights(dict(weights))
 
     def versions(self, name: str) -> list[Model]:
-        """The ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""
-        known = self._known(name)
+        """Return the ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""
+        known = self._managed(name)
         known.find(LATEST)
         return known.ready
 
     def models(self) -> list[Model]:
-        """Every version that serves, by name and version."""
+        """Return every version that serves, by name and version."""
         return [model for _, managed in sorted(self._models.items()) for model in managed.ready]
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model by name and version; one that was never loaded has its name alone.
+        """Return every model by name and version; for one that was never loaded, its name alone.
 
-        As with the real server, one that came with a request and has no folder is listed only among the ready. What
-        the repository holds is what was seen last: `refresh` looks again.
+        As in Triton, a model that came with a request and has no folder is only listed while it is ready. The models of
+        the repository are those of its last reading: `refresh` reads it again.
         """
         rows = [row for managed in self._models.values() for row in managed.index()]
         if ready_only:
             rows = [row for row in rows if row.state is ModelState.READY]
         else:
-            names = {*self._roots.naming.places, *(name for name, managed in self._models.items() if managed.is_fixed)}
+            names = {
+                *self._roots.naming.folders,
+                *(name for name, managed in self._models.items() if managed.is_external),
+            }
             rows = [row for row in rows if row.name in names]
             rows += [IndexEntry(name) for name in names - {row.name for row in rows}]
         return sorted(rows, key=lambda row: (row.name, row.version))
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model that should serve does: nothing loads for the first time, and nothing has failed."""
+        """Whether every model that should serve does: none is loading for the first time, and none has failed."""
         return not self.problem
 
     @property
     def problem(self) -> str:
-        """Why it is not ready; "" where it is."""
+        """The reason for which it is not ready; "" where it is."""
         if not self._is_started:
             return "the model repository is loading"
         missing = next(iter(self._missing.values()), "")
@@ -186,19 +166,19 @@ class ModelRepository:
 
     @property
     def num_failed_loads(self) -> Mapping[str, int]:
-        """How often each model of the repository could not be loaded."""
+        """Number of failed loads of each model."""
         return self._updates.failed_loads
 
-    def _known(self, name: str) -> ManagedModel:
+    def _managed(self, name: str) -> ManagedModel:
         managed = self._models.get(name)
         if self._roots.has_namespaces and (managed is None or not managed.ready):
-            managed = self._known_otherwise(name, managed)
+            managed = self._find_plain(name, managed)
         if managed is None or not managed.versions:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return managed
 
-    def _known_otherwise(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
-        """What serves under the plain name. Raises SluiceError INVALID for a name that several models share."""
+    def _find_plain(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
+        """Return the model of the plain name. Raises SluiceError INVALID for a name that several models share."""
         naming = self._roots.naming
         if name in naming.choices:
             listed = ", ".join(f"'{each}'" for each in naming.choices[name])
@@ -207,7 +187,7 @@ class ModelRepository:
         return self._models.get(naming.canonical(name), managed)
 
     async def refresh(self) -> None:
-        """See what models the repository holds now, for `index`. Of a root that cannot be read, what it held stays."""
+        """Read the names of the repository's models again, for `index`. An unreadable root keeps those it had."""
         if not self._is_closing:
             await self._read(self._roots.refresh)
 
@@ -224,35 +204,35 @@ class ModelRepository:
         managed.add(model)
 
     def expect(self, name: str) -> Callable[[], None]:
-        """A model of that name is being loaded elsewhere: ensembles that call it wait, and no folder is loaded as it.
+        """Expect a model that is loaded elsewhere: ensembles that call it wait for it, and its folder is not loaded.
 
-        Call what is returned when it was added, or will not come. To be called before `start`.
+        To be called before `start`. The caller calls the returned function once the model was added, or will not be.
         """
-        is_there = self._updates.coming[name] = asyncio.Event()
+        is_there = self._updates.expected[name] = asyncio.Event()
         return is_there.set
 
     async def start(self, load: Sequence[str] = ()) -> Failures:
-        """Load what the mode says, `load` in explicit mode ("*": everything), and tell what could not be loaded.
+        """Load the models that the control mode selects, and return what failed.
 
-        Raises SluiceError INVALID for a root that is no folder or that nothing here reads, and UNAVAILABLE for a store
-        that does not answer.
+        In explicit mode these are the models in `load`, "*" for all. Raises SluiceError INVALID for a root that is not
+        a folder or that nothing here reads, UNAVAILABLE for a store that does not answer.
         """
-        names = [name for name in await self._read(self._names) if name not in self._updates.coming]
+        names = [name for name in await self._read(self._names) if name not in self._updates.expected]
         match self._mode:
             case ControlMode.NONE:
-                failures = await self._loads.begin(self._updates.load(names))
+                failures = await self._loads.start(self._updates.load(names))
             case ControlMode.EXPLICIT:
                 wanted = names if ALL_MODELS in load else list(dict.fromkeys(load))
-                failures = await self._loads.begin(self._updates.load(wanted))
+                failures = await self._loads.start(self._updates.load(wanted))
             case ControlMode.POLL:
-                failures = await self._loads.begin(self._polling.begin())
-                self._polls = self._loads.begin(self._polling.run())
+                failures = await self._loads.start(self._poller.start())
+                self._polls = self._loads.start(self._poller.run())
         self._missing = {name: failure.message for name, failure in failures.items() if name not in self._models}
         self._is_started = True
         return failures
 
     async def load(self, name: str, overrides: LoadOverrides | None = None) -> None:
-        """Load the model, or again what has changed of it, and the members of an ensemble that do not serve yet.
+        """Load a model or what has changed of it, and the members of an ensemble that do not serve yet.
 
         The load goes on when the caller is cancelled. Raises SluiceError in Triton's words, UNAVAILABLE in other modes
         than explicit.
@@ -261,32 +241,32 @@ class ModelRepository:
         name = await self._canonical(name)
         self._missing.pop(name, None)
         given = overrides if overrides is not None and overrides != LoadOverrides() else None
-        await asyncio.shield(self._loads.begin(self._updates.load_one(name, given)))
+        await asyncio.shield(self._loads.start(self._updates.load_one(name, given)))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Take the model out of service; requests under way end. Unknown names are no error, as with Triton.
+        """Unload a model after the requests in flight. As in Triton, an unknown name is no error.
 
-        `unload_dependents` takes along the members of an ensemble that were loaded for it alone.
+        `unload_dependents` also unloads the members of an ensemble that were loaded for it alone.
         """
         self._check_explicit()
         name = await self._canonical(name)
         self._missing.pop(name, None)
-        await asyncio.shield(self._loads.begin(self._updates.unload(name, with_members=unload_dependents)))
+        await asyncio.shield(self._loads.start(self._updates.unload(name, with_members=unload_dependents)))
 
     async def close(self, timeout_s: float = 0.0) -> None:
-        """Take nothing new, let requests end for up to `timeout_s`, and free everything. Idempotent."""
+        """Accept nothing new, wait up to `timeout_s` for requests in flight, and free everything. Idempotent."""
         self._is_closing = True
         deadline = time.monotonic() + timeout_s
         if self._polls is not None:
             self._polls.cancel()
-        await self._loads.end(deadline - time.monotonic())
+        await self._loads.finish(deadline - time.monotonic())
         self._roots.stop()
         await asyncio.to_thread(self._readers.shutdown, cancel_futures=True)
         for managed in self._models.values():
             managed.forget()
             managed.unload()
         while self._drains:
-            await self._drains.end(deadline - time.monotonic())
+            await self._drains.finish(deadline - time.monotonic())
         await self._loader.close()
         await asyncio.to_thread(self._roots.close)
 
@@ -297,7 +277,7 @@ class ModelRepository:
             raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None
 
     async def _canonical(self, name: str) -> str:
-        """What the model is called here that a request names."""
+        """Return the repository's name for the model that a request names."""
         if not self._roots.has_namespaces or name in self._models:
             return name
         await self.refresh()
@@ -312,3 +292,24 @@ class ModelRepository:
                 "explicit model load / unload is not allowed "
                 + ("if polling is enabled" if self._mode is ControlMode.POLL else "in model control mode none"),
             )
+
+
+class RoutedModels:
+    """The repository for models that call or load others. Requests without a version are routed by weights."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        """Return a version as `ModelRepository.route` does, by chance."""
+        return self._repository.route(name, version)
+
+    async def load(self, name: str, overrides: LoadOverrides | None = None) -> None:
+        token = requested_by_model.set(True)
+        try:
+            await self._repository.load(name, overrides)
+        finally:
+            requested_by_model.reset(token)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        await self._repository.unload(name, unload_dependents)

@@ -1,149 +1,118 @@
-"""Where models lie: the roots of a repository, local folders and remote stores.
+"""The roots of a repository, local folders and remote stores, and the names and namespaces of their models.
 
-Everything here reads the file system or the network and is for threads.
+Everything here reads the file system or the network: for threads.
 """
 
-import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import FolderState, ModelFolder, folder_state, is_plain_name
-from serving.repository.namespaces import SEPARATOR, Naming, namespaces_of, qualified
+from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
+from serving.repository.stores.location import local_path, store_location
 from sluice.errors import ErrorCode, SluiceError
 
+SEPARATOR = "::"
+"""Separates namespace and name in a qualified name."""
+
 T = TypeVar("T")
-
-
-class Root(ABC):
-    """One model repository. Methods raise OSError or StoreFailure where it cannot be read now."""
-
-    text: str
-    """As it was given."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of its models' folders. Hidden ones are none."""
-
-    @abstractmethod
-    def look(self) -> Mapping[str, FolderState | None]:
-        """Every model's folder as it is now; None for one that changed under the look."""
-
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether it has a model of that plain name."""
-
-    @abstractmethod
-    def open(self, name: str) -> ModelFolder | None:
-        """The model's folder as it is now, held for the caller; None where there is none."""
-
-    def place(self, name: str) -> str:
-        """Where a model lies, for messages."""
-        return f"{self.text.rstrip('/')}/{name}"
-
-    def stop(self) -> None:  # noqa: B027 - a hook that most leave empty
-        """Let what is under way on other threads end soon, with an error."""
-
-    def close(self) -> None:  # noqa: B027
-        """Free what it holds. Nothing may be under way, nor served from it."""
-
-
-class LocalRoot(Root):
-    """A folder of folders."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.text = str(path)
-
-    def names(self) -> list[str]:
-        with os.scandir(self._path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-
-    def look(self) -> dict[str, FolderState | None]:
-        return {name: _state(self._path / name) for name in self.names()}
-
-    def has(self, name: str) -> bool:
-        return os.path.isdir(self._path / name)
-
-    def open(self, name: str) -> ModelFolder | None:
-        return ModelFolder(self._path / name) if self.has(name) else None
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself, or through what may not be read
-        return False
-
-
-def _state(folder: Path) -> FolderState | None:
-    try:
-        return folder_state(folder)
-    except OSError:
-        return None
+FolderStates = tuple[tuple[str, FolderState | None], ...]
+"""The states of a model's folders, each with its location; None for one that changed meanwhile or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A model's folder, held for whoever found it, and the namespace that it lies in."""
+class Naming:
+    """The names of models, and the (namespace, folder) pairs that each name stands for.
+
+    Without namespaces a name may stand for several folders. With them it stands for one: models that share a name get
+    qualified names.
+    """
+
+    folders: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The qualified names for each name that several models share."""
+    _plain: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]], has_namespaces: bool) -> "Naming":
+        """Return the naming of these (namespace, folder) pairs."""
+        by_name: dict[str, list[tuple[str, str]]] = {}
+        for namespace, name in pairs:
+            by_name.setdefault(name, []).append((namespace, name))
+        folders: dict[str, tuple[tuple[str, str], ...]] = {}
+        choices: dict[str, tuple[str, ...]] = {}
+        plain: dict[str, str] = {}
+        for name, found in by_name.items():
+            if not has_namespaces:
+                folders[name] = tuple(found)
+            elif len(found) == 1:
+                folders[name] = tuple(found)
+                plain[qualified(*found[0])] = name
+            else:
+                folders.update({qualified(*each): (each,) for each in found})
+                choices[name] = tuple(qualified(*each) for each in found)
+        return cls(folders, choices, plain)
+
+    def canonical(self, name: str) -> str:
+        """Return the plain name of a model that is qualified without need, else `name`."""
+        return self._plain.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model's folder, for the caller to release, and its namespace."""
 
     folder: ModelFolder
     namespace: str
 
 
-States = tuple[tuple[str, FolderState | None], ...]
-"""A model's folders by their places; None for one that was in motion or could not be seen."""
-
-
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Every model's folders (one, unless several roots have it) as they were at one moment.
+class RepositoryScan:
+    """The states of every model's folders (one, unless several roots have it) at one moment.
 
-    `problems`: why roots could not be seen, by their texts. What they had when they were last seen counts as in motion.
+    `problems` has the reasons for which roots could not be read, by their texts. Their models count as changing.
     """
 
-    models: Mapping[str, States] = field(default_factory=dict)
+    models: Mapping[str, FolderStates] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
 class Roots:
-    """All of a repository. Without namespaces a name that several roots have is ambiguous, and nothing serves as it."""
+    """All roots of a repository. Without namespaces, a name that several roots have is ambiguous and serves nothing."""
 
     def __init__(self, roots: Iterable[Root], *, has_namespaces: bool = False) -> None:
         by_text = {root.text: root for root in roots}
-        namespaces = namespaces_of(list(by_text))
+        namespaces = choose_namespaces(list(by_text))
         self._roots = {namespaces[text]: root for text, root in by_text.items()}
         self.has_namespaces = has_namespaces
         self._names: dict[str, frozenset[str]] = dict.fromkeys(self._roots, frozenset())
-        """Of each namespace, when it was last seen."""
+        """Model names of each namespace at its last reading."""
         self._guard = threading.RLock()
         self.naming = Naming()
-        """What the models were called when they were last seen."""
+        """The names of models at the last reading."""
 
     def names(self) -> list[str]:
-        """What requests call the models. Raises OSError or StoreFailure."""
-        self._saw({namespace: root.names() for namespace, root in self._roots.items()})
-        return sorted(self.naming.places)
+        """Return the models' names for requests. Raises OSError or StoreFailure."""
+        self._set_names({namespace: root.names() for namespace, root in self._roots.items()})
+        return sorted(self.naming.folders)
 
     def refresh(self) -> None:
-        """See what models there are; of a root that cannot be read now, what was there when it could."""
-        seen = {namespace: _seen(root.names)[0] for namespace, root in self._roots.items()}
-        self._saw({namespace: names for namespace, names in seen.items() if names is not None})
+        """Read the names of models again. A root that cannot be read keeps those of its last reading."""
+        seen = {namespace: _try_read(root.names)[0] for namespace, root in self._roots.items()}
+        self._set_names({namespace: names for namespace, names in seen.items() if names is not None})
 
-    def _saw(self, names: Mapping[str, Iterable[str]]) -> Naming:
-        """These are all the models of these namespaces."""
+    def _set_names(self, names: Mapping[str, Iterable[str]]) -> Naming:
+        """Set all model names of these namespaces."""
         with self._guard:
             self._names.update({namespace: frozenset(each) for namespace, each in names.items()})
             pairs = [(namespace, name) for namespace, each in self._names.items() for name in sorted(each)]
             self.naming = Naming.of(pairs, self.has_namespaces)
             return self.naming
 
-    def _saw_one(self, name: str, is_in: Mapping[str, bool]) -> None:
-        """Whether each of these namespaces has the model."""
+    def _set_presence(self, name: str, is_in: Mapping[str, bool]) -> None:
+        """Set whether each of these namespaces has the model."""
         with self._guard:
             changed = {
                 namespace: self._names[namespace] ^ {name}
@@ -151,46 +120,48 @@ class Roots:
                 if is_there is not (name in self._names[namespace])
             }
             if changed:
-                self._saw(changed)
+                self._set_names(changed)
 
-    def look(self) -> Look:
-        """Every root, for changes."""
-        looks: dict[str, Mapping[str, FolderState | None]] = {}
+    def scan(self) -> RepositoryScan:
+        """Return the state of every model's folders."""
+        scans: dict[str, Mapping[str, FolderState | None]] = {}
         problems: dict[str, str] = {}
         for namespace, root in self._roots.items():
-            seen, problem = _seen(root.look)
+            seen, problem = _try_read(root.scan)
             if seen is None:
                 problems[root.text] = problem
                 seen = dict.fromkeys(self._names[namespace])
-            looks[namespace] = seen
-        naming = self._saw(looks)
-        return Look({name: self._states(places, looks) for name, places in naming.places.items()}, problems)
+            scans[namespace] = seen
+        naming = self._set_names(scans)
+        return RepositoryScan(
+            {name: self._states(folders, scans) for name, folders in naming.folders.items()}, problems
+        )
 
     def _states(
-        self, places: Iterable[tuple[str, str]], looks: Mapping[str, Mapping[str, FolderState | None]]
-    ) -> States:
-        return tuple((self._roots[namespace].place(name), looks[namespace][name]) for namespace, name in places)
+        self, folders: Iterable[tuple[str, str]], scans: Mapping[str, Mapping[str, FolderState | None]]
+    ) -> FolderStates:
+        return tuple((self._roots[namespace].location(name), scans[namespace][name]) for namespace, name in folders)
 
-    def open(self, name: str) -> Found | None:
-        """The folder that `name` stands for; None where there is none.
+    def open(self, name: str) -> FoundModel | None:
+        """Return the folder that `name` stands for; None where there is none.
 
         Raises SluiceError INVALID where it stands for several, OSError and StoreFailure.
         """
         namespace, _, plain = name.rpartition(SEPARATOR) if self.has_namespaces else ("", "", name)
         if not is_plain_name(plain):
             return None
-        found = self._having(plain, namespace)
+        found = self._namespaces_with(plain, namespace)
         if len(found) > 1:
             raise self._ambiguous(plain, found)
         for space in found:
             folder = self._roots[space].open(plain)
-            return Found(folder, space) if folder is not None else None
+            return FoundModel(folder, space) if folder is not None else None
         return None
 
-    def _having(self, plain: str, namespace: str = "") -> list[str]:
-        """The namespaces that have the model, of those that `namespace` leaves.
+    def _namespaces_with(self, plain: str, namespace: str = "") -> list[str]:
+        """Return the namespaces that have the model, or `namespace` alone where it is given and has it.
 
-        A root that cannot be read now has what it had. Raises its error where that leaves nobody who has the model.
+        A root that cannot be read has the models of its last reading. Its error is raised where no root has the model.
         """
         is_in: dict[str, bool] = {}
         failure: OSError | StoreFailure | None = None
@@ -200,35 +171,35 @@ class Roots:
             except (OSError, StoreFailure) as error:
                 is_in[each] = plain in self._names[each]
                 failure = error
-        having = [each for each, is_there in is_in.items() if is_there]
-        if failure is not None and not having:
+        found = [each for each, is_there in is_in.items() if is_there]
+        if failure is not None and not found:
             raise failure
-        self._saw_one(plain, is_in)
-        return having
+        self._set_presence(plain, is_in)
+        return found
 
     def _ambiguous(self, plain: str, namespaces: Sequence[str]) -> SluiceError:
         message = f"model '{plain}' is ambiguous, it is in several repositories: "
-        listed = " and ".join(self._roots[each].place(plain) for each in namespaces)
+        listed = " and ".join(self._roots[each].location(plain) for each in namespaces)
         if self.has_namespaces:
             listed += "; name one of " + ", ".join(f"'{qualified(each, plain)}'" for each in namespaces)
         return SluiceError(ErrorCode.INVALID, message + listed)
 
     def member(self, own: str, namespace: str, name: str) -> str:
-        """What the model that an ensemble's step names is called, the ensemble being in the namespace `own`.
+        """Return the name of the model of an ensemble's step; `own` is the ensemble's namespace.
 
-        Raises SluiceError INVALID for a namespace that there is not and for an ambiguous name.
+        Raises SluiceError INVALID for an unknown namespace and for an ambiguous name.
         """
         if namespace:
-            return self._called(self._namespace_with(name, namespace), name)
+            return self._shortest_name(self._namespace_with(name, namespace), name)
         if not self.has_namespaces or not is_plain_name(name):
             return name
-        having = self._having(name)
-        if len(having) > 1 and own not in having:
-            raise self._ambiguous(name, having)
-        return self._called(own, name) if own in having else name
+        found = self._namespaces_with(name)
+        if len(found) > 1 and own not in found:
+            raise self._ambiguous(name, found)
+        return self._shortest_name(own, name) if own in found else name
 
     def _namespace_with(self, name: str, text: str) -> str:
-        """The namespace called `text`, by its name or its root, which must have the model."""
+        """Return the namespace called `text`, by its name or its root's text. It must have the model."""
         for namespace, root in self._roots.items():
             if text in (namespace, root.text):
                 if is_plain_name(name) and root.has(name):
@@ -237,26 +208,56 @@ class Roots:
         listed = ", ".join(f"'{each}'" for each in self._roots)
         raise SluiceError(ErrorCode.INVALID, f"there is no model namespace '{text}'; there are {listed}")
 
-    def _called(self, namespace: str, name: str) -> str:
-        others = [each for each in self._having(name) if each != namespace]
+    def _shortest_name(self, namespace: str, name: str) -> str:
+        others = [each for each in self._namespaces_with(name) if each != namespace]
         return qualified(namespace, name) if self.has_namespaces and others else name
 
     def stop(self) -> None:
-        """As a root's."""
+        """Let calls in flight on other threads end soon, with an error."""
         for root in self._roots.values():
             root.stop()
 
     def close(self) -> None:
-        """As a root's."""
+        """Close every root."""
         for root in self._roots.values():
             root.close()
 
 
-def _seen(read: Callable[[], T]) -> tuple[T | None, str]:
-    """What `read` gives, or None and why it cannot be read."""
+def _try_read(read: Callable[[], T]) -> tuple[T | None, str]:
+    """Return the result of `read`, or None and the reason for which the root cannot be read."""
     try:
         return read(), ""
     except StoreFailure as error:
         return None, error.message
     except OSError as error:
         return None, f"{error}"
+
+
+def open_roots(texts: Iterable[str | Path], cache: Path | None, rest_s: float) -> list[Root]:
+    """Return a local root for each path, and a store for each URL, without reading anything yet.
+
+    `cache` and `rest_s` are a store's.
+    """
+    return [_open_root(str(text), cache, rest_s) for text in texts]
+
+
+def _open_root(text: str, cache: Path | None, rest_s: float) -> Root:
+    location = store_location(text)
+    if location is None:
+        return LocalRoot(Path(local_path(text)))
+    # fsspec is slow to import.
+    from serving.repository.stores.root import StoreRoot
+
+    return StoreRoot(location, cache, rest_s)
+
+
+def choose_namespaces(roots: Sequence[str]) -> dict[str, str]:
+    """Return each root's namespace by its text: the name of its folder, or the whole text where two share a name."""
+    last = {root: root.rstrip("/").rpartition("/")[2] or root for root in roots}
+    names = list(last.values())
+    return {root: name if names.count(name) == 1 else root for root, name in last.items()}
+
+
+def qualified(namespace: str, name: str) -> str:
+    """Return `NAMESPACE::NAME`."""
+    return f"{namespace}{SEPARATOR}{name}"

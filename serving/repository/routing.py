@@ -1,47 +1,43 @@
-"""Which version serves a request that names none: the highest, or each its share (a canary)."""
+"""Routing of requests that name no version: to the highest one, or by weights (a canary)."""
 
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError
 
-if TYPE_CHECKING:
-    pass
-
 PARAMETER = "version_weights"
-"""Of config.pbtxt: `parameters { key: "version_weights" value: { string_value: "1=95,2=5" } }`."""
+"""The parameter in config.pbtxt: `parameters { key: "version_weights" value: { string_value: "1=95,2=5" } }`."""
 _EXAMPLE = "versions with weights, such as 1=95,2=5"
 _HASH_SPACE = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class VersionWeights:
-    """Weights by version, at least one above 0. A version without one gets nothing."""
+    """Weights by version, at least one above 0. A version without a weight gets no requests."""
 
     by_version: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        """Raises SluiceError INVALID for weights that are no shares."""
+        """Raise SluiceError INVALID for negative or infinite weights, and where all are 0."""
         weights = self.by_version.values()
         if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
             raise _invalid("weights must be numbers of at least 0, and one of them more")
 
     def shares(self, ready: Collection[int]) -> dict[int, float]:
-        """What part each of the ready versions gets, the highest version first; nothing where none has a weight."""
+        """Return each ready version's share, the highest version first; nothing where none has a weight."""
         weights = {version: self.by_version.get(version, 0.0) for version in sorted(ready, reverse=True)}
         total = sum(weights.values())
         return {version: weight / total for version, weight in weights.items()} if total else {}
 
     def choose(self, ready: Collection[int], point: float) -> int | None:
-        """The version at `point`, from 0 to 1; None where no ready version has a weight.
+        """Return the version at `point`, from 0 to 1; None where no ready version has a weight.
 
-        The highest version has the lowest points: who is in a canary's share stays in it while it grows.
+        The highest version has the lowest points, so that a key in a canary's share stays in it while it grows.
         """
         chosen = None
         for version, share in self.shares(ready).items():
@@ -53,8 +49,8 @@ class VersionWeights:
         return chosen
 
 
-def point_of(model: str, key: str) -> float:
-    """Where a request stands among all, from 0 to 1: the same for equal keys, anywhere without one."""
+def routing_point(model: str, key: str) -> float:
+    """Return a request's point from 0 to 1, equal for equal keys, random without a key."""
     if not key:
         return random.random()
     digest = blake2b(f"{model}\0{key}".encode(), digest_size=8).digest()
@@ -62,7 +58,7 @@ def point_of(model: str, key: str) -> float:
 
 
 def configured_weights(config: ModelConfig) -> VersionWeights | None:
-    """What `parameters` say; None where they do not. Raises SluiceError INVALID for what is no list of weights."""
+    """Return the weights in `parameters`, else None. Raises SluiceError INVALID for an invalid list of weights."""
     if PARAMETER not in config.parameters:
         return None
     text = config.parameters[PARAMETER].string_value
@@ -80,7 +76,7 @@ def configured_weights(config: ModelConfig) -> VersionWeights | None:
 class Routing:
     """How a model's versions share the requests that name none. `weights` None: the highest version serves all.
 
-    `is_set`: asked for at run time, over the configuration.
+    `is_set`: the weights were set at run time, over the configuration's.
     """
 
     weights: VersionWeights | None

@@ -1,4 +1,4 @@
-"""Loading and unloading by name: members before their ensembles, and ensembles again when members have changed."""
+"""Loads and unloads by name: members load before their ensembles, and ensembles again after their members."""
 
 import asyncio
 import logging
@@ -9,27 +9,25 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from serving.backend import LoadOverrides
-from serving.repository.candidate import Candidate
-from serving.repository.dependencies import load_order
-from serving.repository.failures import ModelFailure, index_reason, load_failed, reason_of
+from serving.repository.candidate import ModelCandidate, ModelReading, read_model
+from serving.repository.failures import ModelFailure, failure_reason, index_reason, load_failed
 from serving.repository.folders import FolderState
-from serving.repository.loader import VersionLoader
-from serving.repository.managed import ManagedModel
-from serving.repository.reading import Reading, read_model
+from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
+from serving.repository.managed_model import ManagedModel
 from serving.repository.roots import Roots
-from serving.repository.tasks import Tasks
 from serving.request import LATEST
 from sluice.errors import SluiceError
 
 _log = logging.getLogger(__name__)
 
 Failures = dict[str, SluiceError]
-Candidates = dict[str, Candidate]
+"""Errors of loads, by model."""
+Candidates = dict[str, ModelCandidate]
 
 
 @dataclass(slots=True)
 class ModelUpdates:
-    """The only writer of `models`."""
+    """Loads and unloads models. It is the only writer of `models`."""
 
     models: dict[str, ManagedModel]
     roots: Roots
@@ -39,30 +37,30 @@ class ModelUpdates:
     on_note: Callable[[str], None]
     on_failure: Callable[[str], None]
     drain_timeout_s: float
-    drains: Tasks
+    drains: BackgroundTasks
     failed_loads: Counter[str] = field(default_factory=Counter)
-    """How often each model could not be loaded."""
-    _lacking: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The members that ensembles lacked when they were last to be loaded."""
-    coming: dict[str, asyncio.Event] = field(default_factory=dict)
-    """Models that are being loaded elsewhere: set when they are there, or will not come."""
+    """Number of failed loads of each model."""
+    _missing_members: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Members that were missing at each ensemble's last load."""
+    expected: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Models that are loaded elsewhere. Their event is set once they serve, or will not."""
     _requests: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def managed(self, name: str) -> ManagedModel:
-        """The model of that name, a new one where it was never heard of."""
+        """Return the model of that name, a new one for a new name."""
         if name not in self.models:
             self.models[name] = ManagedModel(name, self.drain_timeout_s, self.drains)
         return self.models[name]
 
     async def load(self, names: Iterable[str]) -> Failures:
-        """Load what the folders hold, and tell what failed."""
+        """Load models from their folders, with the members that they need. Returns what failed."""
         candidates, failures = await self._read(names)
         return {**failures, **await self._load_candidates(await self._with_members(candidates))}
 
-    async def load_seen(self, states: Mapping[str, FolderState | None]) -> Failures:
-        """The same for folders that have come to rest, where they are still as they were seen.
+    async def load_settled(self, states: Mapping[str, FolderState | None]) -> Failures:
+        """Load models from settled folders that still have the given states. Returns what failed.
 
-        Members that they lack are not sought: what of them has not come to rest must not be served.
+        Missing members are not loaded: their folders may not be settled.
         """
         found, failures = await self._read(states)
         candidates = {}
@@ -70,35 +68,35 @@ class ModelUpdates:
             if candidate.state == states[name]:
                 candidates[name] = candidate
             else:
-                self._let_go(candidate)
+                self._release(candidate)
         return {**failures, **await self._load_candidates(candidates)}
 
     def ensembles(self) -> list[str]:
-        """The names of the ensembles that serve, or did."""
+        """Return the names of the ensembles that serve or did."""
         return [name for name, each in self.models.items() if each.candidate is not None and each.candidate.is_ensemble]
 
     def waiting_for(self, names: Iterable[str]) -> list[str]:
-        """The ensembles that could not be loaded without any of `names`."""
+        """Return the ensembles whose last load missed any of `names`."""
         loaded = set(names)
-        return [name for name, lacking in self._lacking.items() if lacking & loaded]
+        return [name for name, missing in self._missing_members.items() if missing & loaded]
 
     async def load_one(self, name: str, overrides: LoadOverrides | None) -> None:
-        """Load a model, as it lies in its folder or as the request brings it. Raises SluiceError in Triton's words."""
-        # One request for a model after the other, reading too: what was read later must not be applied earlier.
+        """Load a model from its folder or from a load request. Raises SluiceError in Triton's words."""
+        # Requests for one model follow one another, reads included: a later read must not be applied earlier.
         lock = self._requests.setdefault(name, asyncio.Lock())
         async with lock:
             candidates, failures = await self._read([name], overrides)
             if overrides is None and name in candidates and self.managed(name).keeps_override(candidates[name]):
-                self._let_go(candidates[name])
+                self._release(candidates[name])
                 return
             failures = failures or await self._load_candidates(await self._with_members(candidates))
         if name in failures:
             raise failures[name]
 
     async def unload(self, name: str, *, with_members: bool = False) -> None:
-        """Take it out of service, and with it the ensembles that call it, which come back when it does.
+        """Unload a model and the ensembles that call it, which are loaded again with it.
 
-        `with_members`: also the models that were loaded only because this ensemble needed them.
+        `with_members`: also unload the models that were loaded only as members of this ensemble.
         """
         managed = self.models.get(name)
         if managed is None:
@@ -109,20 +107,20 @@ class ModelUpdates:
             managed.unload()
         await self._unload_callers(name)
         for member in members if with_members else ():
-            if member in self.models and not self.models[member].is_explicit and not self._callers([member]):
+            if member in self.models and not self.models[member].is_requested and not self._callers([member]):
                 await self.unload(member, with_members=True)
 
     async def remove(self, name: str) -> None:
-        """Its folder has gone: unload it, and miss it no more."""
+        """Unload a model whose folder was deleted. The repository is ready without it."""
         if name in self.models and self.models[name].ready:
             self.on_note(f"model '{name}' is unloaded: its folder has gone")
         await self.unload(name)
-        self._lacking.pop(name, None)
+        self._missing_members.pop(name, None)
         self.managed(name).has_folder = False
 
     async def _unload_callers(self, name: str) -> None:
         for caller in self._callers([name]):
-            # One that is being loaded over the model that has gone must go too, as soon as it is there.
+            # An ensemble that is being loaded over the unloaded model is unloaded as soon as it is there.
             async with caller.lock:
                 was_ready = bool(caller.ready)
                 if was_ready:
@@ -131,43 +129,43 @@ class ModelUpdates:
                 await self._unload_callers(caller.name)
 
     async def _read(
-        self, names: Iterable[str], overrides: LoadOverrides | None = None, *, is_explicit: bool = True
+        self, names: Iterable[str], overrides: LoadOverrides | None = None, *, is_requested: bool = True
     ) -> tuple[Candidates, Failures]:
-        """The candidates hold their folders."""
+        """Read models. The caller releases the candidates."""
 
-        def read(name: str) -> Reading:
+        def read(name: str) -> ModelReading:
             return read_model(self.roots, name, self.loader.backends, is_strict=self.is_strict, overrides=overrides)
 
         run = asyncio.get_running_loop().run_in_executor
-        readings: list[Reading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
+        readings: list[ModelReading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))
         candidates: Candidates = {}
         failures: Failures = {}
         for reading in readings:
             if reading.error is not None:
                 failures[reading.name] = reading.error
-                self._blame(reading)
+                self._record_failure(reading)
             elif reading.candidate is not None:
                 candidates[reading.name] = reading.candidate
                 managed = self.managed(reading.name)
-                managed.is_explicit = managed.is_explicit or is_explicit
+                managed.is_requested = managed.is_requested or is_requested
                 managed.has_folder = reading.has_folder
         return candidates, failures
 
-    def _blame(self, reading: Reading) -> None:
+    def _record_failure(self, reading: ModelReading) -> None:
         if reading.cause is not None:
             self.failed_loads[reading.name] += 1
-            self.managed(reading.name).fail(reading.version, reason_of(reading.cause))
+            self.managed(reading.name).fail(reading.version, failure_reason(reading.cause))
         if reading.error is not None:
             why = "" if reading.cause or reading.has_folder else ": no repository has a folder of that name"
             self.on_failure(reading.error.message + why)
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:
-        """Load them, then the ensembles over whatever changed. Lets go of their folders."""
+        """Load candidates, then the ensembles over what changed. Releases the candidates."""
         try:
             order, circular = load_order(self._graph(candidates))
             failures = {name: load_failed(name, reason) for name, reason in circular.items() if name in candidates}
             for name, failure in failures.items():
-                self.managed(name).fail(_blamed(candidates[name]), failure.reason)
+                self.managed(name).fail(_reported_version(candidates[name]), failure.reason)
                 self.on_failure(failure.message.strip())
             changed, failed = await self._load_in_order([candidates[name] for name in order if name in candidates])
             await self._reload_callers(changed, set(candidates))
@@ -175,23 +173,23 @@ class ModelUpdates:
             return {**failures, **failed}
         finally:
             for candidate in candidates.values():
-                self._let_go(candidate)
+                self._release(candidate)
 
     def _graph(self, candidates: Candidates) -> dict[str, Sequence[str]]:
         known = {name: each.candidate for name, each in self.models.items() if each.candidate is not None}
         return {name: candidate.members for name, candidate in {**known, **candidates}.items()}
 
     async def _with_members(self, candidates: Candidates) -> Candidates:
-        """Also the models that the ensembles call and that do not serve, as they lie in the repository."""
+        """Return the candidates and those of the members that ensembles call and that do not serve."""
         found = dict(candidates)
         while True:
-            lacking = {
+            missing = {
                 member
                 for candidate in found.values()
                 for member in candidate.members
-                if member not in found and member not in self.coming and not self._is_serving(member)
+                if member not in found and member not in self.expected and not self._is_serving(member)
             }
-            more, _ = await self._read(sorted(lacking), is_explicit=False)
+            more, _ = await self._read(sorted(missing), is_requested=False)
             if not more:
                 return found
             found.update(more)
@@ -201,9 +199,9 @@ class ModelUpdates:
         return any(version in (LATEST, model.version) for model in ready)
 
     async def _load_in_order(
-        self, ordered: Sequence[Candidate], *, is_forced: bool = False
+        self, ordered: Sequence[ModelCandidate], *, is_forced: bool = False
     ) -> tuple[set[str], Failures]:
-        """All side by side, but each after its members. Tells whose versions changed, and what failed."""
+        """Load candidates concurrently, each after its members. Returns the changed models and what failed."""
         tasks: dict[str, asyncio.Task[bool]] = {}
         for candidate in ordered:
             members = {member: tasks[member] for member in candidate.members if member in tasks}
@@ -218,22 +216,22 @@ class ModelUpdates:
         return {name for name, result in results.items() if result is True}, failures
 
     async def _load_after(
-        self, members: Mapping[str, asyncio.Task[bool]], candidate: Candidate, is_forced: bool
+        self, members: Mapping[str, asyncio.Task[bool]], candidate: ModelCandidate, is_forced: bool
     ) -> bool:
         results = await asyncio.gather(*members.values(), return_exceptions=True)
         for member in candidate.members:
-            if member in self.coming:
-                await self.coming[member].wait()
+            if member in self.expected:
+                await self.expected[member].wait()
         failed = {name: each for name, each in zip(members, results, strict=True) if isinstance(each, SluiceError)}
         managed = self.managed(candidate.name)
         async with managed.lock:
-            managed.want(candidate)
+            managed.plan_to_serve(candidate)
             try:
                 self._check_members(candidate, failed)
                 is_changed = await managed.apply(candidate, self.loader, is_forced=is_forced)
             except SluiceError as error:
                 if isinstance(error, ModelFailure) or managed.ready:
-                    managed.fail(_blamed(candidate), index_reason(error))
+                    managed.fail(_reported_version(candidate), index_reason(error))
                 self.on_failure(error.message.strip())
                 raise
         if is_changed:
@@ -243,22 +241,22 @@ class ModelUpdates:
             self.on_note(f"model '{candidate.name}': {'; '.join(candidate.notes)}")
         return is_changed
 
-    def _check_members(self, candidate: Candidate, failed: Failures) -> None:
-        """Raises SluiceError where an ensemble would call a model that does not serve."""
+    def _check_members(self, candidate: ModelCandidate, failed: Failures) -> None:
+        """Raise SluiceError where an ensemble would call a model that does not serve."""
         name = candidate.name
-        lacking = [member for member in candidate.members if not self._is_serving(member)]
-        self._lacking.pop(name, None)
-        if lacking:
-            self._lacking[name] = frozenset(lacking)
-        for member in lacking:
+        missing = [member for member in candidate.members if not self._is_serving(member)]
+        self._missing_members.pop(name, None)
+        if missing:
+            self._missing_members[name] = frozenset(missing)
+        for member in missing:
             if member in failed:
                 raise load_failed(
                     name,
                     f"ensemble '{name}' depends on '{member}' which has no loaded version. "
                     f"Model '{member}' loading failed with error: {failed[member].message.strip()}",
                 )
-        if lacking:
-            listed = ", ".join(lacking)
+        if missing:
+            listed = ", ".join(missing)
             raise load_failed(name, f"ensemble {name} contains models that are not available or ambiguous: {listed}")
         for step in candidate.config.ensemble_scheduling.step:
             if not self._is_serving(step.model_name, step.model_version):
@@ -269,7 +267,7 @@ class ModelUpdates:
                 )
 
     async def _reload_callers(self, changed: set[str], done: set[str]) -> None:
-        """Ensembles are loaded again over members that are not those that they were loaded with."""
+        """Load ensembles again whose members have changed."""
         callers = {
             each.name: each.candidate
             for each in self._callers(changed)
@@ -284,25 +282,25 @@ class ModelUpdates:
             await self._reload_callers(changed, done | callers.keys())
 
     async def _withdraw(self, name: str, reason: str) -> None:
-        """An ensemble that no longer fits its members serves no more, until they change again."""
+        """Unload an ensemble that does not fit its members any more, until they change again."""
         async with self.models[name].lock:
             self.models[name].unload(reason)
         await self._unload_callers(name)
 
     def _callers(self, names: Iterable[str]) -> list[ManagedModel]:
-        """The wanted ensembles that call any of `names`."""
+        """Return the ensembles that should serve and call any of `names`."""
         called = set(names)
         return [
             each
             for each in self.models.values()
-            if each.is_wanted and each.candidate is not None and called & set(each.candidate.members)
+            if each.should_serve and each.candidate is not None and called & set(each.candidate.members)
         ]
 
-    def _let_go(self, candidate: Candidate) -> None:
-        if candidate.folder.let_go():
-            self.drains.begin_alone(asyncio.to_thread(candidate.folder.remove))
+    def _release(self, candidate: ModelCandidate) -> None:
+        if candidate.folder.release():
+            self.drains.start_detached(asyncio.to_thread(candidate.folder.remove))
 
 
-def _blamed(candidate: Candidate) -> int:
-    """The version that the index lists where a model fails as a whole."""
+def _reported_version(candidate: ModelCandidate) -> int:
+    """Return the version that the index lists for a model that failed as a whole."""
     return candidate.versions[-1] if candidate.versions else 1

@@ -1,4 +1,4 @@
-"""BYTES tensors on the wire: each element is its length, a little-endian uint32, and then itself."""
+"""BYTES tensors on the wire: each element follows its length, a little-endian uint32."""
 
 from collections.abc import Iterable
 from struct import Struct
@@ -10,7 +10,7 @@ _LENGTH = Struct("<I")
 
 
 def pack(elements: Iterable[bytes]) -> bytes:
-    """The wire form of `elements`, in order."""
+    """Return the wire form of `elements`, in order."""
     pieces: list[bytes] = []
     for element in elements:
         pieces.append(_LENGTH.pack(len(element)))
@@ -19,7 +19,7 @@ def pack(elements: Iterable[bytes]) -> bytes:
 
 
 def unpack(raw: bytes | bytearray | memoryview) -> list[bytes]:
-    """The elements of a wire form. Raises ValueError where it ends within an element."""
+    """Return the elements of a wire form. Raises ValueError where it ends within an element."""
     view = memoryview(raw)
     elements, start, end = [], 0, len(view)
     while start < end:
@@ -35,10 +35,10 @@ def unpack(raw: bytes | bytearray | memoryview) -> list[bytes]:
 
 
 def pack_array(array: "NDArray[np.object_] | NDArray[np.bytes_] | NDArray[np.str_]") -> bytes:
-    """The wire form of an array in C order; `str` elements are encoded as UTF-8, others by their `str`."""
+    """Return the wire form of an array in C order. Elements other than `bytes` are encoded as `str` in UTF-8."""
     return pack(as_bytes(element) for element in array.ravel().tolist())
 
 
 def as_bytes(element: object) -> bytes:
-    """One element as the byte string that it stands for."""
+    """Return an element as `bytes`, encoding the `str` of any other in UTF-8."""
     return element if isinstance(element, bytes) else str(element).encode()

@@ -1,4 +1,4 @@
-"""The element types of the v2 protocol: their names on the wire and in config.pbtxt, and numpy's."""
+"""The element types of the v2 protocol, with their names in the protocol, in config.pbtxt and in numpy."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """An element type. `itemsize` is in bytes, and 0 for BYTES, whose elements have lengths of their own."""
+    """An element type. `itemsize` is in bytes; 0 for BYTES, whose elements differ in length."""
 
     name: str
     config_name: str
@@ -22,7 +22,7 @@ def _data_type(name: str, scalar: type, config_name: str | None = None) -> DataT
 
 
 BYTES = _data_type("BYTES", np.object_, "TYPE_STRING")
-"""Byte strings: as numpy an object array of `bytes`."""
+"""Byte strings; in numpy an object array of `bytes`."""
 
 DATA_TYPES: dict[str, DataType] = {
     data_type.name: data_type
@@ -43,19 +43,19 @@ DATA_TYPES: dict[str, DataType] = {
         BYTES,
     )
 }
-"""By their names in the protocol."""
+"""Element types by their names in the protocol."""
 
 _BY_CONFIG_NAME = {data_type.config_name: data_type for data_type in DATA_TYPES.values()}
 _BY_DTYPE = {data_type.dtype: data_type for data_type in DATA_TYPES.values()}
 
 
 def of_config(config_name: str) -> DataType | None:
-    """The type that config.pbtxt calls `config_name` (TYPE_FP32 …); None where there is none."""
+    """Return the type that config.pbtxt calls `config_name` (TYPE_FP32 …), else None."""
     return _BY_CONFIG_NAME.get(config_name)
 
 
 def of_numpy(dtype: np.dtype) -> DataType | None:
-    """The type of an array of `dtype`; strings of either kind (S, U) are BYTES. None where there is none."""
+    """Return the type of an array of `dtype`, else None. Strings of either kind (S, U) are BYTES."""
     if dtype.kind in "SU":
         return BYTES
     return _BY_DTYPE.get(dtype.newbyteorder("=") if dtype.kind not in "OV" else dtype)

@@ -1,4 +1,4 @@
-"""A named tensor, kept in the form it came in: wire bytes or an array. The other form is made when first asked for."""
+"""A named tensor, kept as it came: as wire bytes or as an array. The other form is made when first needed."""
 
 from collections.abc import Sequence
 from math import prod
@@ -15,9 +15,9 @@ Array = NDArray[Any]
 
 
 class Tensor:
-    """A value of the v2 protocol. Treat it as immutable: ensembles hand the same one to several models.
+    """A named tensor of the v2 protocol. Treat it as immutable: ensembles pass one object to several models.
 
-    `datatype` is the protocol's name (FP32, BYTES …), `shape` includes the batch dimension where the model has one.
+    `datatype` is the protocol's name (FP32, BYTES …); `shape` includes the batch dimension where the model has one.
     """
 
     __slots__ = ("_array", "_raw", "datatype", "name", "shape")
@@ -25,9 +25,9 @@ class Tensor:
     def __init__(
         self, name: str, datatype: str, shape: Sequence[int], raw: Buffer | None = None, array: Array | None = None
     ) -> None:
-        """From wire bytes (little-endian, C order; BYTES length-prefixed) or from an array of the type's dtype.
+        """Take wire bytes (little-endian, C order, BYTES length-prefixed) or an array of the type's dtype.
 
-        Nothing is checked or copied here. Where `raw` may be wrong, its maker calls `check_size`.
+        Nothing is checked or copied. A caller that does not trust `raw` calls `check_size`.
         """
         self.name = name
         self.datatype = datatype
@@ -37,11 +37,17 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array) -> "Tensor":
-        """From an array, whose dtype says the type. Raises ValueError for a dtype that the protocol lacks."""
+        """Return a tensor of the array's type. Raises ValueError for a dtype that the protocol lacks."""
         data_type = of_numpy(array.dtype)
         if data_type is None:
             raise ValueError(f"the protocol has no type for arrays of {array.dtype}")
         return cls(name, data_type.name, array.shape, array=array)
+
+    @classmethod
+    def zeros(cls, name: str, data_type: DataType, shape: Sequence[int]) -> "Tensor":
+        """Return a tensor of zeros, or of empty strings."""
+        array = np.full(shape, b"", np.object_) if data_type is BYTES else np.zeros(shape, data_type.dtype)
+        return cls(name, data_type.name, shape, array=array)
 
     @property
     def data_type(self) -> DataType:
@@ -53,7 +59,7 @@ class Tensor:
 
     @property
     def raw(self) -> Buffer:
-        """Its wire form."""
+        """The wire form."""
         if self._raw is None:
             assert self._array is not None
             self._raw = _wire_form(self._array, self.data_type)
@@ -61,27 +67,27 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its wire form."""
+        """Size of the wire form."""
         itemsize = self.data_type.itemsize
         return itemsize * self.num_elements if itemsize else len(memoryview(self.raw).cast("B"))
 
     @property
     def array(self) -> Array:
-        """As numpy, in `shape`; BYTES is an object array of `bytes`, BF16 has ml_dtypes' dtype.
+        """The numpy array, in `shape`; BYTES is an object array of `bytes`, BF16 has ml_dtypes' dtype.
 
-        May be a read-only view of the wire bytes. Raises ValueError where the bytes do not fit the shape.
+        It may be a read-only view of the wire bytes. Raises ValueError where the bytes do not fit the shape.
         """
         if self._array is None:
             assert self._raw is not None
-            self._array = _array_of(self._raw, self.data_type, self.shape)
+            self._array = _read_array(self._raw, self.data_type, self.shape)
         return self._array
 
     def renamed(self, name: str) -> "Tensor":
-        """The same value under another name; nothing is copied."""
+        """Return the same value under another name, without a copy."""
         return Tensor(name, self.datatype, self.shape, self._raw, self._array)
 
     def reshaped(self, shape: Sequence[int]) -> "Tensor":
-        """The same elements in another shape; nothing is copied where the array is contiguous."""
+        """Return the same elements in another shape, without a copy where the array is contiguous."""
         array = None if self._array is None else self._array.reshape(shape)
         return Tensor(self.name, self.datatype, shape, self._raw, array)
 
@@ -109,7 +115,7 @@ def _wire_form(array: Array, data_type: DataType) -> Buffer:
     return np.ascontiguousarray(array, data_type.dtype).tobytes()
 
 
-def _array_of(raw: Buffer, data_type: DataType, shape: tuple[int, ...]) -> Array:
+def _read_array(raw: Buffer, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is not BYTES:
         return np.frombuffer(raw, data_type.dtype).reshape(shape)
     elements = byte_strings.unpack(raw)

@@ -9,7 +9,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from serving.backend import BackendContext, ModelLookup
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 
 
 def empty_repository(metrics: GatewayMetrics) -> ModelRepository:

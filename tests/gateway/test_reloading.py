@@ -25,7 +25,8 @@ from gateway.listeners import listen, url_of
 from gateway.options.config import ServeConfig
 from gateway.options.repository import RepositoryOptions
 from gateway.service import InferenceService
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.managed_model import ModelState
+from serving.repository.settings import ControlMode
 from tests import paths
 from tests.serving.backends.onnxruntime.parts import one_op
 from tests.serving.repository.small_models import write_python

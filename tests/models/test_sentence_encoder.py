@@ -17,8 +17,7 @@ from gateway.listeners import listen, url_of
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor

@@ -9,7 +9,7 @@ from serving.latencies import (
     FIRST_RESPONSE_FAMILY,
     Histogram,
     SlidingSketch,
-    first_response_buckets,
+    read_first_response_buckets,
 )
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import config_of
@@ -60,21 +60,21 @@ IDENTIFIER = f'metric_identifier {{ family: "{FIRST_RESPONSE_FAMILY}" }}'
 
 
 def test_buckets_are_tritons_unless_the_configuration_names_some() -> None:
-    assert first_response_buckets(config_of()) == FIRST_RESPONSE_BUCKETS_MS == (100, 500, 2000, 5000)
+    assert read_first_response_buckets(config_of()) == FIRST_RESPONSE_BUCKETS_MS == (100, 500, 2000, 5000)
     given = metrics(f"{IDENTIFIER} histogram_options {{ buckets: [ 1, 2, 4 ] }}")
-    assert first_response_buckets(config_of(given)) == (1, 2, 4)
+    assert read_first_response_buckets(config_of(given)) == (1, 2, 4)
 
 
 @pytest.mark.parametrize("buckets", ["2, 1", "1, 1", "1, inf", "nan"])
 def test_buckets_that_are_none_are_refused(buckets: str) -> None:
     config = config_of(metrics(f"{IDENTIFIER} histogram_options {{ buckets: [ {buckets} ] }}"))
     with pytest.raises(SluiceError, match=f"buckets of '{FIRST_RESPONSE_FAMILY}' .* must be finite and asc") as caught:
-        first_response_buckets(config)
+        read_first_response_buckets(config)
     assert caught.value.code is ErrorCode.INVALID
 
 
 def test_other_families_have_no_buckets_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     other = 'metric_identifier { family: "other" } histogram_options { buckets: [ 1 ] }'
     with caplog.at_level(logging.WARNING):
-        assert first_response_buckets(config_of(metrics(other))) == FIRST_RESPONSE_BUCKETS_MS
+        assert read_first_response_buckets(config_of(metrics(other))) == FIRST_RESPONSE_BUCKETS_MS
     assert "metric family 'other' of model_metrics" in caplog.text

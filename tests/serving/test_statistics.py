@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from serving.backends.python.backend import PythonModel
-from serving.batching.scheduled import ScheduledModel
-from serving.job import Job
+from serving.batching.scheduled_model import ScheduledModel
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.statistics import FailureReason, InferStatistics, ModelStatistics
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -98,7 +98,7 @@ class Direct(Model):
 
     error: SluiceError | None = None
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.respond(InferResponse([] if self.error else [job.request.inputs["X"]], error=self.error))
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class Direct(Model):
 
 
 async def test_a_request_that_no_scheduler_ran_is_an_execution_of_its_own() -> None:
-    model = Direct(config_of(), spec_of(config_of(), 1))
+    model = Direct(config_of(), build_spec(config_of(), 1))
     model.submit(request("a", rows=3), lambda response: None)
     statistics = model.statistics
     assert (statistics.inference_count, statistics.execution_count, list(statistics.batches)) == (3, 1, [3])

@@ -17,8 +17,7 @@ from gateway.http.v2.target import Target
 from gateway.v2.service import Service
 from gateway.v2.trace import Trace
 from pipelines.llm.model import LlmModel
-from serving.call import ResponseStream
-from serving.model import Model
+from serving.model import Model, ResponseStream
 from serving.request import InferRequest, InferResponse
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 

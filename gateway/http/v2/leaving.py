@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 
 _UNWATCHED_S = 0.02
@@ -19,7 +19,7 @@ class DisconnectWatches:
         self._waiting: dict[DisconnectWatch, float] = {}
         self._is_looking = False
 
-    def begin(self, receive: Receive, job: Job, answered: "asyncio.Future[InferResponse]") -> "DisconnectWatch":
+    def begin(self, receive: Receive, job: InferJob, answered: "asyncio.Future[InferResponse]") -> "DisconnectWatch":
         """Watch from soon on. The request's body must have been read. `end` the watch when there is an answer."""
         loop = answered.get_loop()
         watch = DisconnectWatch(receive, job, answered, self._waiting)
@@ -47,7 +47,7 @@ class DisconnectWatch:
     def __init__(
         self,
         receive: Receive,
-        job: Job,
+        job: InferJob,
         answered: "asyncio.Future[InferResponse]",
         waiting: "dict[DisconnectWatch, float]",
     ) -> None:

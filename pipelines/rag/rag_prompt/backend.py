@@ -15,10 +15,10 @@ from pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, p
 from pipelines.text.citations import Source, decode_source, encode_source
 from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
 from serving.backend import Backend, BackendContext
-from serving.config.declared import Declared, completed
+from serving.config.completion import DeclaredTensor, complete_tensors
 from serving.request import InferRequest
 from serving.spec import ModelSource
-from serving.task_model import TaskModel, Work
+from serving.task_model import MakeOutputs, TaskModel
 from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
 
@@ -26,16 +26,16 @@ QUERY, CONTEXT, SOURCES = "query", "context", "sources"
 MESSAGES, DROPPED, SAMPLING_CONFIG, CACHE_SALT = "messages", "dropped", "sampling_config", "cache_salt"
 _REGEX_SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")
 INPUTS = (
-    Declared(QUERY, "BYTES"),
-    Declared(CONTEXT, "BYTES", (-1,)),
-    Declared(SOURCES, "BYTES", (-1,), is_optional=True),
+    DeclaredTensor(QUERY, "BYTES"),
+    DeclaredTensor(CONTEXT, "BYTES", (-1,)),
+    DeclaredTensor(SOURCES, "BYTES", (-1,), is_optional=True),
 )
 OUTPUTS = (
-    Declared(MESSAGES, "BYTES"),
-    Declared(SOURCES, "BYTES", (-1,)),
-    Declared(DROPPED, "BYTES", (-1,)),
-    Declared(SAMPLING_CONFIG, "BYTES"),
-    Declared(CACHE_SALT, "BYTES"),
+    DeclaredTensor(MESSAGES, "BYTES"),
+    DeclaredTensor(SOURCES, "BYTES", (-1,)),
+    DeclaredTensor(DROPPED, "BYTES", (-1,)),
+    DeclaredTensor(SAMPLING_CONFIG, "BYTES"),
+    DeclaredTensor(CACHE_SALT, "BYTES"),
 )
 
 
@@ -53,7 +53,7 @@ class RagPromptModel(TaskModel):
         self._settings = settings
         self._llm = llm
 
-    def _work(self, request: InferRequest) -> Work:
+    def _work(self, request: InferRequest) -> MakeOutputs:
         return partial(self._answer, self._rows(request), parse_request(request))
 
     def _rows(self, request: InferRequest) -> list[_Row]:
@@ -122,7 +122,7 @@ class RagPromptBackend(Backend):
     name = "rag_prompt"
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        return completed(source.config, INPUTS, OUTPUTS)
+        return complete_tensors(source.config, INPUTS, OUTPUTS)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RagPromptModel:
         settings = parse_settings(source.config)

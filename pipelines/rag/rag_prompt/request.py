@@ -13,7 +13,7 @@ from pipelines.rag.retrieval.search import MAX_TOP_K
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import ROLES
 from pipelines.text.types import ChatMessage
-from serving.config.settings import Settings
+from serving.config.parameters import ParameterReader
 from serving.request import InferRequest, Parameters
 from sluice.errors import SluiceError, invalid
 
@@ -73,7 +73,7 @@ class RagPromptRequest:
 
 def parse_settings(config: ModelConfig) -> PromptSettings:
     """Parse the parameters of a model's configuration. Raises SluiceError INVALID, which names the parameter."""
-    given = Settings.of_config(config, PARAMETERS)
+    given = ParameterReader.of_config(config, PARAMETERS)
     style = PromptStyle(
         template=TEMPLATES[given.choice("template", TemplateName.CITED)],
         instructions=given.text("instructions", "", _MAX_INSTRUCTIONS) or None,
@@ -93,7 +93,7 @@ def parse_settings(config: ModelConfig) -> PromptSettings:
 def parse_request(request: InferRequest) -> RagPromptRequest:
     """Parse a request's parameters; those of other ensemble steps are ignored. Raises INVALID, naming the parameter."""
     parameters = request.parameters
-    given = Settings(parameters)
+    given = ParameterReader(parameters)
     for name, max_chars in ((SALT_PARAMETER, MAX_SALT_CHARS), (owner_keys.PARAMETER, owner_keys.MAX_CHARS)):
         given.text(name, "", max_chars)
     size = next((name for name in _MAX_TOKENS_NAMES if name in parameters), None)

@@ -9,8 +9,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from serving.backend import ModelLookup
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid

@@ -13,12 +13,10 @@ from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
 from serving.backends.arrays.config import check_config, complete_config, default_max_batch_size, needs_completion
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.arrays.session import ArraySession, Signature, trim_heap
-from serving.batching.scheduled import ScheduledModel
-from serving.host_policy import HostPolicy, policy_of
-from serving.instance import Placement, placements_of
-from serving.labels import read_labels
+from serving.batching.scheduled_model import ScheduledModel
+from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import SluiceError
 
 
@@ -64,10 +62,10 @@ class ArrayBackend(Backend):
 
         Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason.
         """
-        config, spec = source.config, spec_of(source.config, source.version)
+        config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
-        placements = placements_of(config, await asyncio.to_thread(self.num_gpus))
-        places = [_SharedPlace(each.gpu, policy_of(each, context.host_policies)) for each in placements]
+        placements = place_instances(config, await asyncio.to_thread(self.num_gpus))
+        places = [_SharedPlace(each.gpu, choose_host_policy(each, context.host_policies)) for each in placements]
         labels = await asyncio.to_thread(read_labels, config, source.folder)
         sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
         try:

@@ -7,9 +7,8 @@ from time import perf_counter_ns
 
 from serving.backends.arrays.batch import BatchAssembler
 from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.host_policy import HostPolicy
-from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.instance import HostPolicy, Instance, Placement
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
@@ -17,7 +16,7 @@ from sluice.errors import ErrorCode, SluiceError
 class _RunningBatch:
     """Jobs that run together. The run is stopped once all of them are cancelled."""
 
-    def __init__(self, jobs: list[Job], run: ArrayRun, done: Callable[[], None]) -> None:
+    def __init__(self, jobs: list[InferJob], run: ArrayRun, done: Callable[[], None]) -> None:
         self.jobs = jobs
         self.run = run
         self.done = done
@@ -52,7 +51,7 @@ class ArrayInstance(Instance):
         )
         self._batch: _RunningBatch | None = None
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._batch = batch = _RunningBatch(jobs, self._session.open_run(), done)
         self._thread.submit(self._run, batch)
 
@@ -61,7 +60,7 @@ class ArrayInstance(Instance):
         batch.responses = self._run_jobs(batch, batch.jobs)
         self._loop.call_soon_threadsafe(self._finish, batch)
 
-    def _run_jobs(self, batch: _RunningBatch, jobs: Sequence[Job]) -> list[InferResponse]:
+    def _run_jobs(self, batch: _RunningBatch, jobs: Sequence[InferJob]) -> list[InferResponse]:
         """Run `jobs` and return one response each.
 
         A failed batch of several is run again job by job, because one of them may have caused the failure.
@@ -74,7 +73,7 @@ class ArrayInstance(Instance):
             failure = error if isinstance(error, SluiceError) else self._session.convert_error(error)
             return [InferResponse(error=failure) for _ in jobs]
 
-    def _run_batch(self, batch: _RunningBatch, jobs: Sequence[Job]) -> list[InferResponse]:
+    def _run_batch(self, batch: _RunningBatch, jobs: Sequence[InferJob]) -> list[InferResponse]:
         requests = [job.request for job in jobs]
         outputs = self._assembler.requested_outputs(requests)
         inputs = self._assembler.join_inputs(requests)

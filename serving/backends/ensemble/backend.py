@@ -18,12 +18,11 @@ from serving.backends.ensemble.graph import (
 )
 from serving.backends.ensemble.run import EnsembleRun
 from serving.backends.ensemble.schedule import EnsemblePlan, ScheduleCache, StepLimit, parse_step_parameters
-from serving.batching.output_shapes import OutputShapes
-from serving.job import Job
-from serving.labels import read_labels
+from serving.batching.scheduled_model import OutputShapes
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -42,14 +41,14 @@ class EnsembleBackend(Backend):
 
         An ensemble with a decoupled step is decoupled, whatever its configuration says.
         """
-        graph, spec = parse_graph(source.config), spec_of(source.config, source.version)
+        graph, spec = parse_graph(source.config), build_spec(source.config, source.version)
         step_models = find_step_models(spec.name, graph, context.models)
         check_step_models(spec, graph, step_models)
         decoupled = find_decoupled_steps(spec, graph, step_models)
         config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
         limit = config.ensemble_scheduling.max_inflight_requests
         limits = [StepLimit(limit) for _ in graph.steps]
-        spec = spec_of(config, source.version)
+        spec = build_spec(config, source.version)
         plan = EnsemblePlan(
             spec, graph, decoupled, limits, context.models, ScheduleCache(spec, graph), parse_step_parameters(config)
         )
@@ -83,7 +82,7 @@ class EnsembleModel(Model):
         super().__init__(config, plan.spec, labels)
         self._plan = plan
         self._output_shapes = OutputShapes(plan.spec)
-        self._runs: dict[Job, EnsembleRun] = {}
+        self._runs: dict[InferJob, EnsembleRun] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -102,7 +101,7 @@ class EnsembleModel(Model):
         except SluiceError:  # a missing model is reported when the request is started
             return False
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.compute_started_ns = perf_counter_ns()
         run = self._runs[job] = EnsembleRun(self._plan, job)
         job.infer_started_ns = perf_counter_ns()
@@ -112,7 +111,7 @@ class EnsembleModel(Model):
             del self._runs[job]
             raise
 
-    def responded(self, job: Job, response: InferResponse) -> None:
+    def responded(self, job: InferJob, response: InferResponse) -> None:
         """Record the first response. Like Triton, keeps no statistics of the other ones."""
         job.infer_ended_ns = perf_counter_ns()
         if self.spec.is_decoupled:
@@ -120,7 +119,7 @@ class EnsembleModel(Model):
         if self._output_shapes.are_any and response.outputs:
             response.outputs = self._output_shapes.restored(response.outputs)
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: InferJob) -> None:
         run = self._runs.pop(job, None)
         if run is not None:
             run.release()

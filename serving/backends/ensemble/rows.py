@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from serving.job import Job, Receive
+from serving.job import InferJob, ReceiveResponse
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSpec
@@ -61,11 +61,11 @@ class RowJobs:
     The first error, or `cancel`, ends all rows.
     """
 
-    def __init__(self, model: Model, receive: Receive) -> None:
+    def __init__(self, model: Model, receive: ReceiveResponse) -> None:
         """`receive` gets one final response, with a batch dimension."""
         self._model = model
         self._receive = receive
-        self._jobs: list[Job] = []
+        self._jobs: list[InferJob] = []
         self._responses: list[InferResponse | None] = []
         self._is_over = False
 

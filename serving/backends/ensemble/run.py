@@ -16,7 +16,7 @@ from serving.backends.ensemble.scopes import (
     response_sequence,
     sequence_parameters,
 )
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
@@ -36,7 +36,7 @@ class StepRun:
         self._level = run.schedule.inner.get(step.index)
         """Stream level that the step's responses open; None where it gives one response."""
         self._model: Model | None = None
-        self._job: Job | RowJobs | None = None
+        self._job: InferJob | RowJobs | None = None
         self._num_rows = 0
         """Rows that are submitted one by one to a model that does not batch; 0 where the request is submitted as a
         whole.
@@ -71,7 +71,7 @@ class StepRun:
             self.cancel()
         return True
 
-    def _submit(self, model: Model, request: InferRequest) -> Job | RowJobs:
+    def _submit(self, model: Model, request: InferRequest) -> InferJob | RowJobs:
         def receive(response: InferResponse) -> None:
             self._receive(request, response)
 
@@ -186,7 +186,7 @@ class EnsembleRun:
     the request and cancels all running steps.
     """
 
-    def __init__(self, plan: EnsemblePlan, job: Job) -> None:
+    def __init__(self, plan: EnsemblePlan, job: InferJob) -> None:
         """Raises SluiceError where the model of a step is gone."""
         self.plan = plan
         self.job = job

@@ -10,8 +10,7 @@ from serving.backends.arrays.backend import ArrayBackend
 from serving.backends.arrays.session import Signature
 from serving.backends.onnxruntime.options import choose_providers, num_usable_gpus
 from serving.backends.onnxruntime.session import OnnxSession
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
+from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 

@@ -12,8 +12,7 @@ from serving.backends.arrays.session import Signature
 from serving.backends.openvino.model import TensorNames, adapt_model, configured_names, read_signature
 from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
+from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 

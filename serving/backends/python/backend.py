@@ -20,14 +20,12 @@ from serving.backends.python.options import PythonOptions, check_parameters, par
 from serving.backends.python.process import WorkerMessage, WorkerProcess
 from serving.backends.python.services import refuse_request
 from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.config.config_json import config_json, parse_config_json
-from serving.host_policy import policy_of
-from serving.instance import Instance, Placement, placements_of
-from serving.job import Job
-from serving.labels import read_labels
+from serving.instance import Instance, Placement, choose_host_policy, place_instances
+from serving.job import InferJob
 from serving.model import Model
-from serving.spec import ModelSource
+from serving.spec import ModelSource, read_labels
 from sluice.gpus import num_gpus
 
 
@@ -60,7 +58,7 @@ class PythonInstance(Instance):
         load = self._worker.num_batches
         return load == 0 or all(load <= each.num_batches for each in self._others if each.is_ready)
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._is_busy = True
 
         def finish() -> None:
@@ -140,7 +138,7 @@ class PythonBackend(Backend):
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
         options = self._parse_options(context)
         environment = await self._lease_environment(source, options)
-        placements = placements_of(source.config, num_gpus())
+        placements = place_instances(source.config, num_gpus())
         launches = [
             WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
             for each in placements
@@ -198,7 +196,7 @@ def create_workers(
 
 
 def _find_cores(placement: Placement, context: BackendContext) -> frozenset[int]:
-    policy = policy_of(placement, context.host_policies)
+    policy = choose_host_policy(placement, context.host_policies)
     return policy.cores if policy is not None else frozenset()
 
 

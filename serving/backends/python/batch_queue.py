@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serving.job import Job
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_WAIT_S = 30.0
@@ -16,7 +16,7 @@ MAX_WAIT_S = 30.0
 class WorkerBatch:
     """Batch of jobs. `numbers` are those of its requests, as far as they have been sent."""
 
-    jobs: list[Job]
+    jobs: list[InferJob]
     done: Callable[[], None]
     numbers: list[int] = field(default_factory=list)
 

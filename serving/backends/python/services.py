@@ -3,7 +3,15 @@
 import asyncio
 import logging
 
-from serving.backend import BackendContext, LoadOverrides, ModelLookup
+from serving.backend import (
+    BackendContext,
+    CustomMetric,
+    CustomMetricFamily,
+    CustomMetricKind,
+    CustomMetrics,
+    LoadOverrides,
+    ModelLookup,
+)
 from serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
 from serving.backends.python.frames import (
     CallModel,
@@ -21,8 +29,7 @@ from serving.backends.python.frames import (
     UseMetric,
     WireResponse,
 )
-from serving.custom_metrics import CustomMetric, CustomMetrics, MetricFamily, MetricKind
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
@@ -35,7 +42,7 @@ class WorkerCalls:
     def __init__(self, models: ModelLookup, connection: Connection) -> None:
         self._models = models
         self._connection = connection
-        self._jobs: dict[int, Job | None] = {}
+        self._jobs: dict[int, InferJob | None] = {}
 
     def begin(self, call: CallModel) -> None:
         """Submit a call. Its responses, or the error that prevents them, go to the worker."""
@@ -50,7 +57,7 @@ class WorkerCalls:
         if number in self._jobs:
             self._jobs[number] = job
 
-    def _submit(self, call: CallModel) -> Job:
+    def _submit(self, call: CallModel) -> InferJob:
         # First, because reading the tensors is what frees their segments, whatever is wrong with the call.
         request = from_wire_request(call.request, self._connection)
         model = self._models.find(call.model_name, call.version)
@@ -93,7 +100,7 @@ class WorkerMetrics:
 
     def __init__(self, metrics: CustomMetrics | None) -> None:
         self._all = metrics
-        self._families: dict[int, MetricFamily] = {}
+        self._families: dict[int, CustomMetricFamily] = {}
         self._metrics: dict[int, CustomMetric] = {}
 
     def use(self, request: CreateMetricFamily | CreateMetric | UseMetric) -> float | None:
@@ -107,10 +114,10 @@ class WorkerMetrics:
                 return self._use(request)
         return None
 
-    def _family(self, request: CreateMetricFamily) -> MetricFamily:
+    def _family(self, request: CreateMetricFamily) -> CustomMetricFamily:
         if self._all is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the server runs without metrics")
-        return self._all.family(request.name, request.description, MetricKind(request.kind))
+        return self._all.family(request.name, request.description, CustomMetricKind(request.kind))
 
     def _use(self, request: UseMetric) -> float | None:
         metric = self._metrics[request.metric]

@@ -23,7 +23,7 @@ from serving.backends.python.frames import (
 )
 from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, unhealthy_message
 from serving.backends.python.services import WorkerServices
-from serving.job import Job
+from serving.job import InferJob
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
 
@@ -66,7 +66,7 @@ class SupervisedWorker:
         self._process: WorkerProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, InferJob] = {}
         self._running: deque[WorkerBatch] = deque()
         self._num_executed = 0
         """Batches that the present process has reported."""
@@ -120,7 +120,7 @@ class SupervisedWorker:
         self.num_starts += 1
         self._loaded_s = perf_counter()
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         """Run a batch as `Instance.execute` does. More batches may follow while one runs."""
         batch = WorkerBatch(jobs, done)
         if self.is_ready:
@@ -144,7 +144,7 @@ class SupervisedWorker:
         while self._queue and self.is_ready and not self._running:
             self._send(self._queue.take())
 
-    def _prepare_request(self, job: Job) -> WireRequest | None:
+    def _prepare_request(self, job: InferJob) -> WireRequest | None:
         """Convert a job into a request. Return None where it has been cancelled, or has failed here."""
         assert self._process is not None
         if job.is_cancelled:
@@ -187,7 +187,7 @@ class SupervisedWorker:
         if self._queue:
             self._take_queued()
 
-    def _respond(self, job: Job, response: WireResponse) -> None:
+    def _respond(self, job: InferJob, response: WireResponse) -> None:
         assert self._process is not None
         if response.is_final and not job.infer_ended_ns:
             # The responses of a decoupled model may end before its `execute` does.

@@ -15,12 +15,10 @@ from serving.backends.arrays.config import check_config
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.pytorch.options import ProcessThreads, TorchOptions, ignored_parameters, parse_options
 from serving.backends.pytorch.signature import ConfiguredTensors, read_configured_tensors
-from serving.batching.scheduled import ScheduledModel
-from serving.host_policy import policy_of
-from serving.instance import Placement, placements_of
-from serving.labels import read_labels
+from serving.batching.scheduled_model import ScheduledModel
+from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class PyTorchBackend(Backend):
         Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
         model, else INTERNAL with PyTorch's reason.
         """
-        config, spec = source.config, spec_of(source.config, source.version)
+        config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
         tensors = read_configured_tensors(spec, batch_tensors)
         check_config(config, spec, tensors.signature)
@@ -76,7 +74,7 @@ class PyTorchBackend(Backend):
                 placement,
                 session,
                 BatchAssembler(spec, session, batch_tensors),
-                policy_of(placement, context.host_policies),
+                choose_host_policy(placement, context.host_policies),
             )
             for placement, session in opened
         ]
@@ -90,7 +88,7 @@ class PyTorchBackend(Backend):
         if ignored := ignored_parameters(config):
             log.warning("model '%s': not obeyed: %s", source.name, "; ".join(ignored))
         self._threads.apply(source.name, options.intra_op_threads, options.inter_op_threads)
-        placements = placements_of(config, num_usable_gpus())
+        placements = place_instances(config, num_usable_gpus())
         opener = _SessionOpener(path, tensors, options, is_package=_resolve_platform(config) == _PACKAGE)
         return list(zip(placements, opener.open(placements), strict=True))
 

@@ -17,8 +17,7 @@ from serving.backends.arrays.session import ArraySession, Signature
 from serving.backends.tensorrt.engine import PlanEngine, import_modules
 from serving.backends.tensorrt.session import PlanSession
 from serving.findings import Finding
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
+from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gpus import num_gpus

@@ -1,47 +1,60 @@
-"""Which sequence a request belongs to, where that has its place, and whose turn it is."""
+"""The sequence batcher: it finds each request's sequence, gives sequences slots, and runs their requests in order."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Sequence as Items
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from serving.batching.controls import ControlInputs
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from serving.batching.batcher import Batcher
+from serving.batching.plan import BatchKeys, SequenceKeys, read_oldest_policy
+from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences import refusals
-from serving.batching.sequences.initial_states import initial_states
-from serving.batching.sequences.keys import SequenceKeys
-from serving.batching.sequences.known import KnownSequences
-from serving.batching.sequences.places import Places
-from serving.batching.sequences.sequence import Sequence
-from serving.batching.sequences.states import StateTensors
-from serving.batching.sequences.strategy import lanes_of
-from serving.batching.wakeup import Wakeup
+from serving.batching.sequences.direct import DirectBatcher, read_direct_policy
+from serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
+from serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
+from serving.batching.sequences.sequence import (
+    LiveSequences,
+    RequestSequence,
+    SlotAssigner,
+    batch_size_error,
+    cancelled_error,
+    lost_request_reason,
+    lost_sequence_reason,
+    missing_id_error,
+    not_started_error,
+    sibling_cancelled_error,
+    slot_timeout_error,
+    state_lost_error,
+)
+from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.spec import ModelSource, ModelSpec
 from sluice.errors import SluiceError
 
 _NS_PER_US = 1000
-_DEFAULT_IDLE_US = 1_000_000
-"""Triton's `max_sequence_idle_microseconds` where a configuration has none."""
+DEFAULT_IDLE_US = 1_000_000
+"""Triton's default of `max_sequence_idle_microseconds`."""
 _NO_NAMES: frozenset[str] = frozenset()
 
 
 class _Member(NamedTuple):
-    """What is known of a request: its sequence, and the states that its client did not ask for."""
+    """A request's sequence, and the states that its client did not request."""
 
-    sequence: Sequence
+    sequence: RequestSequence
     hidden: frozenset[str]
 
 
 class SequenceBatcher:
-    """Gives sequences a place on an instance until they end, are idle for too long, or lose a request or their state.
+    """Gives each sequence a slot on an instance until it ends, is idle for too long, or loses a request or its state.
 
-    A sequence that finds no place waits, and takes the first that becomes free. Iterative sequences are requests that
-    the model runs as often as it wants, each a sequence by itself.
+    A sequence waits in the backlog while no slot is free. An iterative sequence is a single request that the model may
+    run any number of times.
     """
 
     def __init__(
@@ -49,139 +62,139 @@ class SequenceBatcher:
         source: ModelSource,
         spec: ModelSpec,
         instances: Items[Instance],
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """At least one of `instances`. `on_executed` is told of each batch that has run.
+        """Take at least one instance. `on_executed` is called with each batch that has run.
 
-        Reads the files of initial states. Raises what `initial_states` raises.
+        Reads the files of initial states. Raises as `read_initial_states`.
         """
         given = source.config.sequence_batching
         self._model = spec.name
         self._is_iterative = given.iterative_sequence
         self._controls = ControlInputs(source.config)
-        self._states = StateTensors(spec, initial_states(source.config, source.folder))
-        self._known = KnownSequences((given.max_sequence_idle_microseconds or _DEFAULT_IDLE_US) * _NS_PER_US)
-        self._members: dict[Job, _Member] = {}
+        self._states = StateTensors(spec, read_initial_states(source))
+        self._live = LiveSequences((given.max_sequence_idle_microseconds or DEFAULT_IDLE_US) * _NS_PER_US)
+        self._members: dict[InferJob, _Member] = {}
         self._numbers = itertools.count(1)
-        self._wakeup = Wakeup(self._look)
-        self.lanes = lanes_of(
+        self._wakeup = Wakeup(self._expire)
+        self.batchers = build_slot_batchers(
             source.config, instances, SequenceKeys(spec), self._controls, self._admit, on_executed, limiter
         )
-        """To be closed after it: what runs ends with them."""
-        self._places = Places(self.lanes, self._advance)
+        """One for each instance. They are closed after the sequence batcher, and end the running jobs."""
+        self._slots = SlotAssigner(self.batchers, self._advance)
 
     @property
     def num_held(self) -> int:
-        """Requests that wait for their sequence's turn."""
+        """Number of requests that wait for an earlier one of their sequence, or for a slot."""
         return sum(1 for job, member in self._members.items() if member.sequence.current is not job)
 
-    def start(self, job: Job) -> None:
-        """Take a request.
+    def start(self, job: InferJob) -> None:
+        """Accept a request.
 
-        Raises SluiceError INVALID, in Triton's words, for one that fits into no sequence, UNAVAILABLE for one whose
-        sequence was lost.
+        Raises SluiceError INVALID, in Triton's words, for one that fits no sequence, UNAVAILABLE where the sequence's
+        state was lost.
         """
-        sequence = self._sequence_of(job.request)
-        hidden = self._states.ask(job.request) if self._states.are_any else _NO_NAMES
+        sequence = self._find_or_open(job.request)
+        hidden = self._states.request_outputs(job.request) if self._states.has_states else _NO_NAMES
         self._members[job] = _Member(sequence, hidden)
         if self._is_iterative:
             job.on_reschedule = partial(self._run_again, job, sequence)
-        self._hold(job, sequence)
-        sequence.line.append(job)
+        self._wait_in_queue(job, sequence)
+        sequence.queue.append(job)
         self._touch(sequence)
-        self._places.backlog.limit(sequence, job.request, sequence.touched_ns)
+        self._slots.backlog.limit(sequence, job.request, sequence.used_ns)
         if deadline_ns := sequence.deadline_ns:
             self._wakeup.at(deadline_ns)
         sequence.is_ended = SequenceFlag.END in job.request.sequence
         self._advance(sequence)
 
-    def _hold(self, job: Job, sequence: Sequence) -> None:
+    def _wait_in_queue(self, job: InferJob, sequence: RequestSequence) -> None:
         job.on_cancel = partial(self._drop, job, sequence)
 
-    def _sequence_of(self, request: InferRequest) -> Sequence:
+    def _find_or_open(self, request: InferRequest) -> RequestSequence:
         if request.batch_size > 1:
-            raise refusals.of_several_rows(self._model)
+            raise batch_size_error(self._model)
         if not request.correlation_id:
             if not self._is_iterative:
-                raise refusals.without_id(self._model)
-            request.correlation_id = next(number for number in self._numbers if self._known.get(number) is None)
+                raise missing_id_error(self._model)
+            request.correlation_id = next(number for number in self._numbers if self._live.get(number) is None)
             request.sequence = SequenceFlag.START
-        found = self._known.get(request.correlation_id)
+        found = self._live.get(request.correlation_id)
         if SequenceFlag.START in request.sequence:
-            # One that begins anew follows the last one, ended or not: the model knows them by the same id.
-            return found if found is not None and not found.loss else self._open(request.correlation_id)
+            # A new start follows the last sequence of that id, ended or not: the model knows them by the same id.
+            return found if found is not None and not found.lost_reason else self._open(request.correlation_id)
         if found is None or found.is_ended:
-            raise refusals.not_started(self._model, request.correlation_id)
-        if found.loss:
-            raise refusals.loss(found.loss)
+            raise not_started_error(self._model, request.correlation_id)
+        if found.lost_reason:
+            raise state_lost_error(found.lost_reason)
         return found
 
-    def _open(self, correlation_id: int | str) -> Sequence:
-        opened = Sequence(correlation_id, self._controls.id_tensor(correlation_id, self._known.id_tensors()))
-        self._known.add(opened)
-        self._places.ask(opened)
+    def _open(self, correlation_id: int | str) -> RequestSequence:
+        opened = RequestSequence(correlation_id, self._controls.id_tensor(correlation_id, self._live.id_tensors()))
+        self._live.add(opened)
+        self._slots.assign(opened)
         return opened
 
-    def _advance(self, sequence: Sequence) -> None:
-        """Hand the sequence's next request to its instance, if its turn has come."""
-        if sequence.place is None or sequence.current is not None or not sequence.line:
+    def _advance(self, sequence: RequestSequence) -> None:
+        """Hand the sequence's next request to its instance, unless one is there already."""
+        if sequence.slot is None or sequence.current is not None or not sequence.queue:
             return
-        request = sequence.line[0].request
+        request = sequence.queue[0].request
         if SequenceFlag.START in request.sequence:
             sequence.states = self._states.initial
-            sequence.life = None
+            sequence.incarnation = None
         elif sequence.has_lost_state:
             self._lose(sequence)
             return
-        job = sequence.current = sequence.line.popleft()
+        job = sequence.current = sequence.queue.popleft()
         job.on_cancel = None
         controls = self._controls.of(request.sequence, sequence.id_tensor)
         request.inputs = {**request.inputs, **controls, **sequence.states}
-        sequence.place.lane.start(job, sequence.place.slot)
+        sequence.slot.batcher.start(job, sequence.slot.number)
 
-    def _admit(self, job: Job) -> bool:
-        """A request's last moment before it runs: what it goes on from must still be there."""
+    def _admit(self, job: InferJob) -> bool:
+        """Return whether a request may run: just before it does, its sequence's state must still be there."""
         member = self._members.get(job)
-        if member is None or member.sequence.place is None:  # a warm-up's
+        if member is None or member.sequence.slot is None:  # of a warm-up
             return True
-        sequence, lane = member.sequence, member.sequence.place.lane
+        sequence, batcher = member.sequence, member.sequence.slot.batcher
         if SequenceFlag.START in job.request.sequence:
-            # One that is given to an instance without a process runs in the next one.
-            sequence.life = lane.life if lane.is_ready else None
+            # An instance without a process runs the request in its next one.
+            sequence.incarnation = batcher.incarnation if batcher.is_ready else None
         elif sequence.has_lost_state:
-            job.fail(refusals.loss(self._loss_of(sequence)))
+            job.fail(state_lost_error(self._lost_reason(sequence)))
             return False
         return True
 
-    def responded(self, job: Job, response: InferResponse) -> None:
-        """Keep the states that come with a response, and take them out of it."""
+    def responded(self, job: InferJob, response: InferResponse) -> None:
+        """Keep the states of a response, and remove those that the client did not request."""
         member = self._members.get(job)
-        if member is None or not self._states.are_any or response.error is not None:
+        if member is None or not self._states.has_states or response.error is not None:
             return
-        member.sequence.fresh_states |= self._states.taken(response.outputs)
+        member.sequence.new_states |= self._states.extract(response.outputs)
         if member.hidden:
             response.outputs = [each for each in response.outputs if each.name not in member.hidden]
 
-    def finished(self, job: Job) -> None:
-        """A request of whichever sequence is over."""
+    def finished(self, job: InferJob) -> None:
+        """Note the end of a request of any sequence."""
         member = self._members.pop(job, None)
         if member is None:
             return
         if member.sequence.current is job:
-            self._go_on(job, member.sequence)
+            self._continue(job, member.sequence)
         elif self._is_iterative:
-            self._turn_to_next(member.sequence)
+            self._advance_or_remove(member.sequence)
         else:
             self._break(member.sequence)
 
-    def _go_on(self, job: Job, sequence: Sequence) -> None:
-        """The sequence's present request is over."""
+    def _continue(self, job: InferJob, sequence: RequestSequence) -> None:
+        """Go on after the end of the sequence's present request."""
         sequence.current = None
-        if sequence.place is not None:
-            sequence.place.lane.finished(job)
+        if sequence.slot is not None:
+            sequence.slot.batcher.finished(job)
         self._keep_states(job, sequence)
-        is_lost = not sequence.notice_life() if job.executed_batch_size else sequence.has_lost_state
+        is_lost = not sequence.check_incarnation() if job.executed_batch_size else sequence.has_lost_state
         if is_lost:
             self._lose(sequence)
         elif SequenceFlag.END in job.request.sequence or sequence.is_broken:
@@ -190,117 +203,144 @@ class SequenceBatcher:
             self._break(sequence)
         else:
             self._touch(sequence)
-            self._turn_to_next(sequence)
+            self._advance_or_remove(sequence)
 
-    def _turn_to_next(self, sequence: Sequence) -> None:
-        """An iterative sequence is over when it has no request."""
+    def _advance_or_remove(self, sequence: RequestSequence) -> None:
+        """Run the next request. An iterative sequence without one has ended."""
         if self._is_iterative and not sequence.is_busy:
-            self._leave(sequence)
+            self._remove(sequence)
         else:
             self._advance(sequence)
 
-    def _keep_states(self, job: Job, sequence: Sequence) -> None:
-        """A request that failed changes nothing."""
+    def _keep_states(self, job: InferJob, sequence: RequestSequence) -> None:
+        """Commit the states of the present request, unless it failed."""
         if job.outcome is None:
             sequence.commit_states()
-        sequence.fresh_states = {}
+        sequence.new_states = {}
 
-    def _leaves_gap(self, job: Job) -> bool:
-        """Whether the sequence misses what a cancelled request would have made of its state."""
-        return job.is_cancelled and not self._is_iterative and (not job.executed_batch_size or self._states.are_any)
+    def _leaves_gap(self, job: InferJob) -> bool:
+        """Return whether the sequence's state lacks the effect of a cancelled request."""
+        return job.is_cancelled and not self._is_iterative and (not job.executed_batch_size or self._states.has_states)
 
-    def _run_again(self, job: Job, sequence: Sequence) -> None:
-        """The model wants the request once more: it waits for its turn among those of other sequences."""
+    def _run_again(self, job: InferJob, sequence: RequestSequence) -> None:
+        """Queue the request once more, behind those of other sequences, as the model asks."""
         job.request.sequence = SequenceFlag.NONE
         sequence.commit_states()
         sequence.current = None
-        sequence.line.appendleft(job)
-        self._hold(job, sequence)
+        sequence.queue.appendleft(job)
+        self._wait_in_queue(job, sequence)
         self._touch(sequence)
-        if sequence.notice_life():
+        if sequence.check_incarnation():
             self._advance(sequence)
         else:
             self._lose(sequence)
 
-    def _drop(self, job: Job, sequence: Sequence) -> None:
-        sequence.line.remove(job)
-        job.fail(refusals.cancelled())
+    def _drop(self, job: InferJob, sequence: RequestSequence) -> None:
+        sequence.queue.remove(job)
+        job.fail(cancelled_error())
 
-    def _end(self, sequence: Sequence) -> None:
-        """Where it begins anew already, that waits for its turn behind other sequences."""
+    def _end(self, sequence: RequestSequence) -> None:
+        """End a sequence. Where its next start is queued already, it waits for a slot behind other sequences."""
         sequence.is_broken = False
-        if not sequence.line:
-            self._leave(sequence)
+        if not sequence.queue:
+            self._remove(sequence)
             return
         self._touch(sequence)
-        self._places.change(sequence)
+        self._slots.reassign(sequence)
 
-    def _break(self, sequence: Sequence) -> None:
-        """Let nothing of the sequence follow; one that begins anew waits until its present request is over."""
+    def _break(self, sequence: RequestSequence) -> None:
+        """End a sequence that misses a request: fail its queued requests, and accept nothing but a new start."""
         sequence.is_broken = sequence.is_ended = True
-        self._fail_line(sequence, refusals.beside_cancelled())
+        self._fail_queued(sequence, sibling_cancelled_error())
         if sequence.current is None:
-            self._leave(sequence)
+            self._remove(sequence)
 
-    def _lose(self, sequence: Sequence) -> None:
-        """Let nothing of the sequence run on a state that is not its own. Where it begins anew, that is its way on."""
-        loss = self._loss_of(sequence)
+    def _lose(self, sequence: RequestSequence) -> None:
+        """Fail the requests that need the lost state, up to the next start in the queue, which goes on."""
+        reason = self._lost_reason(sequence)
         sequence.is_broken = False
-        while sequence.line and SequenceFlag.START not in sequence.line[0].request.sequence:
-            self._fail(sequence.line.popleft(), refusals.loss(loss))
-        if sequence.line:
+        while sequence.queue and SequenceFlag.START not in sequence.queue[0].request.sequence:
+            self._fail(sequence.queue.popleft(), state_lost_error(reason))
+        if sequence.queue:
             self._advance(sequence)
             return
         if self._is_iterative or sequence.is_ended:
-            self._known.forget(sequence)
-        sequence.loss = loss
+            self._live.discard(sequence)
+        sequence.lost_reason = reason
         self._touch(sequence)
-        self._places.vacate(sequence)
+        self._slots.release(sequence)
 
-    def _loss_of(self, sequence: Sequence) -> str:
-        assert sequence.place is not None
-        instance = sequence.place.lane.instance.name
+    def _lost_reason(self, sequence: RequestSequence) -> str:
+        assert sequence.slot is not None
+        instance = sequence.slot.batcher.instance.name
         if self._is_iterative:
-            return refusals.loss_of_request(instance)
-        return refusals.loss_of_sequence(self._model, sequence.correlation_id, instance)
+            return lost_request_reason(instance)
+        return lost_sequence_reason(self._model, sequence.correlation_id, instance)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Forget a sequence, and give its place to the one that waits for longest."""
-        self._known.forget(sequence)
-        self._places.backlog.discard(sequence)
-        self._places.vacate(sequence)
+    def _remove(self, sequence: RequestSequence) -> None:
+        """Remove a sequence, and give its slot to the one that waits longest."""
+        self._live.discard(sequence)
+        self._slots.backlog.discard(sequence)
+        self._slots.release(sequence)
 
-    def _touch(self, sequence: Sequence) -> None:
-        self._known.touch(sequence)
-        if idle_ns := self._known.next_idle_ns():
+    def _touch(self, sequence: RequestSequence) -> None:
+        self._live.touch(sequence)
+        if idle_ns := self._live.next_idle_ns():
             self._wakeup.at(idle_ns)
 
-    def _look(self) -> None:
-        """End what is idle for too long, and what has waited for a place for too long."""
+    def _expire(self) -> None:
+        """Remove idle sequences, and fail those that have waited too long for a slot."""
         now_ns = perf_counter_ns()
-        for sequence in self._known.idle(now_ns):
-            self._leave(sequence)
-        for sequence in self._places.backlog.expired(now_ns):
-            self._known.forget(sequence)
-            self._fail_line(sequence, refusals.waited_too_long())
-        for time_ns in (self._known.next_idle_ns(), self._places.backlog.next_deadline_ns()):
+        for sequence in self._live.find_idle(now_ns):
+            self._remove(sequence)
+        for sequence in self._slots.backlog.take_expired(now_ns):
+            self._live.discard(sequence)
+            self._fail_queued(sequence, slot_timeout_error())
+        for time_ns in (self._live.next_idle_ns(), self._slots.backlog.next_deadline_ns()):
             if time_ns:
                 self._wakeup.at(time_ns)
 
-    def _fail_line(self, sequence: Sequence, error: SluiceError) -> None:
-        while sequence.line:
-            self._fail(sequence.line.popleft(), error)
+    def _fail_queued(self, sequence: RequestSequence, error: SluiceError) -> None:
+        while sequence.queue:
+            self._fail(sequence.queue.popleft(), error)
 
-    def _fail(self, job: Job, error: SluiceError) -> None:
-        """End a request that has not run, which its sequence hears of from who calls this."""
+    def _fail(self, job: InferJob, error: SluiceError) -> None:
+        """Fail a request that has not run. The caller updates its sequence."""
         self._members.pop(job, None)
         job.on_cancel = None
         job.fail(error)
 
     def close(self, error: SluiceError) -> None:
-        """End in `error` what waits for its turn."""
+        """Fail queued requests with `error`."""
         self._wakeup.cancel()
-        self._known.clear()
-        self._places.backlog.clear()
+        self._live.clear()
+        self._slots.backlog.clear()
         for sequence in {member.sequence for member in self._members.values()}:
-            self._fail_line(sequence, error)
+            self._fail_queued(sequence, error)
+
+
+def build_slot_batchers(
+    config: ModelConfig,
+    instances: Sequence[Instance],
+    keys: BatchKeys,
+    controls: ControlInputs,
+    admit: Admit,
+    on_executed: Callable[[list[InferJob]], None],
+    limiter: RateLimiter | None,
+) -> list[SlotBatcher]:
+    """Return a batcher for each instance, of the configured strategy; the default is direct."""
+    if not config.sequence_batching.HasField("oldest"):
+        policy = read_direct_policy(config)
+        return [DirectBatcher(each, policy, keys, controls, admit, on_executed, limiter) for each in instances]
+    oldest = config.sequence_batching.oldest
+    num_slots = oldest.max_candidate_sequences or max(config.max_batch_size, 1)
+    batch_policy = read_oldest_policy(config)
+    return [
+        OldestBatcher(
+            each,
+            num_slots,
+            Batcher(batch_policy, keys, [GuardedInstance(each, admit)], on_executed, limiter),
+            preserves_order=oldest.preserve_ordering,
+        )
+        for each in instances
+    ]

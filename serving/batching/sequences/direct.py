@@ -1,4 +1,4 @@
-"""The `direct` strategy: a sequence has one row of its instance's batches for its life."""
+"""The `direct` strategy: a sequence keeps one row of its instance's batches from start to end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,40 +6,41 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.controls import ControlInputs
-from serving.batching.keys import BatchKeys
-from serving.batching.pools import open_pool
+from serving.batching.instance_pool import open_pool
+from serving.batching.plan import BatchKeys
+from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.fillers import FillerJob, filler_request
-from serving.batching.sequences.lanes import Admit, Lane
-from serving.batching.wakeup import Wakeup
-from serving.batching.warming import WarmUpBatch
+from serving.batching.sequences.inputs import ControlInputs
+from serving.batching.sequences.slots import Admit, SlotBatcher
+from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
-from serving.job import Job
+from serving.job import InferJob
+from serving.request import InferRequest, InferResponse
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 _NS_PER_US = 1000
 _RETRY_NS = 50_000_000
-"""How often to look whether the instance may run, where something but a batch keeps it from that."""
+"""Interval of checks whether the instance can run, while something other than a batch keeps it from that."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPolicy:
-    """A batch waits until `minimum_utilization` of the `num_slots` have a request, for `delay_ns` at most."""
+    """A batch waits until `minimum_utilization` of the `num_slots` have a request, at most `delay_ns`."""
 
     num_slots: int
     delay_ns: int = 0
     minimum_utilization: float = 0.0
 
     def due_ns(self, num_ready: int, oldest_ns: int) -> int:
-        """When a batch of `num_ready` goes, of which one has waited since `oldest_ns`. 0 is at once."""
+        """Return when a batch of `num_ready` requests is due, the oldest waiting since `oldest_ns`; 0 is at once."""
         if num_ready / self.num_slots >= self.minimum_utilization:
             return 0
         return oldest_ns + self.delay_ns if self.delay_ns else 0
 
 
-def slot_policy_of(config: ModelConfig) -> SlotPolicy:
-    """The policy of a complete configuration."""
+def read_direct_policy(config: ModelConfig) -> SlotPolicy:
+    """Return the policy of a complete configuration."""
     given = config.sequence_batching.direct
     return SlotPolicy(
         max(config.max_batch_size, 1), given.max_queue_delay_microseconds * _NS_PER_US, given.minimum_slot_utilization
@@ -48,18 +49,18 @@ def slot_policy_of(config: ModelConfig) -> SlotPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request in its slot."""
+    """A request that waits in its slot."""
 
-    job: Job
+    job: InferJob
     key: object
     since_ns: int
 
 
-class DirectLane(Lane):
-    """Models that keep a state for each row of their batches see every sequence in one row.
+class DirectBatcher(SlotBatcher):
+    """Gives each sequence the same row of every batch, for models that keep a state for each row.
 
-    A batch has a row for every slot up to the last one with a request in it. Where a slot in between has none, or one
-    whose tensors cannot be stacked on the others', a filler has its row.
+    A batch has a row for every slot up to the last one with a request. A slot in between that has no request, or one
+    whose tensors cannot be stacked on the others', gets a null request.
     """
 
     def __init__(
@@ -69,18 +70,18 @@ class DirectLane(Lane):
         keys: BatchKeys,
         controls: ControlInputs,
         admit: Admit,
-        on_executed: Callable[[list[Job]], None],
+        on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None,
     ) -> None:
-        """`on_executed` is told of each batch that has run."""
+        """`on_executed` is called with each batch that has run."""
         super().__init__(instance, policy.num_slots)
         self._policy = policy
         self._keys = keys
         self._controls = controls
         self._admit = admit
-        self._pool = open_pool([instance], self._executed, limiter, self._pump)
+        self._pool = open_pool([instance], self._executed, limiter, self._dispatch)
         self._on_executed = on_executed
-        self._wakeup = Wakeup(self._pump)
+        self._wakeup = Wakeup(self._dispatch)
         self._waiting: dict[int, _Waiting] = {}
 
     @property
@@ -93,10 +94,10 @@ class DirectLane(Lane):
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
         await self._pool.warm_up(new_batch)
 
-    def start(self, job: Job, slot: int) -> None:
+    def start(self, job: InferJob, slot: int) -> None:
         self._waiting[slot] = _Waiting(job, self._keys.of(job.request), perf_counter_ns())
         job.on_cancel = lambda: self._drop(slot)
-        # Not at once: what arrives in the same turn of the event loop shall share the batch.
+        # Not at once: requests that arrive in the same turn of the event loop share the batch.
         self._wakeup.soon()
 
     def _drop(self, slot: int) -> None:
@@ -105,35 +106,35 @@ class DirectLane(Lane):
             self._pool.withdraw()
         dropped.job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
-    def _executed(self, jobs: list[Job]) -> None:
+    def _executed(self, jobs: list[InferJob]) -> None:
         self._on_executed(jobs)
-        # Not at once, either: sequences whose requests were answered just now may have their next ones here already.
+        # Not at once either: sequences that were answered just now may have queued their next requests.
         self._wakeup.soon()
 
-    def _pump(self) -> None:
-        """Run the next batch, if there is one and its time has come."""
+    def _dispatch(self) -> None:
+        """Run the next batch, if one is due."""
         if not self._waiting:
             return
-        slot = self._pool.choose()
-        if slot is None:
+        instance = self._pool.choose()
+        if instance is None:
             if self._pool.has_idle:
                 self._wakeup.at(perf_counter_ns() + _RETRY_NS)
             return
-        self._refuse_lost()
-        rows = self._rows()
+        self._fail_lost()
+        rows = self._due_rows()
         if not rows:
             self._pool.withdraw()
-        elif (slot := self._pool.take(slot)) is not None:
-            slot.run(self._batch(rows))
+        elif (instance := self._pool.take(instance)) is not None:
+            instance.run(self._take_batch(rows))
 
-    def _refuse_lost(self) -> None:
+    def _fail_lost(self) -> None:
         for number, waiting in list(self._waiting.items()):
-            # What is refused leaves its slot, which may have the first request of another sequence at once.
+            # A failed request leaves its slot, which may at once have the first request of another sequence.
             if not self._admit(waiting.job) and self._waiting.get(number) is waiting:
                 del self._waiting[number]
 
-    def _rows(self) -> dict[int, Job]:
-        """Those that run now, by slot; none where it is better to wait for more, and the alarm is set."""
+    def _due_rows(self) -> dict[int, InferJob]:
+        """Return the jobs that run now, by slot. Where they should wait for more, set the timer and return none."""
         if not self._waiting:
             return {}
         oldest = min(self._waiting.values(), key=lambda each: each.since_ns)
@@ -141,19 +142,19 @@ class DirectLane(Lane):
         if due_ns > perf_counter_ns():
             self._wakeup.at(due_ns)
             return {}
-        # The one that has waited for longest says what can be stacked, so that no shape waits for ever.
+        # The oldest request determines what can be stacked, so that no shape waits for ever.
         return {number: each.job for number, each in self._waiting.items() if each.key == oldest.key}
 
-    def _batch(self, rows: dict[int, Job]) -> list[Job]:
-        """One job a row. Takes those of `rows` out of the line."""
+    def _take_batch(self, rows: dict[int, InferJob]) -> list[InferJob]:
+        """Remove the jobs of `rows` from their slots, and return a batch with one job for each row."""
         for number in rows:
             del self._waiting[number]
         num_rows = max(rows) + 1
         if num_rows == len(rows):
             return [rows[number] for number in range(num_rows)]
         first = next(iter(rows.values()))
-        filler = filler_request(first.request, self._controls)
-        return [rows.get(number) or FillerJob(first, filler) for number in range(num_rows)]
+        null_request = build_null_request(first.request, self._controls)
+        return [rows.get(number) or NullRequestJob(first, null_request) for number in range(num_rows)]
 
     async def close(self, error: SluiceError) -> None:
         self._wakeup.cancel()
@@ -163,3 +164,26 @@ class DirectLane(Lane):
             each.job.fail(error)
         await self.instance.close()
         self._pool.close()
+
+
+class NullRequestJob(InferJob):
+    """The job of a null request. Its responses are dropped, and it is not counted in the statistics."""
+
+    __slots__ = ()
+
+    def __init__(self, beside: InferJob, request: InferRequest) -> None:
+        """Belong to the model of `beside`, a job of the same batch."""
+        super().__init__(beside._model, request, _ignore)
+
+    def respond(self, response: InferResponse) -> None:
+        self.is_finished = self.is_finished or response.is_final
+
+
+def build_null_request(like: InferRequest, controls: ControlInputs) -> InferRequest:
+    """Return a request of zeros with the types and shapes of `like`, and with controls that mark it as not ready."""
+    inputs = {name: Tensor.zeros(name, tensor.data_type, tensor.shape) for name, tensor in like.inputs.items()}
+    return InferRequest(inputs | controls.of_null_request(), requested_outputs=like.requested_outputs)
+
+
+def _ignore(_: InferResponse) -> None:
+    """Drop a response: no client made the request."""

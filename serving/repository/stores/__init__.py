@@ -1,1 +1,1 @@
-"""Model repositories in remote stores: whatever fsspec reads, mirrored into a local cache."""
+"""Model repositories in remote stores that fsspec reads, mirrored into a local cache."""

@@ -1,4 +1,4 @@
-"""What lies in a store: its models, and each one's objects with sizes and tags. For threads."""
+"""The listing of a store: its models, and each one's objects with sizes and tags. For threads."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,43 +8,43 @@ from fsspec import AbstractFileSystem, available_protocols, get_filesystem_class
 from fsspec.core import url_to_fs
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import NEVER_AT_REST, FileState, FolderState
+from serving.repository.folders import NEVER_SETTLED, FileState, FolderState
 from serving.repository.stores.location import StoreLocation
 from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError
 
 _CONTENT_TAGS = ("ETag", "etag", "md5Hash", "md5", "generation", "VersionId")
-"""What filesystems of fsspec call that which changes with an object's content. The first one found tells all."""
+"""Keys under which fsspec's filesystems give a tag of an object's content. The first one found is used."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-"""What they call the time of an object's last change: where there is no tag."""
+"""Keys for the time of an object's last change, used where there is no tag."""
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
-"""Sluice's extra that brings a protocol's library."""
+"""Sluice's extras with the libraries of protocols."""
 
 
 class StoreListing:
-    """The repository at a location. Methods raise StoreFailure where the store does not answer or refuses."""
+    """Lists the repository at a location. Methods raise StoreFailure where the store does not answer or refuses."""
 
     def __init__(self, location: StoreLocation) -> None:
-        """Raises SluiceError INVALID for a protocol that nothing here reads."""
+        """Raise SluiceError INVALID for a protocol without an installed library."""
         self._text = location.text
         self.filesystem, path = _open(location)
         self._path = str(path).strip("/")
         self._prefix = "/" if str(path).startswith("/") else ""
 
     def names(self) -> list[str]:
-        """The models' names."""
+        """Return the models' names."""
         with failing(self._text):
             self.filesystem.invalidate_cache()
             try:
                 entries = self.filesystem.ls(self._prefix + self._path, detail=True)
             except FileNotFoundError:
-                # A store has no empty folders: nothing there is no models, unless the bucket itself is not there.
+                # A store has no empty folders: an absent folder has no models, unless the bucket itself is absent.
                 entries = list(self._find(self._path).values())
         found = (self._relative(each["name"]) for each in entries if _is_folder(each))
         return sorted({name for name in found if _is_model(name)})
 
     def models(self) -> dict[str, FolderState]:
-        """Every model's objects."""
+        """Return the state of every model."""
         with failing(self._text):
             found = self._find(self._path)
         objects: dict[str, list[FileState]] = {}
@@ -56,7 +56,7 @@ class StoreListing:
         return {name: _folder_state(files) for name, files in objects.items()}
 
     def model(self, name: str) -> FolderState | None:
-        """One model's objects; None where it has none."""
+        """Return the state of one model; None where it has no objects."""
         with failing(self._text):
             found = self._find(f"{self._path}/{name}")
         objects: list[FileState] = []
@@ -67,7 +67,7 @@ class StoreListing:
         return _folder_state(objects) if found and _is_model(name) else None
 
     def path_of(self, name: str, file: FileState) -> str:
-        """What the store calls a model's object."""
+        """Return the store's path of a model's object."""
         return f"{self._prefix}{self._path}/{name}/{file.path}"
 
     def _find(self, path: str) -> Mapping[str, Any]:
@@ -76,7 +76,7 @@ class StoreListing:
         return found
 
     def _relative(self, path: str, *, keeps_end: bool = False) -> str:
-        """Below the repository's own path; the slash at the end of a placeholder for an empty folder may stay."""
+        """Return `path` relative to the repository. `keeps_end` keeps a final slash, which marks an empty folder."""
         inner = path.lstrip("/").removeprefix(self._path).lstrip("/")
         return inner if keeps_end else inner.rstrip("/")
 
@@ -91,7 +91,7 @@ def _open(location: StoreLocation) -> tuple[AbstractFileSystem, str]:
         extra = _EXTRAS.get(protocol)
         raise _unreadable(location, f"pip install 'sluice[{extra}]'" if extra else str(error)) from None
     with failing(location.text):
-        # Every look must see what is there now, and no other part of the process shares this connection.
+        # Every scan must see what is there now, and no other part of the process shares this connection.
         opened: tuple[AbstractFileSystem, str] = url_to_fs(
             location.url, use_listings_cache=False, skip_instance_cache=True, **location.options
         )
@@ -104,7 +104,7 @@ def _unreadable(location: StoreLocation, reason: str) -> SluiceError:
 
 @contextmanager
 def failing(text: str) -> Iterator[None]:
-    """Whatever a filesystem's library raises is a failure of the store `text`."""
+    """Raise any error of a filesystem's library as a failure of the store `text`."""
     try:
         yield
     except SluiceError:
@@ -122,7 +122,7 @@ def _is_model(name: str) -> bool:
 
 
 def _states(path: str, entry: Mapping[str, Any]) -> list[FileState]:
-    """An object's state, a folder's with a slash at its end; nothing for the model's own folder."""
+    """Return an object's state; nothing for the model's own folder. A folder's path ends in a slash."""
     if not path.strip("/") or "__pycache__" in path.split("/"):
         return []
     with _naming(entry["name"]):
@@ -149,4 +149,4 @@ def _tag(entry: Mapping[str, Any]) -> str:
 
 def _folder_state(files: list[FileState]) -> FolderState:
     unique = {file.path: file for file in files}
-    return FolderState(tuple(unique[path] for path in sorted(unique)), NEVER_AT_REST)
+    return FolderState(tuple(unique[path] for path in sorted(unique)), NEVER_SETTLED)

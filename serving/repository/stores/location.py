@@ -1,4 +1,4 @@
-"""Where a remote repository lies, as an operator writes it and as fsspec opens it."""
+"""The location of a remote repository, as an operator writes it and as fsspec opens it."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _LOCAL = ("file", "local")
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """`text` as it was given; `url` and `options` for fsspec."""
+    """A location: `text` as it was given, `url` and `options` for fsspec."""
 
     text: str
     protocol: str
@@ -22,7 +22,7 @@ class StoreLocation:
 
 
 def store_location(text: str) -> StoreLocation | None:
-    """The remote store that `text` names; None where it is a local path."""
+    """Return the location of the remote store that `text` names; None for a local path."""
     found = _URL.fullmatch(text)
     if found is None or found["protocol"].lower() in _LOCAL:
         return None
@@ -36,13 +36,13 @@ def store_location(text: str) -> StoreLocation | None:
 
 
 def local_path(text: str) -> str:
-    """The path that a local repository's `text` means; file:// may stand before it."""
+    """Return the path in a local repository's `text`, which may begin with file://."""
     found = _URL.fullmatch(text)
     return found["rest"] if found is not None else text
 
 
 def _s3(text: str, protocol: str, rest: str) -> StoreLocation:
-    """s3://BUCKET/PATH, or as Triton has it for other servers than Amazon's: s3://[https://]HOST:PORT/BUCKET/PATH."""
+    """Parse s3://BUCKET/PATH, or Triton's form for other servers: s3://[https://]HOST:PORT/BUCKET/PATH."""
     # s3fs tries again by itself; both together take minutes to find that nobody answers.
     options: dict[str, Any] = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
     endpoint = _S3_ENDPOINT.fullmatch(rest)

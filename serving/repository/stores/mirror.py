@@ -1,25 +1,44 @@
-"""A store's objects as local files: a cache of contents, and of each model snapshots made of links to them.
+"""A store's objects as local files: their downloads, a cache of contents, and snapshots of models that link to them.
 
-CACHE/STORE/objects/MODEL/DIGEST      contents, by path, size and tag: what is there need not be downloaded again
-CACHE/STORE/staging/                  what is being downloaded
-CACHE/STORE/snapshots/NUMBER/MODEL/   what is served; never changed, removed with its last holder
+CACHE/STORE/objects/MODEL/DIGEST      contents by path, size and tag, which need not be downloaded again
+CACHE/STORE/staging/                  downloads in progress
+CACHE/STORE/snapshots/NUMBER/MODEL/   models that are served; never changed, removed after their last user
 """
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from fsspec import AbstractFileSystem
+from fsspec.callbacks import Callback
+
+from serving.repository.failures import StoreFailure
 from serving.repository.folders import FileState, FolderState, ModelFolder
 from sluice.errors import ErrorCode, SluiceError
 
+_log = logging.getLogger(__name__)
+
+_NUM_PARALLEL = 8
+_LARGE_BYTES = 64_000_000
+"""Smaller downloads end before a note on their progress would be of use."""
+_NOTE_S = 10.0
+"""Interval of progress notes."""
+_MB = 1e6
+
 
 class Snapshot(ModelFolder):
-    """A model's objects as one listing had them."""
+    """A model's folder with the objects of one listing."""
 
     def __init__(self, path: Path, origin: str, state: FolderState) -> None:
         super().__init__(path)
@@ -42,19 +61,19 @@ class Snapshot(ModelFolder):
 
 
 class Mirror:
-    """The cache of one store. For threads; whoever changes one model's part is alone with it."""
+    """The cache of one store. For threads; the caller excludes concurrent changes of one model."""
 
     def __init__(self, text: str, cache: Path | None) -> None:
-        """`cache`: a folder that stays, shared with other stores; None makes one that `close` removes.
+        """Use the folder `cache`, which stays and is shared with other stores; None is a temporary one.
 
         Raises OSError, and SluiceError INVALID where another server uses the folder.
         """
-        # Goes with the process too, where it ends before it has closed anything.
+        # A temporary folder is also removed where the process ends without a close.
         self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
         parent = Path(self._temporary.name) if self._temporary is not None else cache or Path()
         self._folder = parent / hashlib.sha256(text.encode()).hexdigest()[:16]
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock_file = _locked(self._folder / "lock", text)
+        self._lock_file = _lock_cache(self._folder / "lock", text)
         self._staging = self._folder / "staging"
         self._snapshots = self._folder / "snapshots"
         for left_over in (self._staging, self._snapshots):
@@ -62,34 +81,37 @@ class Mirror:
             left_over.mkdir()
         self._numbers = count(1)
         self._current: dict[str, Snapshot] = {}
-        """The newest snapshot of each model, held."""
+        """The newest snapshot of each model, which the mirror uses itself."""
         self._guard = threading.Lock()
 
     def current(self, name: str, state: FolderState) -> Snapshot | None:
-        """The model's snapshot, held for the caller, where it has that state."""
+        """Return the model's snapshot for the caller to release, where it has that state; else None."""
         with self._guard:
             snapshot = self._current.get(name)
             if snapshot is None or snapshot.state() != state:
                 return None
-            snapshot.hold()
+            snapshot.acquire()
             return snapshot
 
     def missing(self, name: str, state: FolderState) -> list[FileState]:
-        """The objects whose contents are not here."""
+        """Return the objects whose contents are not in the cache."""
         return [file for file in state.files if not file.path.endswith("/") and not self._content(name, file).exists()]
 
     def staging_file(self) -> Path:
-        """Where to download the next object to."""
+        """Return the path for the next download."""
         return self._staging / str(next(self._numbers))
 
     def keep(self, name: str, file: FileState, staged: Path) -> None:
-        """Take a downloaded object in, all at once."""
+        """Move a downloaded object into the cache, atomically."""
         content = self._content(name, file)
         content.parent.mkdir(parents=True, exist_ok=True)
         staged.replace(content)
 
     def snapshot(self, name: str, origin: str, state: FolderState) -> Snapshot:
-        """The model with that state, held for the caller; its contents are all here. Those of no use go."""
+        """Return a snapshot with that state, for the caller to release, and drop the model's other contents.
+
+        All its contents must be in the cache.
+        """
         path = self._snapshots / str(next(self._numbers)) / name
         path.mkdir(parents=True)
         for file in state.files:
@@ -100,13 +122,13 @@ class Mirror:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._content(name, file), target)
         snapshot = Snapshot(path, origin, state)
-        snapshot.hold()
+        snapshot.acquire()
         self._replace(name, snapshot)
         self._drop_contents(name, {self._content(name, file).name for file in state.files})
         return snapshot
 
     def forget(self, name: str) -> None:
-        """The model is in the store no more."""
+        """Drop a model that is not in the store any more."""
         self._replace(name, None)
         shutil.rmtree(self._folder / "objects" / name, ignore_errors=True)
 
@@ -115,14 +137,14 @@ class Mirror:
             old = self._current.pop(name, None)
             if snapshot is not None:
                 self._current[name] = snapshot
-        if old is not None and old.let_go():
+        if old is not None and old.release():
             old.remove()
 
-    def _drop_contents(self, name: str, wanted: set[str]) -> None:
-        """Snapshots keep what they have: a content goes with its last link."""
+    def _drop_contents(self, name: str, used: set[str]) -> None:
+        """Remove contents that the model does not use. Snapshots keep their links to them."""
         folder = self._folder / "objects" / name
         for content in folder.iterdir() if folder.exists() else ():
-            if content.name not in wanted:
+            if content.name not in used:
                 content.unlink()
 
     def _content(self, name: str, file: FileState) -> Path:
@@ -130,7 +152,7 @@ class Mirror:
         return self._folder / "objects" / name / hashlib.sha256(identity.encode()).hexdigest()
 
     def close(self) -> None:
-        """Remove what is of no use to the next server. Nothing may be served from it any more."""
+        """Remove all but the contents, which the next server can use. No model may be served from it any more."""
         for folder in (self._staging, self._snapshots):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(self._lock_file)
@@ -138,8 +160,8 @@ class Mirror:
             self._temporary.cleanup()
 
 
-def _locked(path: Path, text: str) -> int:
-    """An open file that holds the lock of a cache until it is closed."""
+def _lock_cache(path: Path, text: str) -> int:
+    """Lock a cache. Returns a file descriptor, whose close releases the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,3 +170,96 @@ def _locked(path: Path, text: str) -> int:
         message = f"another server mirrors {text} into {path.parent.parent}; give each server a cache of its own"
         raise SluiceError(ErrorCode.INVALID, message) from None
     return file
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The download of one object: its path in the store, its expected size, and the file to write."""
+
+    source: str
+    size: int
+    target: Path
+
+
+@dataclass(slots=True)
+class DownloadProgress:
+    """Progress of one model's download. Large models get a note at the start and every ten seconds."""
+
+    name: str
+    total_bytes: int
+    note: Callable[[str], None] = _log.info
+    clock: Callable[[], float] = time.monotonic
+    _num_bytes: int = 0
+    _noted_at: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._noted_at = self.clock()
+        if self.total_bytes >= _LARGE_BYTES:
+            self.note(f"model '{self.name}': downloading {self.total_bytes / _MB:.0f} MB")
+
+    def add(self, num_bytes: int) -> None:
+        """Count downloaded bytes."""
+        with self._lock:
+            self._num_bytes += num_bytes
+            now = self.clock()
+            is_due = self.total_bytes >= _LARGE_BYTES and now - self._noted_at >= _NOTE_S
+            if is_due:
+                self._noted_at = now
+        if is_due:
+            done, total = self._num_bytes / _MB, self.total_bytes / _MB
+            self.note(f"model '{self.name}': {done:.0f} of {total:.0f} MB downloaded")
+
+
+class Downloads:
+    """Downloads from one store. `run` is for threads."""
+
+    def __init__(self, filesystem: AbstractFileSystem) -> None:
+        self._filesystem = filesystem
+        self._is_closing = threading.Event()
+        self._pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="sluice-store")
+
+    def run(self, name: str, transfers: Sequence[Transfer]) -> tuple[list[Transfer], Exception | None]:
+        """Download objects in parallel. The first error ends the others.
+
+        Once all have ended, returns the completed ones and the error.
+        """
+        progress = DownloadProgress(name, sum(each.size for each in transfers))
+        running = {self._pool.submit(self._run, each, progress): each for each in transfers}
+        _, pending = wait(running, return_when=FIRST_EXCEPTION)
+        for future in pending:
+            future.cancel()
+        wait(pending)
+        errors = {future: future.exception() for future in running if not future.cancelled()}
+        completed = [running[future] for future, error in errors.items() if error is None]
+        return completed, next((error for error in errors.values() if isinstance(error, Exception)), None)
+
+    def _run(self, transfer: Transfer, progress: DownloadProgress) -> None:
+        num_bytes = 0
+
+        def count(size: int, value: int, **_: Any) -> None:
+            nonlocal num_bytes
+            if self._is_closing.is_set():
+                raise StoreFailure("the server is shutting down")
+            progress.add(value - num_bytes)
+            num_bytes = value
+
+        count(0, 0)
+        self._filesystem.get_file(transfer.source, str(transfer.target), callback=Callback(hooks={"count": count}))
+        size = transfer.target.stat().st_size
+        if size != transfer.size:
+            raise StoreFailure(f"object {transfer.source} has {size} bytes and was listed with {transfer.size}")
+
+    def rest(self, duration_s: float) -> None:
+        """Wait for `duration_s`. Raises StoreFailure where the server shuts down meanwhile."""
+        if self._is_closing.wait(duration_s):
+            raise StoreFailure("the server is shutting down")
+
+    def stop(self) -> None:
+        """Let running downloads end soon, and start no more."""
+        self._is_closing.set()
+
+    def close(self) -> None:
+        """Wait until no download is running."""
+        self.stop()
+        self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""A model repository in a remote store."""
+"""A root of a model repository in a remote store."""
 
 import threading
 import time
@@ -6,26 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import FileState, FolderState, ModelFolder
-from serving.repository.roots import Root
-from serving.repository.stores.downloads import Downloads, Transfer
+from serving.repository.folders import FileState, FolderState, ModelFolder, Root
 from serving.repository.stores.listing import StoreListing, failing
 from serving.repository.stores.location import StoreLocation
-from serving.repository.stores.mirror import Mirror, Snapshot
+from serving.repository.stores.mirror import Downloads, Mirror, Snapshot, Transfer
 
-_MOST_NAMED = 3
-"""Objects that an error names."""
+_MAX_NAMED = 3
+"""Most objects that an error names."""
 
 
 class StoreRoot(Root):
-    """Its models are mirrored each by itself, when they are opened: a snapshot of what one listing had.
+    """Mirrors each model when it is opened, as a snapshot of one listing.
 
-    An object is current where it is listed before and after its download as the same, and a model is opened only where
+    An object is up to date where the listings before and after its download agree on it. A model is opened only where
     all of its objects are.
     """
 
     def __init__(self, location: StoreLocation, cache: Path | None, rest_s: float) -> None:
-        """`rest_s`: how far apart the two listings are between which nothing may change. Connects at the first call."""
+        """Connect at the first call. `rest_s` is the time between two listings, in which nothing may change."""
         self._location = location
         self._cache = cache
         self._rest_s = rest_s
@@ -38,7 +36,7 @@ class StoreRoot(Root):
     def names(self) -> list[str]:
         return self._connected().listing.names()
 
-    def look(self) -> Mapping[str, FolderState | None]:
+    def scan(self) -> Mapping[str, FolderState | None]:
         return self._connected().listing.models()
 
     def has(self, name: str) -> bool:
@@ -53,10 +51,10 @@ class StoreRoot(Root):
             if state is None:
                 connection.mirror.forget(name)
                 return None
-            return connection.mirror.current(name, state) or self._mirrored(connection, name, state)
+            return connection.mirror.current(name, state) or self._mirror(connection, name, state)
 
-    def _mirrored(self, connection: "_Connection", name: str, state: FolderState) -> Snapshot:
-        """Raises StoreFailure where anything of it changes meanwhile."""
+    def _mirror(self, connection: "_Connection", name: str, state: FolderState) -> Snapshot:
+        """Mirror a model. Raises StoreFailure where any of its objects changes meanwhile."""
         listed_at = time.monotonic()
         with failing(self.text):
             staged, error = connection.download(name, state)
@@ -67,9 +65,9 @@ class StoreRoot(Root):
             if error is not None:
                 raise error
             if now != state:
-                what = f"the objects of {self.place(name)} changed while they were read: {_diff(state, now)}"
+                what = f"the objects of {self.location(name)} changed while they were read: {_diff(state, now)}"
                 raise StoreFailure(what)
-            return connection.mirror.snapshot(name, self.place(name), state)
+            return connection.mirror.snapshot(name, self.location(name), state)
 
     def _connected(self) -> "_Connection":
         with self._guard:
@@ -95,7 +93,7 @@ class StoreRoot(Root):
 
 
 class _Connection:
-    """What a store is once its library is imported."""
+    """A connected store: its listing, mirror and downloads."""
 
     def __init__(self, location: StoreLocation, cache: Path | None) -> None:
         self.listing = StoreListing(location)
@@ -103,16 +101,16 @@ class _Connection:
         self.downloads = Downloads(self.listing.filesystem)
 
     def download(self, name: str, state: FolderState) -> tuple[dict[FileState, Path], Exception | None]:
-        """The objects that have come, where each lies now, and the error that kept the rest from coming."""
+        """Download missing objects. Returns the file of each completed one, and the error of the others."""
         files = {self.mirror.staging_file(): file for file in self.mirror.missing(name, state)}
         transfers = [Transfer(self.listing.path_of(name, file), file.size, path) for path, file in files.items()]
-        whole, error = self.downloads.run(name, transfers)
-        for path in files.keys() - {each.target for each in whole}:
+        completed, error = self.downloads.run(name, transfers)
+        for path in files.keys() - {each.target for each in completed}:
             path.unlink(missing_ok=True)
-        return {files[each.target]: each.target for each in whole}, error
+        return {files[each.target]: each.target for each in completed}, error
 
     def take_in(self, name: str, staged: Mapping[FileState, Path], now: FolderState | None) -> None:
-        """Keep what is still listed as it was, so that it need not come again."""
+        """Keep the downloads that are still listed as they were, so that they need not be repeated."""
         listed = set(now.files) if now is not None else set()
         for file, path in staged.items():
             if file in listed:
@@ -124,5 +122,5 @@ class _Connection:
 def _diff(before: FolderState, after: FolderState | None) -> str:
     changed = set(before.files) ^ set(after.files if after is not None else ())
     names = sorted({file.path for file in changed})
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

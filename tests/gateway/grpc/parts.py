@@ -16,12 +16,12 @@ from gateway.v2.description import ServerIdentity
 from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.backend import LoadOverrides
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.routing import Routing
-from serving.repository.types import IndexEntry, ModelState
 from serving.request import LATEST, InferRequest, InferResponse
-from serving.spec import spec_of
+from serving.spec import build_spec
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -49,10 +49,10 @@ class EchoModel(Model):
             tensor.data_type = model_config_pb2.DataType.Value(DATA_TYPES[datatype].config_name)
             tensor.dims.extend(dims)
         config.model_transaction_policy.decoupled = is_decoupled
-        super().__init__(config, spec_of(config, version), {"OUTPUT0": tuple(labels)})
-        self.jobs: list[Job] = []
+        super().__init__(config, build_spec(config, version), {"OUTPUT0": tuple(labels)})
+        self.jobs: list[InferJob] = []
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.jobs.append(job)
         job.respond(InferResponse([job.request.inputs["INPUT0"].renamed("OUTPUT0")]))
 
@@ -68,12 +68,12 @@ class HeldModel(EchoModel):
         self._changed = asyncio.Condition()
         self.cancelled: list[str] = []
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.jobs.append(job)
         job.on_cancel = lambda: self._cancel(job)
         self._announce()
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: InferJob) -> None:
         self.cancelled.append(job.request.id)
         job.fail(SluiceError(ErrorCode.CANCELLED, "cancelled"))
         self._announce()
@@ -100,11 +100,11 @@ class HeldModel(EchoModel):
 class FunctionModel(EchoModel):
     """Answers with what a function makes of the job."""
 
-    def __init__(self, name: str, respond: Callable[[Job], None], **settings: Any) -> None:
+    def __init__(self, name: str, respond: Callable[[InferJob], None], **settings: Any) -> None:
         super().__init__(name, **settings)
         self._respond = respond
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self._respond(job)
 
 

@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as triton_aio
 
 from gateway.grpc import stream as stream_module
 from gateway.v2.settings import TraceSettings
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -51,7 +51,7 @@ async def heard(call: Any, count: int) -> list[tuple[Any, ...]]:
     return [said(await call.read()) for _ in range(count)]
 
 
-def count_to(job: Job) -> None:
+def count_to(job: InferJob) -> None:
     """As many responses as INPUT0 says; a negative number fails in the middle."""
     wanted = int(job.request.inputs["INPUT0"].array[0])
     for number in range(abs(wanted)):
@@ -286,9 +286,9 @@ async def test_a_reader_that_falls_far_behind_is_dropped(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("is_decoupled", [True, False])
 async def test_a_model_that_answers_too_much_at_once(monkeypatch: pytest.MonkeyPatch, is_decoupled: bool) -> None:
     monkeypatch.setattr(stream_module, "MAX_UNREAD", 100)
-    jobs: list[Job] = []
+    jobs: list[InferJob] = []
 
-    def flood(job: Job) -> None:
+    def flood(job: InferJob) -> None:
         jobs.append(job)
         for _ in range(250):
             job.respond(InferResponse([job.request.inputs["INPUT0"].renamed("OUTPUT0")], is_final=False))

@@ -5,7 +5,7 @@ import pytest
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
 from gateway.options.option import ConfigError
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 
 
 def test_repositories_may_come_several_times() -> None:

@@ -9,8 +9,8 @@ from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
 from gateway.options.option import ConfigError
 from pipelines.llm.setup import set_up
-from serving.config.text import parse_config
 from serving.spec import ModelSource
+from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 

@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 
 from gateway.telemetry.custom import CustomMetricRegistry
-from serving.custom_metrics import CustomMetrics, MetricKind
+from serving.backend import CustomMetricKind, CustomMetrics
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -21,11 +21,11 @@ def exposed(custom: CustomMetricRegistry) -> list[str]:
 
 def test_it_is_what_backends_ask_for(custom: CustomMetricRegistry) -> None:
     asked_for: CustomMetrics = custom
-    assert asked_for.family("requests", "Requests", MetricKind.COUNTER) is not None
+    assert asked_for.family("requests", "Requests", CustomMetricKind.COUNTER) is not None
 
 
 def test_a_counter_keeps_its_name(custom: CustomMetricRegistry) -> None:
-    metric = custom.family("requests", "How many", MetricKind.COUNTER).metric({"model": "m", "version": "1"})
+    metric = custom.family("requests", "How many", CustomMetricKind.COUNTER).metric({"model": "m", "version": "1"})
     metric.increment(2)
     metric.increment(0.5)
     assert metric.value() == 2.5
@@ -37,7 +37,7 @@ def test_a_counter_keeps_its_name(custom: CustomMetricRegistry) -> None:
 
 
 def test_a_gauge_goes_up_and_down(custom: CustomMetricRegistry) -> None:
-    metric = custom.family("load", "Load", MetricKind.GAUGE).metric({})
+    metric = custom.family("load", "Load", CustomMetricKind.GAUGE).metric({})
     metric.set(3)
     metric.increment(-5)
     assert metric.value() == -2
@@ -45,7 +45,7 @@ def test_a_gauge_goes_up_and_down(custom: CustomMetricRegistry) -> None:
 
 
 def test_a_histogram_counts_by_bucket(custom: CustomMetricRegistry) -> None:
-    metric = custom.family("size", "Sizes", MetricKind.HISTOGRAM).metric({"k": "v"}, [1, 10])
+    metric = custom.family("size", "Sizes", CustomMetricKind.HISTOGRAM).metric({"k": "v"}, [1, 10])
     for value in (1, 5, 100):
         metric.observe(value)
     assert exposed(custom)[1:] == [
@@ -59,7 +59,7 @@ def test_a_histogram_counts_by_bucket(custom: CustomMetricRegistry) -> None:
 
 
 def test_equal_names_and_labels_are_one_series_until_all_delete_the_family(custom: CustomMetricRegistry) -> None:
-    families = [custom.family("hits", "Hits", MetricKind.COUNTER) for _ in range(2)]
+    families = [custom.family("hits", "Hits", CustomMetricKind.COUNTER) for _ in range(2)]
     first, second = families[0].metric({"a": "1", "b": "2"}), families[1].metric({"b": "2", "a": "1"})
     other = families[0].metric({"a": "other"})
     first.increment(1)
@@ -73,31 +73,31 @@ def test_equal_names_and_labels_are_one_series_until_all_delete_the_family(custo
     assert again.value() == 3
     families[1].release()
     assert exposed(custom) == []
-    assert custom.family("hits", "Free again", MetricKind.GAUGE).metric({}).value() == 0
+    assert custom.family("hits", "Free again", CustomMetricKind.GAUGE).metric({}).value() == 0
 
 
 def test_a_family_without_series_is_not_shown(custom: CustomMetricRegistry) -> None:
-    custom.family("hits", "Hits", MetricKind.COUNTER)
+    custom.family("hits", "Hits", CustomMetricKind.COUNTER)
     assert exposed(custom) == []
 
 
 def test_another_kind_is_refused(custom: CustomMetricRegistry) -> None:
-    custom.family("hits", "Hits", MetricKind.COUNTER)
+    custom.family("hits", "Hits", CustomMetricKind.COUNTER)
     with pytest.raises(SluiceError, match="'hits' is a counter already, and cannot be a gauge") as caught:
-        custom.family("hits", "Hits", MetricKind.GAUGE)
+        custom.family("hits", "Hits", CustomMetricKind.GAUGE)
     assert caught.value.code is ErrorCode.ALREADY_EXISTS
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "ä", "a-b", "a\n"])
 def test_names_that_prometheus_does_not_take(custom: CustomMetricRegistry, name: str) -> None:
     with pytest.raises(SluiceError) as caught:
-        custom.family(name, "", MetricKind.GAUGE)
+        custom.family(name, "", CustomMetricKind.GAUGE)
     assert caught.value.code is ErrorCode.INVALID
 
 
 @pytest.mark.parametrize("label", ["", "1st", "a:b", "__name__", "le"])
 def test_labels_that_prometheus_does_not_take(custom: CustomMetricRegistry, label: str) -> None:
-    family = custom.family("size", "", MetricKind.HISTOGRAM)
+    family = custom.family("size", "", CustomMetricKind.HISTOGRAM)
     with pytest.raises(SluiceError) as caught:
         family.metric({label: "x"}, [1])
     assert caught.value.code is ErrorCode.INVALID
@@ -108,18 +108,18 @@ def test_labels_that_prometheus_does_not_take(custom: CustomMetricRegistry, labe
 @pytest.mark.parametrize("buckets", [None, [2, 1], [1, 1], [1, float("inf")], [float("nan")]])
 def test_buckets_that_are_none(custom: CustomMetricRegistry, buckets: list[float] | None) -> None:
     with pytest.raises(SluiceError) as caught:
-        custom.family("size", "", MetricKind.HISTOGRAM).metric({}, buckets)
+        custom.family("size", "", CustomMetricKind.HISTOGRAM).metric({}, buckets)
     assert caught.value.code is ErrorCode.INVALID
 
 
 def test_only_histograms_have_buckets(custom: CustomMetricRegistry) -> None:
     with pytest.raises(SluiceError, match="Unexpected args found in gauge Metric constructor"):
-        custom.family("load", "", MetricKind.GAUGE).metric({}, [1])
+        custom.family("load", "", CustomMetricKind.GAUGE).metric({}, [1])
 
 
 @pytest.mark.parametrize("amount", [-1, float("nan")])
 def test_a_counter_only_grows(custom: CustomMetricRegistry, amount: float) -> None:
-    metric = custom.family("hits", "", MetricKind.COUNTER).metric({})
+    metric = custom.family("hits", "", CustomMetricKind.COUNTER).metric({})
     with pytest.raises(SluiceError, match="can only be incremented monotonically") as caught:
         metric.increment(amount)
     assert caught.value.code is ErrorCode.INVALID
@@ -129,16 +129,16 @@ def test_a_counter_only_grows(custom: CustomMetricRegistry, amount: float) -> No
 @pytest.mark.parametrize(
     ("kind", "operation"),
     [
-        (MetricKind.COUNTER, "set"),
-        (MetricKind.COUNTER, "observe"),
-        (MetricKind.GAUGE, "observe"),
-        (MetricKind.HISTOGRAM, "set"),
-        (MetricKind.HISTOGRAM, "increment"),
-        (MetricKind.HISTOGRAM, "value"),
+        (CustomMetricKind.COUNTER, "set"),
+        (CustomMetricKind.COUNTER, "observe"),
+        (CustomMetricKind.GAUGE, "observe"),
+        (CustomMetricKind.HISTOGRAM, "set"),
+        (CustomMetricKind.HISTOGRAM, "increment"),
+        (CustomMetricKind.HISTOGRAM, "value"),
     ],
 )
-def test_what_a_kind_cannot_do(custom: CustomMetricRegistry, kind: MetricKind, operation: str) -> None:
-    metric = custom.family("m", "", kind).metric({}, [1] if kind is MetricKind.HISTOGRAM else None)
+def test_what_a_kind_cannot_do(custom: CustomMetricRegistry, kind: CustomMetricKind, operation: str) -> None:
+    metric = custom.family("m", "", kind).metric({}, [1] if kind is CustomMetricKind.HISTOGRAM else None)
     with pytest.raises(SluiceError) as caught:
         getattr(metric, operation)(*([] if operation == "value" else [1]))
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
@@ -146,7 +146,7 @@ def test_what_a_kind_cannot_do(custom: CustomMetricRegistry, kind: MetricKind, o
 
 
 def test_what_was_released_is_of_no_use(custom: CustomMetricRegistry) -> None:
-    family = custom.family("hits", "", MetricKind.COUNTER)
+    family = custom.family("hits", "", CustomMetricKind.COUNTER)
     metric = family.metric({})
     metric.release()
     family.release()
@@ -157,7 +157,7 @@ def test_what_was_released_is_of_no_use(custom: CustomMetricRegistry) -> None:
 
 
 def test_a_histogram_without_bounds_counts_all_in_one(custom: CustomMetricRegistry) -> None:
-    custom.family("size", "", MetricKind.HISTOGRAM).metric({}, []).observe(3)
+    custom.family("size", "", CustomMetricKind.HISTOGRAM).metric({}, []).observe(3)
     [family] = custom.collect()
     assert [(each.name, each.labels, each.value) for each in family.samples if each.name == "size_bucket"] == [
         ("size_bucket", {"le": "+Inf"}, 1)

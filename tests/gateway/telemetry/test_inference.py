@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.host import CpuUtilization, HostMetrics, host_memory
 from gateway.telemetry.inference import InferenceCollector
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.statistics import CacheUsage
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
 

@@ -8,8 +8,8 @@ from prometheus_client.samples import Sample
 
 from gateway.options.metrics_settings import MetricsSettings, metrics_settings
 from gateway.telemetry.inference import InferenceCollector
-from serving.batching.scheduled import ScheduledModel
-from serving.latencies import LatencyOptions, latency_recorder
+from serving.batching.scheduled_model import ScheduledModel
+from serving.latencies import LatencyOptions, build_latency_recorder
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request
@@ -36,7 +36,7 @@ def samples(model: ScheduledModel, *texts: str) -> dict[str, list[Sample]]:
 
 def measured(extra: str, instance: AtOnceInstance | HeldInstance) -> ScheduledModel:
     model = model_of(extra, instance)
-    model.statistics.latencies = latency_recorder(model.config, ALL)
+    model.statistics.latencies = build_latency_recorder(model.config, ALL)
     return model
 
 
@@ -92,7 +92,7 @@ async def test_counters_can_be_left_out() -> None:
 
 async def test_only_what_was_asked_for_is_measured_and_shown() -> None:
     model = model_of("", AtOnceInstance())
-    model.statistics.latencies = latency_recorder(model.config, LatencyOptions())
+    model.statistics.latencies = build_latency_recorder(model.config, LatencyOptions())
     assert model.statistics.latencies is None
     assert not [name for name in samples(model) if "summary" in name or "histogram" in name]
 
@@ -112,7 +112,7 @@ async def test_a_response_is_the_first_of_its_request() -> None:
 @pytest.mark.parametrize("backend", ["test", "python"])
 async def test_a_decoupled_request_counts_when_it_is_answered_first(backend: str) -> None:
     model = model_of(DECOUPLED, HeldInstance(), base=CONFIG.replace('"test"', f'"{backend}"'))
-    model.statistics.latencies = latency_recorder(model.config, ALL)
+    model.statistics.latencies = build_latency_recorder(model.config, ALL)
     job = Client(model).submit("a")
     counted = []
     for is_final in (False, False, True):

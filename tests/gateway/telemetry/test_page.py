@@ -9,9 +9,9 @@ from gateway.telemetry.gpu import GpuSample
 from gateway.telemetry.inference import InferenceCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
-from serving.batching.scheduled import ScheduledModel
-from serving.custom_metrics import MetricKind
-from serving.latencies import latency_recorder
+from serving.backend import CustomMetricKind
+from serving.batching.scheduled_model import ScheduledModel
+from serving.latencies import build_latency_recorder
 from serving.statistics import CacheUsage
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import AtOnceInstance, Client, model_of
@@ -22,7 +22,7 @@ REMOTE = CacheUsage(None, num_hits=3, num_misses=2, is_up=False, num_errors=5, n
 
 def served() -> ScheduledModel:
     model = model_of("response_cache { enable: true }", AtOnceInstance())
-    model.statistics.latencies = latency_recorder(model.config, latency_options(EVERYTHING))
+    model.statistics.latencies = build_latency_recorder(model.config, latency_options(EVERYTHING))
     client = Client(model)
     for name in ("a", "b"):
         client.submit(name)
@@ -47,14 +47,14 @@ async def test_every_name_on_the_page_is_the_servers_own() -> None:
     assert len(names) > 70
     for name in names:
         with pytest.raises(SluiceError) as caught:
-            CustomMetricRegistry().family(name, "", MetricKind.GAUGE)
+            CustomMetricRegistry().family(name, "", CustomMetricKind.GAUGE)
         assert caught.value.code is ErrorCode.ALREADY_EXISTS, name
 
 
 async def test_models_metrics_stand_beside_tritons() -> None:
     registry = CollectorRegistry(auto_describe=False)
     page = MetricsPage(registry, lambda: [served()], EVERYTHING)
-    page.custom.family("mine", "Mine", MetricKind.GAUGE).metric({}).set(1)
+    page.custom.family("mine", "Mine", CustomMetricKind.GAUGE).metric({}).set(1)
     text = text_of(registry)
     assert "mine 1.0" in text
     assert "nv_inference_request_success" in text
@@ -65,7 +65,7 @@ async def test_models_metrics_stand_beside_tritons() -> None:
 async def test_without_metrics_there_is_nothing() -> None:
     registry = CollectorRegistry(auto_describe=False)
     page = MetricsPage(registry, list, MetricsSettings(is_allowed=False, allows_cpu=False, allows_gpu=False))
-    page.custom.family("mine", "Mine", MetricKind.GAUGE).metric({}).set(1)
+    page.custom.family("mine", "Mine", CustomMetricKind.GAUGE).metric({}).set(1)
     assert text_of(registry) == ""
     await page.close()
 

@@ -10,7 +10,7 @@ from gateway.v2.description import (
     server_metadata,
     statistics,
 )
-from serving.repository.types import IndexEntry, ModelState
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.llm.model import LlmModel
 from pipelines.text.types import TextEvent
-from serving.call import infer_one, infer_stream
+from serving.model import infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from tests.engine.fake_runner import echo_next

@@ -11,10 +11,10 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from serving.config.text import read_config
 from tests import paths
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.llm.stepped_runner import SteppedRunner
+from tests.serving.config.parts import read_config
 
 SEED_CONFIGS = paths.DATA / "seed_configs"
 

@@ -26,16 +26,15 @@ from pipelines.llm.services import LlmServices
 from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.backend import BackendContext
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
-from serving.config.completion import normalize
-from serving.config.text import parse_config, read_config
+from serving.config.completion import fill_defaults
 from serving.config.validation import check_structure, check_tensors
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
+from tests.serving.config.parts import parse_config, read_config
 
 PROMPT = "What is a sluice for?"
 PATIENCE_S = 60.0
@@ -101,7 +100,7 @@ class TestConfiguration:
         assert [each.name for each in config.output] == [each.name for each in OUTPUTS.values() if each.is_completed]
         assert all(each.optional for each in config.input)
         assert config.model_transaction_policy.decoupled
-        normalize(config)
+        fill_defaults(config)
         check_structure(config)
         check_tensors(config)
 

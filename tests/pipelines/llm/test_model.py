@@ -11,8 +11,8 @@ from engine.client.thread import InProcessEngineClient
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import RequestLimits
 from pipelines.text.types import SamplingOverrides, TextRequest
-from serving.call import infer_one, infer_stream
-from serving.job import Job
+from serving.job import InferJob
+from serving.model import infer_one, infer_stream
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import Record, ask, request, responses, until
@@ -27,7 +27,7 @@ async def until_free(engine: InProcessEngineClient, model: LlmModel) -> None:
     assert (engine.stats.num_running, engine.stats.num_waiting, engine.stats.num_blocks_used) == (0, 0, 0)
 
 
-def submit(model: LlmModel, fields: dict[str, Any], **settings: Any) -> tuple[Job, list[InferResponse]]:
+def submit(model: LlmModel, fields: dict[str, Any], **settings: Any) -> tuple[InferJob, list[InferResponse]]:
     received: list[InferResponse] = []
     return model.submit(request(model, fields, **settings), received.append), received
 

@@ -16,11 +16,11 @@ from pipelines.llm.backend import LlmBackend, load_checkpoint
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext
-from serving.config.text import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import SluiceError
 from tests.pipelines.llm.calls import Record, ask
+from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 

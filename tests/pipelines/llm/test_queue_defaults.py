@@ -11,12 +11,12 @@ from engine.client.thread import InProcessEngineClient
 from pipelines.llm.configuration import QueueDefaults, default_llm_config, read_queue_defaults
 from pipelines.llm.model import LlmModel
 from pipelines.llm.setup import ignored_queue_fields
-from serving.call import infer_one
-from serving.config.text import parse_config, read_config
+from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import ask, request, until
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.pipelines.llm.stepped_runner import SteppedRunner
+from tests.serving.config.parts import parse_config, read_config
 
 
 def config(name: str) -> ModelConfig:

@@ -9,9 +9,9 @@ import pytest
 from engine.config import EngineConfig, Runtime
 from pipelines.llm.model_folder import CheckpointFolder
 from pipelines.llm.setup import Setup, set_up
-from serving.config.text import parse_config
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
 from tests.stand_ins.paths import STAND_INS
 

@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

@@ -10,11 +10,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.tokens import StopSequences
-from serving.call import infer_one
-from serving.config.text import parse_config
+from serving.model import infer_one
 from serving.request import InferResponse
 from sluice.errors import SluiceError
 from tests.pipelines.llm.calls import ask, echo, outputs, request, responses, stream
+from tests.serving.config.parts import parse_config
 
 IDS = [70, 71, 72, 73]
 Make = Callable[[ModelConfig], LlmModel]

@@ -12,11 +12,11 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from pipelines.text.tokenizer import Tokenizer
 from serving.backend import BackendContext
-from serving.config.text import parse_config
 from serving.model import Model
 from serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import ask
+from tests.serving.config.parts import parse_config
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serving.backend import BackendContext, ModelLookup
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from tests.paths import MODELS
 
 ENCODERS = ("sentence_tokenizer", "sentence_encoder", "query_encoder")

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipelines.rag.encoder import TextEncoder
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.repository.repository import ModelRepository
 from serving.request import InferResponse
-from serving.spec import spec_of
+from serving.spec import build_spec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -45,15 +45,15 @@ class TextModel(Model):
         config.output.add(name="vector", data_type=DataType.Value(f"TYPE_{datatype}"), dims=dims)
         for key, value in parameters.items():
             config.parameters[key].string_value = value
-        super().__init__(config, spec_of(config, 1))
+        super().__init__(config, build_spec(config, 1))
         self.datatype = datatype
         self.asked: list[list[str]] = []
-        self.held: list[Job] = []
+        self.held: list[InferJob] = []
         self.is_holding = False
         self.most_at_once = 0
         self.failure: SluiceError | None = None
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.asked.append([each.decode() for each in job.request.inputs["sentence"].array.ravel().tolist()])
         if self.failure is not None and len(self.asked) > 1:
             job.fail(self.failure)
@@ -65,7 +65,7 @@ class TextModel(Model):
             return
         self.answer(job)
 
-    def answer(self, job: Job) -> None:
+    def answer(self, job: InferJob) -> None:
         texts = job.request.inputs["sentence"].array.ravel().tolist()
         array = np.array([[len(text), 1, 0, 0] for text in texts], self.spec.outputs["vector"].data_type.dtype)
         if self.spec.max_batch_size == 0:
@@ -241,13 +241,13 @@ async def test_what_is_no_encoder_is_refused_with_the_reason() -> None:
     config = ModelConfig()
     config.CopyFrom(model.config)
     config.input.add(name="other", data_type=DataType.TYPE_FP32, dims=[1])
-    model.spec = spec_of(config, 1)
+    model.spec = build_spec(config, 1)
     with pytest.raises(SluiceError, match=r"'mine' cannot be used as an encoder.*takes sentence, other") as caught:
         await encoder_of(model).encode_query("x")
     assert caught.value.code is ErrorCode.INVALID
     config.output.add(name="second", data_type=DataType.TYPE_FP32, dims=[1])
     del config.input[1]
-    model.spec = spec_of(config, 1)
+    model.spec = build_spec(config, 1)
     with pytest.raises(SluiceError, match="it has vector, second"):
         await encoder_of(model).encode_query("x")
 

@@ -11,9 +11,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.services import LlmServices, RequestLimits
 from pipelines.remote.backend import OpenAIBackend
 from serving.backend import BackendContext
-from serving.call import infer_one, infer_stream
-from serving.config.completion import normalize
-from serving.model import Model
+from serving.config.completion import fill_defaults
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
@@ -57,7 +56,7 @@ async def load_model(
     context = BackendContext(_NoModels())
     backend = OpenAIBackend(LlmServices(open_record=open_record, limits=limits or RequestLimits()))
     config = await backend.complete(ModelSource(folder, 1, config_of(text, parameters)), context)
-    normalize(config)
+    fill_defaults(config)
     return await backend.load(ModelSource(folder, 1, config), context)
 
 

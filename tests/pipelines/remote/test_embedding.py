@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.remote.errors import ApiErrors
-from serving.call import infer_stream
+from serving.model import infer_stream
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import Record, until
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, request

@@ -10,11 +10,11 @@ from tritonclient.grpc.model_config_pb2 import DataType
 
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.remote.options import ApiDialect, Endpoint, parse_options
-from serving.config.text import read_config
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.pipelines.remote.models import USER, Load, ask, config_of
 from tests.pipelines.remote.remote_api import RemoteApi, replying, whole
+from tests.serving.config.parts import read_config
 
 URL = "http://127.0.0.1:8000/v1"
 EXAMPLES = paths.DATA / "rag" / "openai"

@@ -12,7 +12,7 @@ import pytest
 from engine.types import FinishReason
 from pipelines.text.model import text_model_of
 from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
-from serving.call import infer_stream
+from serving.model import infer_stream
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode
 from tests.gateway.http.live import MODEL, LiveServer, live_server

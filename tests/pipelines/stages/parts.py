@@ -9,11 +9,10 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
-from serving.call import infer_one, infer_stream
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
@@ -76,7 +75,7 @@ async def texts(model: Model, *, streams: bool = False, **fields: Any) -> list[s
     return [each.outputs[0].array.ravel()[0].decode() for each in found if each.outputs]
 
 
-Answer = Callable[[Job], None]
+Answer = Callable[[InferJob], None]
 TOKEN_MODEL = """
 name: "tensorrt_llm" backend: "tensorrtllm" max_batch_size: 4 model_transaction_policy { decoupled: true }
 input { name: "input_ids" data_type: TYPE_INT32 dims: -1 }
@@ -101,12 +100,12 @@ class Scripted(Model):
 
     def __init__(self, answer: Answer, config: str = TOKEN_MODEL) -> None:
         parsed = config_of(config)
-        super().__init__(parsed, spec_of(parsed, 1))
+        super().__init__(parsed, build_spec(parsed, 1))
         self._answer = answer
         self.requests: list[InferRequest] = []
-        self.jobs: list[Job] = []
+        self.jobs: list[InferJob] = []
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.requests.append(job.request)
         self.jobs.append(job)
         self._answer(job)
@@ -127,7 +126,7 @@ def generated(*rows: Sequence[int], is_final: bool = True, **others: Array) -> I
 def streaming(token_ids: Sequence[int]) -> Answer:
     """Each token as a response, the last one final."""
 
-    def answer(job: Job) -> None:
+    def answer(job: InferJob) -> None:
         for index, token_id in enumerate(token_ids, 1):
             if not job.is_cancelled:
                 job.respond(generated([token_id], is_final=index == len(token_ids)))

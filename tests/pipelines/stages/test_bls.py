@@ -10,9 +10,8 @@ import pytest
 
 from pipelines.stages.backend import BlsBackend, PostprocessingBackend, PreprocessingBackend
 from pipelines.text.tokenizer import Tokenizer
-from serving.call import ResponseStream, infer_one
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, ResponseStream, infer_one
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -105,7 +104,7 @@ async def test_a_stop_word_that_no_token_is(serve: Serve, rill: Tokenizer, words
     text = "A river runs to the sea"
     ids = ids_of(rill, text)
 
-    def answer_but_the_end(job: Job) -> None:
+    def answer_but_the_end(job: InferJob) -> None:
         for token_id in ids:
             job.respond(generated([token_id], is_final=False))
 
@@ -132,7 +131,7 @@ async def test_rows_side_by_side(serve: Serve, rill: Tokenizer) -> None:
 async def test_rows_one_response_each(serve: Serve, rill: Tokenizer) -> None:
     """As a token model may that is NVIDIA's: it says which row a response is of."""
 
-    def answer(job: Job) -> None:
+    def answer(job: InferJob) -> None:
         for row, text in ((1, "south"), (0, "north")):
             index = np.array([[row]], np.int32)
             job.respond(generated(ids_of(rill, text), is_final=row == 0, batch_index=index))
@@ -158,7 +157,7 @@ async def test_the_models_own_default_shows_the_prompt(serve: Serve, rill: Token
 def lossy(rill: Tokenizer) -> Scripted:
     """Someone else's postprocessing, which our detokenizer cannot stand in for: it writes all in capitals."""
 
-    def answer(job: Job) -> None:
+    def answer(job: InferJob) -> None:
         rows, lengths = job.request.inputs["TOKENS_BATCH"].array, job.request.inputs["SEQUENCE_LENGTH"].array
         found = [
             rill.decode(ids[:length].tolist(), skip_special_tokens=True).upper().encode()
@@ -187,7 +186,7 @@ async def test_another_postprocessing_is_called(serve: Serve, rill: Tokenizer) -
 async def test_a_disconnect_cancels_the_token_model(serve: Serve, rill: Tokenizer) -> None:
     begun = asyncio.Event()
 
-    def answer(job: Job) -> None:
+    def answer(job: InferJob) -> None:
         job.respond(generated(ids_of(rill, "A"), is_final=False))
         begun.set()
 
@@ -202,7 +201,7 @@ async def test_a_disconnect_cancels_the_token_model(serve: Serve, rill: Tokenize
     assert token_model.jobs[0].is_cancelled
 
 
-def failing(job: Job) -> None:
+def failing(job: InferJob) -> None:
     job.fail(SluiceError(ErrorCode.OVERLOADED, "the queue is full"))
 
 
@@ -263,7 +262,7 @@ async def test_several_answers_to_a_request_for_one(serve: Serve, rill: Tokenize
 async def test_between_models_that_batch_and_that_do_not(serve: Serve, rill: Tokenizer) -> None:
     ids = ids_of(rill, "north")
 
-    def answer(job: Job) -> None:
+    def answer(job: InferJob) -> None:
         assert job.request.inputs["input_ids"].array.ndim == 1
         arrays = {"output_ids": np.array([ids], np.int32), "sequence_length": np.array([len(ids)], np.int32)}
         job.respond(InferResponse([Tensor.of(name, array) for name, array in arrays.items()]))

@@ -6,9 +6,9 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
 from pipelines.stages.backend import replace_python_stage
-from serving.config.text import parse_config
 from tests import paths
 from tests.pipelines.stages.parts import config_of
+from tests.serving.config.parts import parse_config
 
 REPOSITORY = paths.DATA / "tensorrtllm_backend"
 STAGES = ("preprocessing", "postprocessing", "tensorrt_llm_bls")

@@ -10,10 +10,9 @@ import pytest
 import tokenizers
 
 from pipelines.stages.tokenizer_model import TextTokenizer, split_text
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError

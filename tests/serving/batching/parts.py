@@ -8,9 +8,9 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.scheduled import ScheduledModel
+from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Instance, Placement
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
@@ -29,10 +29,10 @@ class HeldInstance(Instance):
     def __init__(self, name: str = "held", placement: Placement | None = None) -> None:
         self.name = name
         self.placement = placement
-        self.batches: list[list[Job]] = []
+        self.batches: list[list[InferJob]] = []
         self.is_up = True
         self.is_closed = False
-        self._running: tuple[list[Job], Callable[[], None]] | None = None
+        self._running: tuple[list[InferJob], Callable[[], None]] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -42,7 +42,7 @@ class HeldInstance(Instance):
     def is_running(self) -> bool:
         return self._running is not None
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         assert self._running is None, "an instance runs one batch at a time"
         self.batches.append(jobs)
         self._running = (jobs, done)
@@ -70,7 +70,7 @@ class HeldInstance(Instance):
 
     @property
     def ids(self) -> list[list[str]]:
-        """What ran: request ids by batch."""
+        """The request ids of each batch that ran."""
         return [[job.request.id for job in batch] for batch in self.batches]
 
 
@@ -79,7 +79,7 @@ class AtOnceInstance(Instance):
 
     name = "at_once"
 
-    def execute(self, jobs: list[Job], done: Callable[[], None]) -> None:
+    def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         for job in jobs:
             job.respond(InferResponse(outputs=[job.request.inputs["X"].renamed("Y")]))
         done()
@@ -96,7 +96,7 @@ class Client:
         self.answered: list[str] = []
         self.errors: dict[str, SluiceError] = {}
 
-    def submit(self, name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> Job:
+    def submit(self, name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> InferJob:
         return self.model.submit(request(name, rows, width, priority, timeout_us), self.receive)
 
     def receive(self, response: InferResponse) -> None:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.plan import BatchPlan, plan_batch
-from serving.batching.policy import BatchPolicy
+from serving.batching.plan import BatchPlan, BatchPolicy, plan_batch
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,26 @@
+import asyncio
 import random
+from time import perf_counter_ns
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.policy import BatchPolicy, QueuePolicy, batch_policy_of
-from serving.batching.queue import JobQueue, QueuedJob
-from serving.job import Job
+from serving.batching.plan import BatchPolicy, QueuePolicy, read_batch_policy
+from serving.batching.queue import JobQueue, QueuedJob, Wakeup
+from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import HeldInstance, config_of, model_of, request
+from tests.serving.batching.parts import HeldInstance, config_of, model_of, request, turns
 
 
-def job(name: str, priority: int = 0, timeout_us: int = 0) -> Job:
-    return Job(MODEL, request(name, priority=priority, timeout_us=timeout_us), lambda response: None)
+def job(name: str, priority: int = 0, timeout_us: int = 0) -> InferJob:
+    return InferJob(MODEL, request(name, priority=priority, timeout_us=timeout_us), lambda response: None)
 
 
 MODEL = model_of("", HeldInstance())
 
 
-def ids(jobs: list[Job]) -> list[str]:
+def ids(jobs: list[InferJob]) -> list[str]:
     return [each.request.id for each in jobs]
 
 
@@ -80,7 +82,7 @@ def test_a_request_may_only_shorten_its_wait(policy: QueuePolicy, own_us: int, d
 
 
 def test_the_configuration_is_read() -> None:
-    policy = batch_policy_of(
+    policy = read_batch_policy(
         config_of("""dynamic_batching {
             preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 preserve_ordering: true
             priority_levels: 3 default_priority_level: 2
@@ -94,8 +96,8 @@ def test_the_configuration_is_read() -> None:
     assert (policy.num_priorities, policy.default_priority) == (3, 2)
     assert policy.queue_of(1) == QueuePolicy(0, 30_000, False, True)
     assert policy.queue_of(3) == QueuePolicy(5, 0, True, False)
-    assert batch_policy_of(config_of("dynamic_batching { }")).preferred_rows == {8}
-    assert not batch_policy_of(config_of()).is_dynamic
+    assert read_batch_policy(config_of("dynamic_batching { }")).preferred_rows == {8}
+    assert not read_batch_policy(config_of()).is_dynamic
 
 
 def test_deadlines_of_requests_long_gone_are_not_kept() -> None:
@@ -136,12 +138,12 @@ actions = st.lists(
 def test_every_job_leaves_exactly_once(steps: list[tuple[str, int]], delays: bool) -> None:
     policy = QueuePolicy(timeout_ns=50, delays_expired=delays)
     queue = JobQueue(BatchPolicy(num_priorities=2, default_priority=2, queues={1: policy}))
-    added: list[Job] = []
-    left: list[Job] = []
-    inside: dict[Job, QueuedJob] = {}
+    added: list[InferJob] = []
+    left: list[InferJob] = []
+    inside: dict[InferJob, QueuedJob] = {}
     now = 0
     for action, number in steps:
-        gone: list[Job] = []
+        gone: list[InferJob] = []
         if action == "add":
             new = job(str(len(added)), priority=number)
             added.append(new)
@@ -172,3 +174,69 @@ def test_any_number_of_priorities_may_be_allowed() -> None:
     queue.add(job("default"), None, 0)
     queue.add(job("first", 1), None, 0)
     assert queued_ids(queue) == ["first", "default", "last"]
+
+
+MS = 1_000_000
+
+
+class Woken:
+    """Keeps when it was woken. Asks again until `due_ns`, as a queue does."""
+
+    def __init__(self, due_ns: int = 0) -> None:
+        self.times: list[int] = []
+        self.due_ns = due_ns
+        self.wakeup = Wakeup(self.wake)
+        self._is_due = asyncio.Event()
+
+    def wake(self) -> None:
+        self.times.append(perf_counter_ns())
+        if self.times[-1] < self.due_ns:
+            self.wakeup.at(self.due_ns)
+        else:
+            self._is_due.set()
+
+    async def wait(self) -> int:
+        """When it was due. Leaves the event loop to wait by itself, which is what rounds timers."""
+        async with asyncio.timeout(5):
+            await self._is_due.wait()
+        return self.times[-1]
+
+
+async def test_the_nearest_time_counts() -> None:
+    woken = Woken()
+    begun = perf_counter_ns()
+    woken.wakeup.at(begun + 60_000 * MS)
+    woken.wakeup.at(begun + 20 * MS)
+    woken.wakeup.at(begun + 90_000 * MS)
+    assert await woken.wait() - begun >= 19 * MS
+    woken.wakeup.cancel()
+
+
+async def test_less_than_a_millisecond_is_not_rounded_up_to_one() -> None:
+    waits = []
+    for _ in range(20):
+        begun = perf_counter_ns()
+        woken = Woken(begun + MS // 5)
+        woken.wakeup.at(woken.due_ns)
+        waits.append(await woken.wait() - begun)
+    assert MS // 5 <= min(waits) < MS * 9 // 10
+
+
+async def test_soon_is_once_in_the_next_turn() -> None:
+    woken = Woken()
+    woken.wakeup.soon()
+    woken.wakeup.soon()
+    assert woken.times == []
+    await turns()
+    assert len(woken.times) == 1
+
+
+async def test_cancelled_it_stays_silent() -> None:
+    woken = Woken()
+    woken.wakeup.soon()
+    woken.wakeup.at(perf_counter_ns() + MS)
+    woken.wakeup.cancel()
+    woken.wakeup.at(perf_counter_ns() + 2 * MS)
+    woken.wakeup.cancel()
+    await turns(5)
+    assert woken.times == []

@@ -5,20 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.rate_limiter import Claim, RateLimiter
-from serving.batching.resources import parse_resource, parse_resources
+from serving.batching.rate_limiter import Claim, RateLimiter, parse_resource, parse_resources
 from serving.instance import Placement, Resource
 from sluice.errors import ErrorCode, SluiceError
 
 
-def nobody() -> None:
-    """Who waits here asks again by itself."""
+def ignore_wake() -> None:
+    """Stay asleep: the tests try again by themselves."""
 
 
 def claim_of(limiter: RateLimiter, *, priority: int = 0, gpu: int | None = None, **needs: int) -> Claim:
-    """Of an instance that needs so much of each; of those whose name begins with `g_`, globally."""
+    """Return the claim of an instance with these needs. A resource whose name begins with `g_` is global."""
     resources = tuple(Resource(name, count, name.startswith("g_")) for name, count in needs.items())
-    return limiter.claim(Placement("i", gpu=gpu, resources=resources, priority=priority), nobody)
+    return limiter.claim(Placement("i", gpu=gpu, resources=resources, priority=priority), ignore_wake)
 
 
 class TestHowMuchThereIs:
@@ -69,7 +68,7 @@ class TestHowMuchThereIs:
         limiter = RateLimiter()
         claim_of(limiter, g_R=1)
         with pytest.raises(SluiceError, match="present as both global and device-specific"):
-            limiter.claim(Placement("i", resources=(Resource("g_R", 1),)), nobody)
+            limiter.claim(Placement("i", resources=(Resource("g_R", 1),)), ignore_wake)
 
     @pytest.mark.parametrize("text", ["", "R", "R:", ":1", "R:x", "R:1:2:3", "R:-1", "R:1:x"])
     def test_what_is_no_resource(self, text: str) -> None:
@@ -152,7 +151,7 @@ class Worker:
         self.claim = limiter.claim(placement, self.want)
 
     def want(self) -> None:
-        if self.left and not self.claim.is_held and self.claim.take():
+        if self.left and not self.claim.is_granted and self.claim.take():
             assert all(self._limiter.free(key) >= 0 for key in self.claim.needs), "over-committed"
             self.left -= 1
 
@@ -187,7 +186,7 @@ def test_never_over_committed_and_everybody_gets_all_turns(
     workers = [Worker(limiter, placement, num_turns) for placement, num_turns in wanted]
     for worker in workers:
         worker.want()
-    while running := [worker for worker in workers if worker.claim.is_held]:
+    while running := [worker for worker in workers if worker.claim.is_granted]:
         worker = chance.choice(running)
         if chance.random() < 0.1:
             workers.remove(worker)
@@ -195,7 +194,7 @@ def test_never_over_committed_and_everybody_gets_all_turns(
         else:
             worker.claim.release()
             worker.want()
-            limiter.hand_out()
+            limiter.grant_waiting()
     assert all(worker.left == 0 for worker in workers)
     for worker in workers:
         worker.claim.close()

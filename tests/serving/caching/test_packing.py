@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.caching.packing import pack, unpack
+from serving.caching.redis_cache import pack, unpack
 from serving.request import InferResponse
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor

@@ -1,21 +1,23 @@
 import pytest
 
-from serving.caching.settings import LocalCacheSettings, RedisCacheSettings, RedisTls, cache_settings
+from serving.caching.settings import LocalCacheSettings, RedisCacheSettings, RedisTls, parse_cache_settings
 from sluice.errors import ErrorCode, SluiceError
 
 
 def test_nothing_said_is_no_cache() -> None:
-    assert cache_settings([]) is None
-    assert cache_settings([], byte_size=0) is None
+    assert parse_cache_settings([]) is None
+    assert parse_cache_settings([], byte_size=0) is None
 
 
 def test_the_local_cache_in_both_spellings() -> None:
-    assert cache_settings(["local,size=1048576"]) == LocalCacheSettings(1 << 20) == cache_settings([], 1 << 20)
+    assert (
+        parse_cache_settings(["local,size=1048576"]) == LocalCacheSettings(1 << 20) == parse_cache_settings([], 1 << 20)
+    )
 
 
 def test_redis_as_triton_spells_it() -> None:
     texts = ["host=cache.local", "port=6380", "user=u", "password=a=b,c", "db=3", "connect_timeout=20", "ttl=60"]
-    settings = cache_settings([f"redis,{text}" for text in texts])
+    settings = parse_cache_settings([f"redis,{text}" for text in texts])
     assert settings == RedisCacheSettings(
         "cache.local", 6380, "u", "a=b,c", db=3, connect_timeout_s=0.02, ttl_s=60, tls=None
     )
@@ -25,12 +27,12 @@ def test_redis_as_triton_spells_it() -> None:
 def test_credentials_may_come_from_the_environment() -> None:
     texts = ["redis,host=h", "redis,port=1", "redis,user=given"]
     environ = {"TRITONCACHE_REDIS_USERNAME": "e", "TRITONCACHE_REDIS_PASSWORD": "secret"}
-    assert cache_settings(texts, environ=environ) == RedisCacheSettings("h", 1, "given", "secret")
+    assert parse_cache_settings(texts, environ=environ) == RedisCacheSettings("h", 1, "given", "secret")
 
 
 def test_tls() -> None:
     texts = ["redis,host=h", "redis,port=1", "redis,tls_enabled=true", "redis,cacert=/ca.pem"]
-    assert cache_settings(texts) == RedisCacheSettings("h", 1, tls=RedisTls(cacert="/ca.pem"))
+    assert parse_cache_settings(texts) == RedisCacheSettings("h", 1, tls=RedisTls(cacert="/ca.pem"))
 
 
 REDIS = ["redis,host=h", "redis,port=1"]
@@ -58,11 +60,11 @@ REDIS = ["redis,host=h", "redis,port=1"]
 )
 def test_what_makes_no_sense_is_named(texts: list[str], words: str) -> None:
     with pytest.raises(SluiceError, match="--cache-config") as caught:
-        cache_settings(texts)
+        parse_cache_settings(texts)
     assert caught.value.code is ErrorCode.INVALID
     assert words in caught.value.message
 
 
 def test_both_flags_are_one_too_many() -> None:
     with pytest.raises(SluiceError, match="Incompatible flags --response-cache-byte-size and --cache-config"):
-        cache_settings(["local,size=4096"], byte_size=4096)
+        parse_cache_settings(["local,size=4096"], byte_size=4096)

@@ -8,19 +8,6 @@ from tests.serving.repository.parts import Bench
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine as one without a GPU, like the one that the reference was recorded on."""
-    monkeypatch.setattr("serving.config.completion.num_gpus", lambda: 0)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def bench(root: Path) -> Bench:
     return Bench(root)
 

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig
 from serving.backend import Backend, BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, infer_one
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -36,7 +35,7 @@ class StampModel(Model):
     """Answers with the number in its model file, when `gate` is open."""
 
     def __init__(self, source: ModelSource, backend: "StampBackend") -> None:
-        super().__init__(source.config, spec_of(source.config, source.version))
+        super().__init__(source.config, build_spec(source.config, source.version))
         self.source = source
         self.stamp = int(source.model_file.read_text() or 0)
         self.gate = asyncio.Event()
@@ -47,12 +46,12 @@ class StampModel(Model):
         backend.open_models.add(self)
         backend.made.append(self)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(job))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    async def _answer(self, job: Job) -> None:
+    async def _answer(self, job: InferJob) -> None:
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -113,10 +112,10 @@ class JoinModel(Model):
     """An ensemble that passes its request to its first member."""
 
     def __init__(self, source: ModelSource, member: Model) -> None:
-        super().__init__(source.config, spec_of(source.config, source.version))
+        super().__init__(source.config, build_spec(source.config, source.version))
         self.member = member
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.member.submit(InferRequest(job.request.inputs), job.respond)
 
     async def close(self) -> None:
@@ -137,14 +136,6 @@ class JoinBackend(Backend):
         member = context.models.find(step.model_name, step.model_version)
         await self.gate.wait()
         return JoinModel(source, member)
-
-
-def _no_engine(path: str) -> EngineConfig:
-    raise AssertionError("no model here has an engine")
-
-
-def _no_record(model: str, protocol: str) -> Any:
-    raise AssertionError("no model here is measured")
 
 
 def context_for(models: ModelLookup) -> BackendContext:

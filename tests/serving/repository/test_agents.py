@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving.backend import LoadOverrides
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ModelState
 from sluice.errors import ErrorCode
 from tests.serving.repository.parts import CONFIG, Bench, ask, failure, rows, write_model
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from sluice.errors import SluiceError
 from tests.serving.repository.parts import (
     CONFIG,

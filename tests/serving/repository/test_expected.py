@@ -6,7 +6,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.spec import ModelSource
 from tests.serving.repository.parts import (
     CONFIG,

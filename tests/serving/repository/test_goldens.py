@@ -13,14 +13,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext, ModelFile
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
 from serving.config.config_json import config_dict, config_json, parse_config_json
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Tensor
 from tests.serving.repository.parts import DATA, context_for
 
@@ -29,9 +28,9 @@ CONFIGS = {path.stem: path.read_text() for path in sorted((DATA / "configs").glo
 
 class SilentModel(Model):
     def __init__(self, source: ModelSource) -> None:
-        super().__init__(source.config, spec_of(source.config, source.version))
+        super().__init__(source.config, build_spec(source.config, source.version))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         raise AssertionError("nobody asks these models")
 
     async def warm_up(self, request: InferRequest) -> None:

@@ -1,4 +1,4 @@
-"""What a check tells of repositories, none of whose models is loaded."""
+"""Reports of `sluice repository check`, which loads no model."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -7,10 +7,9 @@ import fsspec
 import pytest
 
 from serving.backends.registry import BackendRegistry
-from serving.repository.inspection.report import ModelReport, Verdict
-from serving.repository.inspection.repositories import inspect_repositories
-from serving.repository.roots import LocalRoot
-from serving.repository.stores.roots import make_roots
+from serving.repository.folders import LocalRoot
+from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
+from serving.repository.roots import open_roots
 from tests.serving.repository.parts import StampBackend, ensemble_config, write_model
 
 STAMP = """backend: "stamp"
@@ -196,7 +195,7 @@ def test_a_repository_in_a_store() -> None:
         store.pipe({f"{path}/{name}/config.pbtxt": config.encode(), f"{path}/{name}/1/stamp.txt": b"1"})
     registry = BackendRegistry()
     registry.register(StampBackend())
-    roots = make_roots([f"memory:/{path}"], None, 0.0)
+    roots = open_roots([f"memory:/{path}"], None, 0.0)
     one, other = inspect_repositories(roots, registry)
     for root in roots:
         root.close()

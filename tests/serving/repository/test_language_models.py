@@ -1,4 +1,4 @@
-"""What a check tells of language models: which runtime would serve them, and what that obeys."""
+"""Reports of language models: the runtime that would serve them, and the settings that it obeys."""
 
 from pathlib import Path
 
@@ -6,9 +6,8 @@ import pytest
 
 from serving.backend import RuntimeReport
 from serving.backends.registry import BackendRegistry
-from serving.repository.inspection.report import ModelReport
-from serving.repository.inspection.repositories import inspect_repositories
-from serving.repository.roots import LocalRoot
+from serving.repository.folders import LocalRoot
+from serving.repository.inspection import ModelReport, inspect_repositories
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 

@@ -1,4 +1,4 @@
-"""What a version goes through between its backend's load and its first request."""
+"""The steps of a version between its backend's load and its first request."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ import pytest
 
 from serving.backend import BackendContext, ModelLookup
 from serving.batching.rate_limiter import RateLimiter
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from tests.serving.batching.test_warm_up_samples import CLASSIFIER, write_classifier
 from tests.serving.repository.parts import CONFIG, READY, Bench, context_for, failure, rows, write_model
-from tests.serving.repository.test_warm_up import CLASSIFIER, write_classifier
 
 NEEDS_TWO = 'instance_group { count: 1 kind: KIND_CPU rate_limiter { resources { name: "R" count: 2 } } }'
 

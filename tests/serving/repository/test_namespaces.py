@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.namespaces import Naming, namespaces_of
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, RepositorySettings
+from serving.repository.roots import Naming, choose_namespaces
+from serving.repository.settings import ControlMode, RepositorySettings
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.repository.parts import CONFIG, READY, Bench, ask, ensemble_config, failure, rows, until, write_model
 
@@ -141,15 +141,15 @@ async def test_without_namespaces_a_step_may_name_the_only_one(roots: tuple[Path
 
 def test_namespaces_of_folders_of_one_name() -> None:
     roots = ["/a/models", "/b/models/", "s3://bucket/more", "/c"]
-    assert namespaces_of(roots) == {
+    assert choose_namespaces(roots) == {
         "/a/models": "/a/models", "/b/models/": "/b/models/", "s3://bucket/more": "more", "/c": "c"
     }  # fmt: skip
 
 
 def test_names_without_need_are_plain() -> None:
     naming = Naming.of([("one", "a"), ("two", "a"), ("two", "b")], has_namespaces=True)
-    assert set(naming.places) == {"one::a", "two::a", "b"}
+    assert set(naming.folders) == {"one::a", "two::a", "b"}
     assert naming.canonical("two::b") == "b"
     assert naming.canonical("one::a") == "one::a"
     assert naming.choices == {"a": ("one::a", "two::a")}
-    assert set(Naming.of([("one", "a"), ("two", "a")], has_namespaces=False).places) == {"a"}
+    assert set(Naming.of([("one", "a"), ("two", "a")], has_namespaces=False).folders) == {"a"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from serving.backend import LoadOverrides
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import IndexEntry, ModelState
 from sluice.errors import ErrorCode
 from tests.serving.repository.parts import (
     READY,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from serving.backends.registry import BackendRegistry
-from serving.repository.pruning import Removal, plan_prune, remove, size_of
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.managed_model import ModelState
+from serving.repository.pruning import Removal, folder_bytes, plan_prune, remove_version
+from serving.repository.settings import ControlMode
 from sluice.errors import SluiceError
 from tests.serving.repository.parts import CONFIG, Bench, ensemble_config, rows, until, write_model
 
@@ -98,9 +99,9 @@ def test_removal_leaves_nothing(root: Path, tmp_path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / "kept").write_text("by its owner")
     (folder / "1" / "inner" / "link").symlink_to(elsewhere)
-    assert size_of(folder / "1") >= 1001
+    assert folder_bytes(folder / "1") >= 1001
     (removal,) = plan_prune([root], 1, BackendRegistry()).removals
-    remove(removal)
+    remove_version(removal)
     assert sorted(each.name for each in folder.iterdir()) == ["2", "config.pbtxt"]
     assert [each.name for each in root.iterdir()] == ["a"]
     assert (elsewhere / "kept").exists()
@@ -113,7 +114,7 @@ def test_a_version_that_is_a_link(root: Path, tmp_path: Path) -> None:
     (folder / "1").symlink_to(target)
     (removal,) = plan_prune([root], 1, BackendRegistry()).removals
     assert removal.size_bytes < 1000
-    remove(removal)
+    remove_version(removal)
     assert not (folder / "1").is_symlink()
     assert (target / "stamp.txt").exists()
 
@@ -132,7 +133,7 @@ def test_across_devices_it_hides_inside(root: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Path, "rename", one_device_a_folder)
     (removal,) = plan_prune([root], 1, BackendRegistry()).removals
-    remove(removal)
+    remove_version(removal)
     assert [each.parent for each in hidden] == [folder]
     assert sorted(each.name for each in folder.iterdir()) == ["2", "config.pbtxt"]
 
@@ -143,14 +144,14 @@ def test_what_an_interrupted_prune_left_goes_with_the_next(root: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda path: (_ for _ in ()).throw(OSError("interrupted")))
         with pytest.raises(OSError, match="interrupted"):
-            remove(removal)
+            remove_version(removal)
     (root / ".sluice-pruned-of-somebody-else").mkdir()
     plan = plan_prune([root], 1, BackendRegistry())
     assert plan.removals == ()
     assert [(each.model, each.version, each.note) for each in plan.leftovers] == [
         ("a", 1, "left by a prune that was interrupted")
     ]
-    remove(plan.leftovers[0])
+    remove_version(plan.leftovers[0])
     assert sorted(each.name for each in root.iterdir()) == [".sluice-pruned-of-somebody-else", "a"]
 
 
@@ -161,7 +162,7 @@ async def test_a_server_that_polls_takes_it_up(root: Path, bench: Bench) -> None
     assert await repository.start() == {}
     assert [model.version for model in repository.versions("a")] == [1, 2, 3]
     for removal in plan_prune([root], 1, BackendRegistry()).removals:
-        remove(removal)
+        remove_version(removal)
     await until(lambda: [model.version for model in repository.versions("a")] == [3])
     assert sorted(bench.stamp.loads) == [("a", 1), ("a", 2), ("a", 3)]
     assert rows(repository)["a", 3][0] is ModelState.READY

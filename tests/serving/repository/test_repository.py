@@ -9,9 +9,10 @@ import pytest
 
 from serving.backend import LoadOverrides
 from serving.model import Model
-from serving.repository.reading import Reading, read_model
+from serving.repository.candidate import ModelReading, read_model
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, IndexEntry, ModelState
+from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.repository.parts import (
     CONFIG,
@@ -280,7 +281,7 @@ async def test_what_was_read_first_is_not_applied_last(
     folder = write_model(root, "a", 1)
     goes_on, readings = threading.Event(), []
 
-    def read_slowly_once(*args: Any, **options: Any) -> Reading:
+    def read_slowly_once(*args: Any, **options: Any) -> ModelReading:
         reading = read_model(*args, **options)
         readings.append(reading)
         if len(readings) == 1:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.repository.routing import PARAMETER, VersionWeights, configured_weights, point_of
+from serving.repository.routing import PARAMETER, VersionWeights, configured_weights, routing_point
 from sluice.errors import ErrorCode, SluiceError
 
 NUM_REQUESTS = 10_000
@@ -22,21 +22,21 @@ def config_with(text: str) -> ModelConfig:
 
 @pytest.mark.parametrize("key", ["", "client {}"], ids=["by chance", "by key"])
 def test_a_canary_gets_its_share(key: str) -> None:
-    chosen = Counter(CANARY.choose([1, 2], point_of("m", key.format(number))) for number in range(NUM_REQUESTS))
+    chosen = Counter(CANARY.choose([1, 2], routing_point("m", key.format(number))) for number in range(NUM_REQUESTS))
     sigma = (NUM_REQUESTS * 0.05 * 0.95) ** 0.5
     assert abs(chosen[2] - NUM_REQUESTS * 0.05) < 4 * sigma
     assert chosen[1] + chosen[2] == NUM_REQUESTS
 
 
 def test_who_is_in_the_canary_stays_while_it_grows() -> None:
-    points = [point_of("m", f"client {number}") for number in range(1000)]
+    points = [routing_point("m", f"client {number}") for number in range(1000)]
     small = {point for point in points if CANARY.choose([1, 2], point) == 2}
     grown = {point for point in points if VersionWeights({1: 80, 2: 20}).choose([1, 2], point) == 2}
     assert small < grown
 
 
 def test_models_have_cohorts_of_their_own() -> None:
-    assert point_of("m", "client") == point_of("m", "client") != point_of("n", "client")
+    assert routing_point("m", "client") == routing_point("m", "client") != routing_point("n", "client")
 
 
 def test_what_is_not_ready_gets_nothing() -> None:

@@ -13,16 +13,16 @@ from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from serving.backend import BackendContext, ModelLookup
 from serving.backends.registry import BackendRegistry
-from serving.call import infer_one
 from serving.config.completion import has_gpu
-from serving.config.text import parse_written
+from serving.config.pbtxt import parse_pbtxt
 from serving.config.validation import check_structure
 from serving.findings import Finding
-from serving.repository.inspection.report import Verdict
-from serving.repository.inspection.repositories import inspect_repositories
+from serving.model import infer_one
+from serving.repository.folders import LocalRoot
+from serving.repository.inspection import Verdict, inspect_repositories
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.roots import LocalRoot
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from tests import paths
@@ -36,7 +36,7 @@ name: "piece" backend: "onnxruntime" max_batch_size: 64
 input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] } ]
 output [ { name: "logits" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
-"""What a piece of a configuration is merged into: it stands before the base, so that its lines keep their numbers."""
+"""The rest of a model for a piece of a configuration, which is put before it so that its lines keep their numbers."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Served:
         return EngineConfig(model_path=path, dtype="f32", num_blocks=64, max_model_len=512, num_threads=1)
 
     async def start(self) -> dict[str, str]:
-        """What failed, by model."""
+        """Return the errors by model."""
         return {name: error.message for name, error in (await self.repository.start()).items()}
 
     async def aclose(self) -> None:
@@ -259,7 +259,7 @@ def test_the_ensemble_with_what_was_told_to_write() -> None:
       input_map { key: "context" value: "retrieved_context" } input_map { key: "query" value: "query" }
       output_map { key: "input_ids" value: "augmented_input_ids" }
     },"""
-    check_structure(parse_written(text.replace("step [", f"step [ {step}"), "config.pbtxt").config)
+    check_structure(parse_pbtxt(text.replace("step [", f"step [ {step}"), "config.pbtxt").config)
 
 
 RATE_LIMIT_REFUSAL = (

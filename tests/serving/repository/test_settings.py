@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import Bench, failure, until, write_model
 
 

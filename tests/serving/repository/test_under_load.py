@@ -11,9 +11,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from serving.call import infer_one
+from serving.model import infer_one
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, ModelState
+from serving.repository.settings import ControlMode
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

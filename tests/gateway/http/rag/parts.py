@@ -26,9 +26,9 @@ from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
 from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
-from serving.spec import spec_of
+from serving.spec import build_spec
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.repositories import empty_repository
 
@@ -122,7 +122,7 @@ class ChatModel(Model):
 
     def __init__(self, pipeline: ScriptedPipeline) -> None:
         config = text_format.Parse(f'name: "{pipeline.name}" backend: "test"', ModelConfig())
-        super().__init__(config, spec_of(config, 1))
+        super().__init__(config, build_spec(config, 1))
         self._pipeline = pipeline
 
     @property
@@ -132,7 +132,7 @@ class ChatModel(Model):
     async def close(self) -> None:
         pass
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         raise AssertionError("asked by its tensors")
 
 

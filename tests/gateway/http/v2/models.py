@@ -10,10 +10,10 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
-from serving.spec import spec_of
+from serving.spec import build_spec
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -25,17 +25,17 @@ class Held(Model):
     """Keeps its jobs until the test answers them, and notes who cancels."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, spec_of(config, 1))
-        self.jobs: list[Job] = []
+        super().__init__(config, build_spec(config, 1))
+        self.jobs: list[InferJob] = []
         self.started = threading.Event()
         self.cancelled = threading.Event()
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.jobs.append(job)
         job.on_cancel = lambda: self._on_cancel(job)
         self.started.set()
 
-    def _on_cancel(self, job: Job) -> None:
+    def _on_cancel(self, job: InferJob) -> None:
         job.respond(InferResponse())
         self.cancelled.set()
 
@@ -49,13 +49,13 @@ class Computed(Model):
     def __init__(
         self, config: ModelConfig, compute: Compute, version: int = 1, labels: dict[str, list[str]] | None = None
     ) -> None:
-        super().__init__(config, spec_of(config, version), labels)
+        super().__init__(config, build_spec(config, version), labels)
         self.compute = compute
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         asyncio.get_running_loop().call_soon(self._answer, job)
 
-    def _answer(self, job: Job) -> None:
+    def _answer(self, job: InferJob) -> None:
         try:
             outputs = self.compute(job.request)
         except SluiceError as error:
@@ -71,7 +71,7 @@ class Computed(Model):
 class Repeat(Computed):
     """Decoupled: a response for each word; ERR fails one, BIG is FP16."""
 
-    def _answer(self, job: Job) -> None:
+    def _answer(self, job: InferJob) -> None:
         text = job.request.inputs["text_input"].array.ravel()[0].decode()
         counted = job.request.inputs.get("max_tokens")
         words = text.split(" ")

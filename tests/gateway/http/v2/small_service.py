@@ -14,8 +14,8 @@ from gateway.v2.settings import LogSettings, TraceSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.backend import LoadOverrides
 from serving.model import Model
+from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.routing import Routing
-from serving.repository.types import IndexEntry, ModelState
 from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel
@@ -16,11 +16,11 @@ ROUNDS = 20
 
 
 def num_jobs() -> int:
-    return sum(type(each) is Job for each in gc.get_objects())
+    return sum(type(each) is InferJob for each in gc.get_objects())
 
 
 class RefusingModel(EchoModel):
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         job.respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "not now")))
 
 

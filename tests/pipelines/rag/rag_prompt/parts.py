@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.rag.rag_prompt.backend import RagPromptBackend, RagPromptModel
 from pipelines.text.citations import Source, encode_source
 from serving.backend import BackendContext
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
 from tests.pipelines.rag.parts import Lookup, texts_tensor

@@ -10,8 +10,7 @@ from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.rag.rag_prompt.request import derive_salt
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import Tokenizer
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import ModelSpec
 from serving.tensors.tensor import Tensor

@@ -15,7 +15,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.text.citations import Source
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
 from tests.pipelines.llm.calls import Record

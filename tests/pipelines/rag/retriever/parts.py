@@ -15,8 +15,7 @@ from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.retriever import RetrieverBackend, RetrieverModel
 from pipelines.rag.stores.base import Store
 from serving.backend import BackendContext
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor

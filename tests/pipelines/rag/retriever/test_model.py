@@ -9,7 +9,7 @@ from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.retriever import RetrieverModel
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.parts import parameter

@@ -8,8 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError

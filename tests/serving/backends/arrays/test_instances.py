@@ -15,10 +15,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.backend import ArrayBackend
 from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
-from serving.call import infer_one
-from serving.host_policy import HostPolicy
-from serving.instance import Placement
-from serving.model import Model
+from serving.instance import HostPolicy, Placement
+from serving.model import Model, infer_one
 from serving.spec import ModelSource
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array

@@ -9,8 +9,7 @@ import pytest
 from onnx import helper
 from openvino import opset13 as ops
 
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import SequenceFlag
 from sluice.errors import SluiceError
 from tests.serving.backends.builders import TIMEOUT_S, request

@@ -9,10 +9,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import BackendContext
 from serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
-from serving.job import Job
+from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
@@ -48,15 +48,15 @@ class HeldModel(Model):
     """Keeps every job until the test answers it."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, spec_of(config, 1))
-        self.jobs: list[Job] = []
+        super().__init__(config, build_spec(config, 1))
+        self.jobs: list[InferJob] = []
         self.num_cancelled = 0
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.jobs.append(job)
         job.on_cancel = lambda: self._cancelled(job)
 
-    def _cancelled(self, job: Job) -> None:
+    def _cancelled(self, job: InferJob) -> None:
         self.num_cancelled += 1
         job.respond(InferResponse())
 
@@ -78,11 +78,11 @@ class FunctionModel(Model):
     """Answers at once with a function of its inputs."""
 
     def __init__(self, config: ModelConfig, function: Callable[..., dict[str, Array]]) -> None:
-        super().__init__(config, spec_of(config, 1))
+        super().__init__(config, build_spec(config, 1))
         self.function = function
         self.requests: list[InferRequest] = []
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         self.requests.append(job.request)
         made = self.function(**{name: tensor.array for name, tensor in job.request.inputs.items()})
         outputs = [Tensor.of(name, array) for name, array in made.items() if name in job.request.requested_outputs]

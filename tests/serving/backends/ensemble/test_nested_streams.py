@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.backends.ensemble.backend import EnsembleModel
-from serving.job import Job
+from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.ensemble.parts import (
@@ -82,7 +82,7 @@ async def test_an_empty_stream_leaves_the_outputs_before_it() -> None:
 
 async def test_steps_that_answer_at_once_keep_the_order() -> None:
     class Burst(HeldModel):
-        def _start(self, job: Job) -> None:
+        def _start(self, job: InferJob) -> None:
             super()._start(job)
             for value in range(3):
                 self.answer(-1, is_final=value == 2, Y=floats(value))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.backends.ensemble.backend import EnsembleModel
-from serving.call import infer_one
+from serving.model import infer_one
 from serving.request import InferResponse, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

@@ -8,8 +8,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.ensemble.backend import EnsembleModel
-from serving.call import infer_stream
-from serving.job import Job
+from serving.job import InferJob
+from serving.model import infer_stream
 from serving.request import InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
@@ -149,7 +149,7 @@ async def test_an_error_within_the_stream_ends_it() -> None:
 
 async def test_an_error_while_the_step_is_being_asked_ends_it() -> None:
     class Failing(HeldModel):
-        def _start(self, job: Job) -> None:
+        def _start(self, job: InferJob) -> None:
             super()._start(job)
             job.respond(InferResponse(error=SluiceError(ErrorCode.INTERNAL, "at once"), is_final=False))
 
@@ -187,7 +187,7 @@ class Burst(HeldModel):
         super().__init__(config)
         self.values, self.ends = values, ends
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         super()._start(job)
         for each in self.values:
             self.answer(-1, is_final=False, Y=floats(each))

@@ -17,7 +17,7 @@ from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from serving.backends.ensemble.backend import EnsembleModel
-from serving.call import infer_one, infer_stream
+from serving.model import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError

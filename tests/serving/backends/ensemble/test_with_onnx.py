@@ -9,8 +9,7 @@ import pytest
 from onnx import helper
 
 from serving.backends.ensemble.backend import EnsembleModel
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from tests.serving.backends.ensemble.parts import Models, config_of, load, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 

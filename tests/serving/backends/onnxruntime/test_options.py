@@ -16,8 +16,8 @@ from serving.backends.onnxruntime.options import (
     parse_gpu_accelerators,
     read_run_entries,
 )
-from serving.call import infer_one
 from serving.instance import Placement
+from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import load, one_op

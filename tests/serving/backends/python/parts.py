@@ -15,9 +15,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import BackendContext
 from serving.backends.python.backend import PythonBackend
-from serving.call import infer_one, infer_stream
-from serving.config.completion import normalize
-from serving.model import Model
+from serving.config.completion import fill_defaults
+from serving.model import Model, infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor
@@ -64,7 +63,7 @@ def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
     config = text_format.Parse(text, ModelConfig())
     config.name = folder.name
     config.default_model_filename = config.default_model_filename or "model.py"
-    normalize(config)
+    fill_defaults(config)
     return ModelSource(folder, 1, config)
 
 

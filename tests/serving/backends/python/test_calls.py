@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.call import ResponseStream, infer_one
-from serving.model import Model
+from serving.model import Model, ResponseStream, infer_one
 from serving.statistics import FailureReason
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import (

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from serving.call import ResponseStream, infer_one
-from serving.job import Job
-from serving.model import Model
+from serving.job import InferJob
+from serving.model import Model, ResponseStream, infer_one
 from serving.request import InferResponse
 from tests.serving.backends.python.parts import (
     DECOUPLED,
@@ -196,7 +195,7 @@ async def test_cancellation_is_seen_within_execute(tmp_path: Path) -> None:
     """
     seen: list[InferResponse] = []
     async with loaded(write_model(tmp_path / "within", code)) as model:
-        job: Job = model.submit(text_request("wait"), seen.append)
+        job: InferJob = model.submit(text_request("wait"), seen.append)
         assert await asyncio.wait_for(asyncio.shield(_after(job)), 5)
         job.cancel()
         assert await ask(model, "go on") == "done"
@@ -204,7 +203,7 @@ async def test_cancellation_is_seen_within_execute(tmp_path: Path) -> None:
     assert seen == []
 
 
-async def _after(job: Job) -> bool:
+async def _after(job: InferJob) -> bool:
     await eventually(lambda: job.on_cancel is not None)
     return True
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.call import infer_one
-from serving.host_policy import HostPolicy
-from serving.model import Model
+from serving.instance import HostPolicy
+from serving.model import Model, infer_one
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError

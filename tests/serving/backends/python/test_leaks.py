@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.backends.python.shared_memory import MAX_FREE_BYTES
-from serving.call import infer_one
+from serving.model import infer_one
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, eventually, loaded, write_model
 

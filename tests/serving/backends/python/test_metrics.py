@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.custom_metrics import CustomMetric, MetricFamily, MetricKind
+from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.python.parts import TEXT, ask, eventually, loaded, write_model
 
@@ -91,7 +91,7 @@ class Series:
     observed: list[float] = field(default_factory=list)
     num_holders: int = 0
 
-    def refuse_unless(self, kinds: set[MetricKind], operation: str) -> None:
+    def refuse_unless(self, kinds: set[CustomMetricKind], operation: str) -> None:
         if self.family.kind not in kinds:
             raise SluiceError(ErrorCode.UNIMPLEMENTED, f"no {operation} of a {self.family.kind}")
 
@@ -105,21 +105,21 @@ class Held:
         self.is_released = False
 
     def increment(self, value: float) -> None:
-        self.series.refuse_unless({MetricKind.COUNTER, MetricKind.GAUGE}, "increment")
-        if value < 0 and self.series.family.kind is MetricKind.COUNTER:
+        self.series.refuse_unless({CustomMetricKind.COUNTER, CustomMetricKind.GAUGE}, "increment")
+        if value < 0 and self.series.family.kind is CustomMetricKind.COUNTER:
             raise SluiceError(ErrorCode.INVALID, "a counter only grows")
         self.series.total += value
 
     def set(self, value: float) -> None:
-        self.series.refuse_unless({MetricKind.GAUGE}, "set")
+        self.series.refuse_unless({CustomMetricKind.GAUGE}, "set")
         self.series.total = value
 
     def observe(self, value: float) -> None:
-        self.series.refuse_unless({MetricKind.HISTOGRAM}, "observe")
+        self.series.refuse_unless({CustomMetricKind.HISTOGRAM}, "observe")
         self.series.observed.append(value)
 
     def value(self) -> float:
-        self.series.refuse_unless({MetricKind.COUNTER, MetricKind.GAUGE}, "value")
+        self.series.refuse_unless({CustomMetricKind.COUNTER, CustomMetricKind.GAUGE}, "value")
         return self.series.total
 
     def release(self) -> None:
@@ -134,7 +134,7 @@ class Held:
 class Family:
     name: str
     description: str
-    kind: MetricKind
+    kind: CustomMetricKind
     owner: "Page"
     series: list[Series] = field(default_factory=list)
     num_holders: int = 0
@@ -160,7 +160,7 @@ class Page:
     def __init__(self) -> None:
         self.families: dict[str, Family] = {}
 
-    def family(self, name: str, description: str, kind: MetricKind) -> MetricFamily:
+    def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
         family = self.families.setdefault(name, Family(name, description, kind, self))
         if family.kind is not kind:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"{name} is a {family.kind}")

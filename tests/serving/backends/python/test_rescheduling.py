@@ -6,10 +6,10 @@ import pytest
 
 from serving.backends.python.backend import PythonInstance, create_instances, create_workers
 from serving.backends.python.environments import WorkerLaunch
-from serving.instance import placements_of
-from serving.job import Job
+from serving.instance import place_instances
+from serving.job import InferJob
 from serving.model import Model
-from serving.spec import ModelSource, spec_of
+from serving.spec import ModelSource, build_spec
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.python.parts import DECOUPLED, TEXT, ask, context, loaded, stream, write_model
 
@@ -52,12 +52,12 @@ class AgainModel(Model):
     """Gives its instance each rescheduled request again at once."""
 
     def __init__(self, source: ModelSource, instance: PythonInstance) -> None:
-        super().__init__(source.config, spec_of(source.config, 1))
+        super().__init__(source.config, build_spec(source.config, 1))
         self.instance = instance
         self.num_rounds = 0
         self.num_free = 0
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: InferJob) -> None:
         def again() -> None:
             self.num_rounds += 1
             self.instance.execute([job], self._done)
@@ -73,7 +73,7 @@ class AgainModel(Model):
 
 
 async def again_model(source: ModelSource) -> AgainModel:
-    placements = placements_of(source.config, 0)
+    placements = place_instances(source.config, 0)
     (worker,) = create_workers(source, placements, [WorkerLaunch()], context())
     await worker.start()
     return AgainModel(source, create_instances([worker], placements, can_queue_ahead=False)[0])

@@ -17,10 +17,9 @@ from serving.backends.python.backend import _initialize_command, create_instance
 from serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
 from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.supervisor import SupervisedWorker
-from serving.batching.scheduled import ScheduledModel
-from serving.call import ResponseStream, infer_one
-from serving.instance import placements_of
-from serving.model import Model
+from serving.batching.scheduled_model import ScheduledModel
+from serving.instance import place_instances
+from serving.model import Model, ResponseStream, infer_one
 from serving.spec import ModelSource
 from sluice import backoff
 from sluice.errors import ErrorCode, SluiceError
@@ -68,7 +67,7 @@ class TritonPythonModel:
 
 @asynccontextmanager
 async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tuple[Model, list[SupervisedWorker]]]:
-    placements = placements_of(source.config, 0)
+    placements = place_instances(source.config, 0)
     finalize_timeout_s = limits.get("finalize_timeout_s", supervisor.FINALIZE_TIMEOUT_S)
     held = WorkerBatchQueue(source.name, limits.get("max_wait_s", MAX_WAIT_S))
     workers = [
@@ -194,7 +193,7 @@ async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> 
 async def test_a_sequences_worker_keeps_what_is_its_own(tmp_path: Path) -> None:
     sequences = "sequence_batching { }\ninstance_group { count: 2 }"
     source = write_model(tmp_path / "fatal", FATAL, sequences + TEXT)
-    placements = placements_of(source.config, 0)
+    placements = place_instances(source.config, 0)
     first, second = create_workers(source, placements, [WorkerLaunch(), WorkerLaunch()], context())
     assert first._queue is not second._queue
     shared = create_workers(

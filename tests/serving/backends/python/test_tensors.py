@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from serving.backends.python.worker import pb_utils
-from serving.call import infer_one
-from serving.model import Model
+from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array, Tensor
@@ -146,7 +145,7 @@ async def test_what_was_sent_may_be_changed_at_once(tmp_path: Path) -> None:
                         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
                 sender.send(flags=FINAL)
     """
-    from serving.call import infer_stream
+    from serving.model import infer_stream
 
     config = DECOUPLED.split("input")[0] + ARRAY
     async with loaded(write_model(tmp_path / "reuse", code, config)) as model:

@@ -6,7 +6,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.pytorch.backend import PyTorchBackend
-from serving.config.completion import normalize
+from serving.config.completion import fill_defaults
 from serving.model import Model
 from serving.spec import ModelSource
 from tests.serving.backends.builders import CONTEXT
@@ -30,7 +30,7 @@ async def load(folder: Path, text: str, backend: PyTorchBackend | None = None) -
     """Load the model whose file is in the folder."""
     backend, source = backend or PyTorchBackend(), source_of(folder, text)
     config = await backend.complete(source, CONTEXT)
-    normalize(config)
+    fill_defaults(config)
     return await backend.load(ModelSource(folder, 1, config), CONTEXT)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from moto.server import ThreadedMotoServer
 
 from serving.repository.repository import ModelRepository
-from serving.repository.types import ControlMode, RepositorySettings
+from serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import CONFIG, Bench
 
 ALL_VERSIONS = CONFIG + "version_policy { all {} }"
@@ -47,7 +47,7 @@ class StoreBench(Bench):
 
 
 def stamps(repository: ModelRepository) -> dict[str, list[int]]:
-    """What serves: the versions' stamps by name."""
+    """Return the stamps of the versions that serve, by model."""
     found: dict[str, list[int]] = {}
     for model in repository.models():
         found.setdefault(model.name, []).append(model.stamp)  # type: ignore[attr-defined]

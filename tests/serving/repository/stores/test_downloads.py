@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.repository.failures import StoreFailure
-from serving.repository.stores.downloads import Downloads, Progress, Transfer
+from serving.repository.stores.mirror import DownloadProgress, Downloads, Transfer
 from tests.serving.repository.stores.parts import Bucket, HookedFilesystem
 
 MB = 1_000_000
@@ -16,7 +16,7 @@ MB = 1_000_000
 def test_a_large_model_tells_how_far_it_is() -> None:
     notes: list[str] = []
     now = [0.0]
-    progress = Progress("m", 200 * MB, notes.append, lambda: now[0])
+    progress = DownloadProgress("m", 200 * MB, notes.append, lambda: now[0])
     for second in range(1, 25):
         now[0] = float(second)
         progress.add(5 * MB)
@@ -29,7 +29,7 @@ def test_a_large_model_tells_how_far_it_is() -> None:
 
 def test_a_small_model_tells_nothing() -> None:
     notes: list[str] = []
-    progress = Progress("m", 63 * MB, notes.append, lambda: 0.0)
+    progress = DownloadProgress("m", 63 * MB, notes.append, lambda: 0.0)
     progress.add(63 * MB)
     assert notes == []
 

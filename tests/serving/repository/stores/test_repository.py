@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
+from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
 from serving.repository.roots import Roots
+from serving.repository.settings import ControlMode
 from serving.repository.stores.listing import StoreListing
-from serving.repository.types import ControlMode, ModelState
 from sluice.errors import ErrorCode
 from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, until, write_model
 from tests.serving.repository.stores.parts import ALL_VERSIONS, Bucket, HookedFilesystem, S3Server, StoreBench, stamps
@@ -99,23 +100,23 @@ async def test_polls_follow_the_store(bucket: Bucket) -> None:
 
 
 async def test_what_is_being_uploaded_is_not_served(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload of one object between every two looks: the model is not touched before the last one has come."""
+    """An upload of one object between every two scans: the model is not touched before the last one has come."""
     bucket.put_model("other", 1)
     bench = StoreBench(bucket.url)
     repository = await polling(bench)
-    look, pieces = Roots.look, iter(["config.pbtxt", "1/a.bin", "1/b.bin", "1/stamp.txt", "labels.txt"])
+    scan, pieces = Roots.scan, iter(["config.pbtxt", "1/a.bin", "1/b.bin", "1/stamp.txt", "labels.txt"])
     content = {"config.pbtxt": ALL_VERSIONS, "1/stamp.txt": "7"}
     uploaded: list[str] = []
 
-    def upload_and_look(roots: Roots) -> Any:
+    def upload_and_scan(roots: Roots) -> Any:
         piece = next(pieces, None)
         if piece is not None:
             bucket.put(f"a/{piece}", content.get(piece, "x"))
             uploaded.append(piece)
         assert piece is None or "a" not in stamps(repository)
-        return look(roots)
+        return scan(roots)
 
-    monkeypatch.setattr(Roots, "look", upload_and_look)
+    monkeypatch.setattr(Roots, "scan", upload_and_scan)
     await until(lambda: "a" in stamps(repository))
     assert len(uploaded) == 5
     assert bench.stamp.loads.count(("a", 1)) == 1
@@ -262,30 +263,30 @@ async def test_a_store_that_goes_away_keeps_what_is_served(
 async def test_nothing_settles_while_the_store_is_away(
     memory: Bucket, hooked: list[HookedFilesystem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was in motion when the store went is in motion when it comes back."""
+    """A model that was changing when the store went away is still unsettled when it comes back."""
     memory.put_model("first", 1)
     bench = StoreBench(memory.url)
     repository = await polling(bench)
-    looks: list[str] = []
-    look = Roots.look
+    scans: list[str] = []
+    scan = Roots.scan
 
     def script(roots: Roots) -> Any:
-        looks.append("look")
-        if len(looks) == 1:
+        scans.append("scan")
+        if len(scans) == 1:
             memory.put("a/config.pbtxt", ALL_VERSIONS)
             memory.put("a/1/stamp.txt", "half")
-        if len(looks) == 4:
+        if len(scans) == 4:
             memory.put("a/1/stamp.txt", "8")
-        return look(roots)
+        return scan(roots)
 
     def fail(path: str) -> None:
-        if len(looks) in (2, 3):
+        if len(scans) in (2, 3):
             raise TimeoutError("no answer")
 
     hooked[-1].before_find = fail
-    monkeypatch.setattr(Roots, "look", script)
+    monkeypatch.setattr(Roots, "scan", script)
     await until(lambda: "a" in stamps(repository))
-    assert len(looks) >= 5
+    assert len(scans) >= 5
     assert await ask(repository, "a") == 8
     assert not any("'a'" in note for note in bench.notes)
     await repository.close()
