@@ -11,11 +11,9 @@ from time import perf_counter
 from gateway.bundled import pipeline_repository
 from gateway.checkpoint import find_checkpoint, served_name
 from gateway.listeners import ListenError
-from gateway.options.accepted_flags import advice_on
-from gateway.options.arguments import USAGE_ERROR
-from gateway.options.command_line import parse_flags
-from gateway.options.config import ServeConfig, read_config, unknown_variables
-from gateway.options.option import ConfigError
+from gateway.options.command_line import check_accepted_flags, parse_flags
+from gateway.options.config import ServeConfig, find_unknown_variables, read_config
+from gateway.options.option import USAGE_ERROR, OptionError
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
 
@@ -30,9 +28,9 @@ def command(argv: list[str]) -> int:
     flags = parse_flags(argv)
     try:
         config = _with_draft_found(read_config(flags))
-        advice = advice_on(flags)
+        advice = check_accepted_flags(flags)
         checkpoint = _checkpoint(config)
-    except ConfigError as error:
+    except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
     try:
         configure_logging(config.logging.lowest_level, config.logging.file)
@@ -64,7 +62,7 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     try:
         with _pipeline(config, checkpoint) as whole:
             run_server(whole, checkpoint, started)
-    except ConfigError as error:
+    except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
     except (ListenError, SluiceError) as error:
         return _fail(str(error), FAILED)
@@ -79,7 +77,7 @@ def _pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[ServeCon
         yield config
         return
     if checkpoint is None:
-        raise ConfigError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
+        raise OptionError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
     name = served_name(config.model.served_model_name, checkpoint)
     with pipeline_repository(name, is_bundled=config.model.path is None) as path:
         repository = replace(config.repository, paths=(*config.repository.paths, path))
@@ -95,5 +93,5 @@ def _fail(message: str, code: int) -> int:
 def _warn(advice: list[str]) -> None:
     for sentence in advice:
         log.warning("%s", sentence)
-    for name in unknown_variables():
+    for name in find_unknown_variables():
         log.warning("the variable %s is no option of sluice serve, and is ignored", name)

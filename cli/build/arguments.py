@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import Runtime
-from gateway.options.arguments import OneLineParser
-from gateway.options.option import Parse, choice, integer, member
+from gateway.options.option import OneLineParser
+from gateway.options.option import Parse, choice, integer, enum_member
 
 _DESCRIPTION = """\
 Make a Triton model repository of a HuggingFace or NeMo checkpoint.
@@ -132,7 +132,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--name", metavar="NAME", help="the model's name. Default: the checkpoint's")
     group.add_argument(
         "--layout",
-        type=_parsed(member(Layout)),
+        type=_parsed(enum_member(Layout)),
         default=Layout.ENSEMBLE,
         metavar="LAYOUT",
         help="ensemble: as above; prefixed: the stages are NAME_preprocessing, NAME_postprocessing and NAME_ensemble, "
@@ -153,7 +153,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
 def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--runtime",
-        type=_parsed(member(Runtime)),
+        type=_parsed(enum_member(Runtime)),
         default=Runtime.AUTO,
         metavar="RUNTIME",
         help="openvino, tensorrt_llm, or auto, what `sluice serve` would take here. Default: auto",

@@ -3,9 +3,9 @@
 import sys
 from dataclasses import replace
 
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.option import FAILED, USAGE_ERROR
 from cli.build.arguments import parse
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 
 _ERROR = "sluice build: error: "
 
@@ -27,7 +27,7 @@ def command(arguments: list[str]) -> int:
             sys.stdout.write(dry_run(options))
             return 0
         models = build(options, Console(stderr=True, soft_wrap=True))
-    except (AskedError, ConfigError) as error:
+    except (AskedError, OptionError) as error:
         sys.stderr.write(f"{_ERROR}{error}\n")
         return USAGE_ERROR
     except (BuildError, SluiceError, OSError) as error:

@@ -11,8 +11,8 @@ from cli.build.failures import AskedError
 from cli.build.files import CONFIG
 from cli.build.nemo import NemoCheckpoint, read_nemo
 from gateway.checkpoint import find_checkpoint, model_name
-from gateway.hub import download, is_hub_id
-from gateway.options.option import ConfigError
+from gateway.checkpoint import download_from_hub, is_hub_id
+from gateway.options.option import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ def find_source(text: str, *, is_dry: bool) -> Source:
             hub_id, _, revision = text.partition("@")
             return HubModel(hub_id, revision or None)
         try:
-            return checkpoint_at(download(text), text)
-        except ConfigError as error:
+            return checkpoint_at(download_from_hub(text), text)
+        except OptionError as error:
             raise AskedError(str(error)) from None
     if path.is_dir() and model_format(path) is not None:
         return checkpoint_at(path, text)
     try:
         return checkpoint_at(find_checkpoint(text, "CHECKPOINT"), text)
-    except ConfigError as error:
+    except OptionError as error:
         raise AskedError(
             f"{error}; a .nemo archive or a NeMo 2 checkpoint (context/ and weights/) will do too"
         ) from None

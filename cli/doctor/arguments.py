@@ -3,7 +3,7 @@
 import argparse
 
 from engine.config import Runtime
-from gateway.options.arguments import OneLineParser
+from gateway.options.option import OneLineParser
 
 _OVERVIEW = """\
 Compare this machine, what is installed on it and the models to be served, and say in one screen what will not work,

@@ -18,7 +18,7 @@ from cli.doctor.report import as_json, show
 from cli.doctor.targets import Target, find_targets
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.option import FAILED, USAGE_ERROR
 from sluice.errors import SluiceError
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from cli.rag.events import Event, events_of
 from cli.rag.failures import Broken, RagError, Refused, Unreachable
-from gateway.options.rag_client import ClientOptions
+from gateway.options.rag import RagClientOptions
 from pipelines.rag import keys
 
 JsonObject = dict[str, Any]
@@ -26,7 +26,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class RagClient:
     """One server. Every method raises Unreachable and Refused."""
 
-    def __init__(self, options: ClientOptions) -> None:
+    def __init__(self, options: RagClientOptions) -> None:
         self.url = options.url
         self._http = httpx.AsyncClient(
             headers=_headers(options),
@@ -124,7 +124,7 @@ class RagClient:
             raise RagError(f"{self.url}: {error}") from None
 
 
-def _headers(options: ClientOptions) -> dict[str, str]:
+def _headers(options: RagClientOptions) -> dict[str, str]:
     headers = {}
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"

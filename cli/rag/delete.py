@@ -6,7 +6,7 @@ from cli.rag.arguments import Arguments
 from cli.rag.client import RagClient
 from cli.rag.failures import Refused
 from cli.rag.terminal import harmless
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.option import FAILED, USAGE_ERROR
 
 _NOT_FOUND = 404
 

@@ -14,7 +14,7 @@ from cli.rag.progress import shown
 from cli.rag.retries import RetryPolicy
 from cli.rag.tally import Tally
 from cli.rag.terminal import harmless
-from gateway.options.arguments import FAILED
+from gateway.options.option import FAILED
 
 
 async def ingest(client: RagClient, arguments: Arguments) -> int:

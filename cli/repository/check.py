@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.repository.report import Style, as_json, lines
-from gateway.options.arguments import FAILED, USAGE_ERROR
-from gateway.options.option import ConfigError
+from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 from serving.backends.registry import BackendRegistry
 from serving.repository.inspection.report import ModelReport, Verdict
 from serving.repository.inspection.repositories import inspect_repositories
@@ -25,7 +24,7 @@ def check(arguments: argparse.Namespace) -> int:
             from cli.repository.loading import with_loads
 
             reports = with_loads(reports, arguments.paths, has_namespaces=arguments.model_namespacing)
-    except (SluiceError, ConfigError, OSError) as error:
+    except (SluiceError, OptionError, OSError) as error:
         sys.stderr.write(f"sluice repository check: error: {error}\n")
         return USAGE_ERROR
     if arguments.json:

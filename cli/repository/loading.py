@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.assembly import Lent, make_host_policies, make_rate_limiter, make_repository
+from gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
 from gateway.options.config import ServeConfig, read_config
 from gateway.telemetry.metrics import GatewayMetrics
 from serving.findings import Finding
@@ -14,7 +14,7 @@ from serving.repository.types import IndexEntry, ModelState
 
 
 def with_loads(reports: Sequence[ModelReport], paths: Sequence[str], *, has_namespaces: bool) -> list[ModelReport]:
-    """The reports with what loading found. Raises ConfigError for variables that are wrong, SluiceError as a start."""
+    """The reports with what loading found. Raises OptionError for variables that are wrong, SluiceError as a start."""
     flags: dict[str, str | bool | list[str]] = {"--model-repository": list(paths), "--model-control-mode": "explicit"}
     if has_namespaces:
         flags["--model-namespacing"] = True
@@ -23,12 +23,12 @@ def with_loads(reports: Sequence[ModelReport], paths: Sequence[str], *, has_name
 
 
 async def _load(config: ServeConfig) -> list[IndexEntry]:
-    lent = Lent(
+    shared = SharedResources(
         GatewayMetrics(),
         rate_limiter=make_rate_limiter(config.instances),
         host_policies=make_host_policies(config.instances),
     )
-    repository = make_repository(config, lent)
+    repository = make_repository(config, shared)
     try:
         await repository.start([ALL_MODELS])
         return repository.index()

@@ -1,12 +1,21 @@
-"""The options of `sluice serve` that the engine is set up by. Fields have the names of `engine.config.EngineConfig`."""
+"""Options of the engine: model, scheduling, KV cache, speculation. Fields have the names of those of EngineConfig."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
-from gateway.options.option import choice, fraction, integer, member, option, size, text_of, truth, weights
-from gateway.options.step_sizes import CPU_SEQS, CPU_TOKENS, GPU_SEQS, GPU_TOKENS
+from engine.delegated.tensorrt_llm.folder import read_folder
+from engine.runtimes import choose_runtime
+from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
+from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
+STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens")
+"""Fields of EngineConfig for the requests and tokens of one step, whose defaults depend on the runtime."""
+CPU_SEQS, CPU_TOKENS = _DEFAULTS.max_num_seqs, _DEFAULTS.max_num_batched_tokens
+GPU_SEQS, GPU_TOKENS = 256, 8192
+"""Defaults on GPUs, which read their weights for many requests at the cost of one."""
 _QUANTIZATIONS = (
     "none",
     "int8",
@@ -21,7 +30,7 @@ _QUANTIZATIONS = (
     "w4a16_gptq",
     "w8a8_sq_per_channel",
 )
-"""OpenVINO's, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
+"""OpenVINO's quantizations, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class ModelOptions:
     path: str | None = option(
         "MODEL",
         None,
-        text_of("the folder of a HuggingFace checkpoint or its name on the hub"),
+        printable_text("the folder of a HuggingFace checkpoint or its name on the hub"),
         "MODEL",
         "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json), of an OpenVINO IR, or of "
         "compiled engines or a converted checkpoint of TensorRT-LLM; or ORG/NAME[@REVISION] on the Hugging Face hub, "
@@ -41,14 +50,14 @@ class ModelOptions:
     served_model_name: str | None = option(
         "--served-model-name",
         None,
-        text_of("a name without control characters"),
+        printable_text("a name without control characters"),
         "NAME",
         "the name clients ask for. Default: the folder's name",
     )
     runtime: Runtime = option(
         "--runtime",
         _DEFAULTS.runtime,
-        member(Runtime),
+        enum_member(Runtime),
         "RUNTIME",
         "what runs the model: openvino, on the CPU; tensorrt_llm, on NVIDIA GPUs; auto, by the folder's files, the "
         "GPUs and what is installed. The log says which it is, and why",
@@ -56,7 +65,7 @@ class ModelOptions:
     tokenizer_path: str | None = option(
         "--tokenizer",
         None,
-        text_of("the folder of a tokenizer"),
+        printable_text("the folder of a tokenizer"),
         "FOLDER",
         "folder of MODEL's tokenizer, where MODEL's own has none, as with compiled engines",
     )
@@ -80,7 +89,7 @@ class ModelOptions:
     cache_path: str | None = option(
         "--cache-path",
         None,
-        text_of("a folder"),
+        printable_text("a folder"),
         "FOLDER",
         "folder of what is made once from a model and found again: compressed weights, converted models. It may be "
         "emptied at any time. Default: ~/.cache/sluice",
@@ -94,7 +103,7 @@ class SchedulingOptions:
     scheduler_policy: SchedulerPolicy = option(
         "--scheduler-policy",
         _DEFAULTS.scheduler_policy,
-        member(SchedulerPolicy),
+        enum_member(SchedulerPolicy),
         "POLICY",
         "who may hold KV blocks: guaranteed_no_evict admits a request when all it could ever need is free, and never "
         "pauses it; max_utilization admits on what is needed now, so more run at once, and pauses the youngest when "
@@ -211,7 +220,7 @@ class SpeculationOptions:
     speculation: Speculation = option(
         "--speculation",
         _DEFAULTS.speculation,
-        member(Speculation),
+        enum_member(Speculation),
         "SOURCE",
         "where draft tokens come from: off; ngram, which copies what followed the same words before (for answers that "
         "quote their prompt); draft_model, a small model (--draft-model). Greedy answers stay the same",
@@ -227,7 +236,40 @@ class SpeculationOptions:
     draft_model_path: str | None = option(
         "--draft-model",
         None,
-        text_of("the folder of a HuggingFace checkpoint"),
+        printable_text("the folder of a HuggingFace checkpoint"),
         "MODEL",
         "checkpoint of the draft model, with the same vocabulary. It takes memory beside the model",
     )
+
+
+def choose_step_sizes(engine: EngineConfig, options: Mapping[str, int | None]) -> dict[str, int]:
+    """Return STEP_SIZES for the model of `engine`: those in `options`, and fitting values where they are None."""
+    seqs, tokens = (options[name] for name in STEP_SIZES)
+    default_seqs, default_tokens = _runtime_sizes(engine)
+    return {
+        "max_num_seqs": seqs or min(default_seqs, tokens or default_tokens),
+        "max_num_batched_tokens": tokens or max(default_tokens, seqs or 0),
+    }
+
+
+def _runtime_sizes(engine: EngineConfig) -> tuple[int, int]:
+    """Return the runtime's sizes; the CPU's where there is no runtime, which the start reports."""
+    try:
+        runtime = choose_runtime(engine).runtime
+    except SluiceError:
+        return CPU_SEQS, CPU_TOKENS
+    if runtime is not Runtime.TENSORRT_LLM:
+        return CPU_SEQS, CPU_TOKENS
+    return _compiled_sizes(engine) or (GPU_SEQS, GPU_TOKENS)
+
+
+def _compiled_sizes(engine: EngineConfig) -> tuple[int, int] | None:
+    """Return a compiled engine's sizes; None for other models and for broken ones, which the load reports."""
+    try:
+        build = read_folder(Path(engine.model_path)).build_config or {}
+    except SluiceError:
+        return None
+    seqs, tokens = build.get("max_batch_size"), build.get("max_num_tokens")
+    if isinstance(seqs, int) and isinstance(tokens, int) and 0 < seqs <= tokens:
+        return seqs, tokens
+    return None

@@ -19,8 +19,8 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 from engine.client.base import EngineClient
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.options.grpc import GrpcOptions
 from gateway.service import InferenceService
@@ -185,7 +185,7 @@ def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iter
         )
         http.start()
         target = f"127.0.0.1:{await rpc.start()}"
-        started.append((url_of(listener), target, engine, service))
+        started.append((listener_url(listener), target, engine, service))
         ready.set()
         await asyncio.to_thread(over.wait)
         await rpc.stop(0)

@@ -20,10 +20,10 @@ from prometheus_client import generate_latest
 
 from gateway.assembly import make_service
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
-from gateway.options.repository import RepositoryOptions
+from gateway.options.serving import RepositoryOptions
 from gateway.service import InferenceService
 from serving.repository.types import ControlMode, ModelState
 from tests import paths
@@ -74,7 +74,7 @@ async def serving(models: Path) -> AsyncIterator[tuple[InferenceService, httpx.A
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
-        async with httpx.AsyncClient(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
             yield service, client
     finally:
         await server.stop(PATIENCE_S)

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.http.frames import DONE
 from gateway.http.rag.frames import named_frame, token_frame
 from gateway.http.rag.objects import JsonObject
+from gateway.http.sse import DONE
 from pipelines.text.sources import as_objects
 from pipelines.text.types import Retrieval, TextEvent
 

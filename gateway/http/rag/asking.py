@@ -4,15 +4,13 @@ from contextlib import aclosing
 
 from fastapi import Request, Response
 
-from gateway.http.disconnect import run_while_connected
+from gateway.http.parsing import retriever_parameters
 from gateway.http.rag.answer import AnswerHead, Events, answer_frames, whole_answer
 from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.frames import error_frame
 from gateway.http.rag.objects import list_object
 from gateway.http.rag.schemas import QueryRequest, SearchRequest
-from gateway.http.request_id import request_id_of
-from gateway.http.retrieval import step_parameters
-from gateway.http.scheduling import Scheduling, scheduling_of
+from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -63,9 +61,9 @@ class AskingRoutes:
         Streamed as server-sent events: `sources`, a `token` for each piece of text, `citations`, `usage`, then [DONE].
         """
         fields, headers = await parsed_body(request, QueryRequest, self._options)
-        scheduling = scheduling_of(request.headers, self._defaults)
+        scheduling = parse_scheduling(request.headers, self._defaults)
         model = pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
-        request_id = request_id_of(request)
+        request_id = get_request_id(request)
         parameters = retrieval_parameters(fields, collection, collection_key(request))
         asked = text_request(fields, request_id, scheduling, parameters)
         events = _in_client_s_words(self._service.generate(model, asked, _PROTOCOL))
@@ -112,7 +110,7 @@ def search_options(fields: SearchRequest) -> SearchOptions:
 def retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
     """The request parameters of the retrieving step. Raises INVALID for a filter that is none."""
     parse_filter(fields.filter)
-    return step_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
+    return retriever_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
 
 
 def text_request(

@@ -5,7 +5,7 @@ from fastapi import Request, Response
 from gateway.http.rag.exchange import collection_key, json_response, parsed_body
 from gateway.http.rag.objects import collection_object, list_object
 from gateway.http.rag.schemas import CollectionRequest
-from gateway.options.config import HttpOptions
+from gateway.options.http import HttpOptions
 from pipelines.rag.library import Library
 
 

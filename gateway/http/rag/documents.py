@@ -4,14 +4,13 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from gateway.http.disconnect import run_while_connected
 from gateway.http.parsing import warning_header
 from gateway.http.rag.exchange import collection_key, json_response
 from gateway.http.rag.objects import document_object, list_object
 from gateway.http.rag.putting import Batch, answer_of, put_all
 from gateway.http.rag.uploads import read_upload, read_uploads
-from gateway.http.request_id import request_id_of
-from gateway.options.config import HttpOptions
+from gateway.http.request import get_request_id, run_while_connected
+from gateway.options.http import HttpOptions
 from pipelines.rag.library import Library, PutStatus, check_name
 from sluice.errors import ErrorCode, SluiceError
 
@@ -37,7 +36,7 @@ class DocumentRoutes:
         """
         check_name(collection)
         uploads, ignored = await read_uploads(request, self._options)
-        batch = Batch(self._library, collection, collection_key(request), force, request_id_of(request))
+        batch = Batch(self._library, collection, collection_key(request), force, get_request_id(request))
         outcomes = await run_while_connected(request.receive, put_all(batch, uploads))
         return answer_of(outcomes, warning_header(ignored))
 

@@ -7,9 +7,9 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.http.body import read_body
-from gateway.http.parsing import parse, warning_header
-from gateway.options.config import HttpOptions
+from gateway.http.parsing import parse_body, warning_header
+from gateway.http.request import read_body
+from gateway.options.http import HttpOptions
 from pipelines.rag import keys
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -25,7 +25,7 @@ async def parsed_body(
 ) -> tuple[RequestT, dict[str, str]]:
     """The request's fields, and the headers that its answer must carry. Raises what reading and parsing raise."""
     body = await read_body(request, options.max_input_bytes)
-    fields, ignored = parse(schema, body, options.is_strict)
+    fields, ignored = parse_body(schema, body, options.is_strict)
     return fields, warning_header(ignored)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gateway.http.parsing import printable
+from gateway.http.parsing import quote_name
 from gateway.http.rag.json_uploads import Unreadable, check_count, line_uploads, read_metadata
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
@@ -73,7 +73,7 @@ def _check(files: Sequence[UploadFile], fields: Mapping[str, str]) -> None:
 def _unknown(fields: Mapping[str, str], is_strict: bool) -> list[str]:
     unknown = [name for name in fields if name not in _FIELDS]
     if unknown and is_strict:
-        name = printable(unknown[0])
+        name = quote_name(unknown[0])
         raise invalid(name, f"unknown field {name}; this server refuses what it does not know")
     return unknown
 

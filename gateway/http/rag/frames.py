@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from gateway.http.errors import openai_error_body
-from gateway.http.frames import encode_text
+from gateway.http.sse import encode_text
 from sluice.errors import SluiceError
 
 

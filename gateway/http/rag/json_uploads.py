@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.http.parsing import parse, shown
+from gateway.http.parsing import parse_body, quote_value
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
 from pipelines.rag.documents.jsonl import JsonLines
 from pipelines.rag.documents.parse import format_of
@@ -27,7 +27,7 @@ class Unreadable:
 
 def json_uploads(body: bytes, is_strict: bool) -> tuple[list[Upload | Unreadable], list[str]]:
     """The documents, and the paths of unknown fields. Raises INVALID for fields that are missing or wrong."""
-    fields, ignored = parse(DocumentsRequest, body, is_strict)
+    fields, ignored = parse_body(DocumentsRequest, body, is_strict)
     return [_upload(item) for item in _items(fields)], ignored
 
 
@@ -62,8 +62,8 @@ def read_metadata(text: str) -> Metadata:
     try:
         given = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid("metadata", f"metadata must be a JSON object, got {shown(text)} ({error})") from None
-    fields, _ = parse(MetadataObject, orjson.dumps({"metadata": given}), is_strict=True)
+        raise invalid("metadata", f"metadata must be a JSON object, got {quote_value(text)} ({error})") from None
+    fields, _ = parse_body(MetadataObject, orjson.dumps({"metadata": given}), is_strict=True)
     return fields.metadata
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from gateway.http import openapi
 from gateway.http.rag.schemas import DocumentsRequest
-from gateway.http.scheduling import OPENAPI_PARAMETERS
+from gateway.http.request import SCHEDULING_PARAMETERS
 from pipelines.rag import keys
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -50,16 +50,16 @@ KEY_HEADER: dict[str, Any] = {"parameters": [_KEY]}
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
     """What an operation's OpenAPI entry says of its JSON body and headers."""
-    return {**openapi.body_of(schema), **KEY_HEADER}
+    return {**openapi.describe_body(schema), **KEY_HEADER}
 
 
 def with_scheduling(operation: dict[str, Any]) -> dict[str, Any]:
     """The operation with the headers that say when a request is served."""
-    return {**operation, "parameters": [*operation["parameters"], *OPENAPI_PARAMETERS]}
+    return {**operation, "parameters": [*operation["parameters"], *SCHEDULING_PARAMETERS]}
 
 
 def _several() -> dict[str, Any]:
-    json = openapi.body_of(DocumentsRequest)["requestBody"]["content"]
+    json = openapi.describe_body(DocumentsRequest)["requestBody"]["content"]
     content = {**json, "application/x-ndjson": _LINES, "multipart/form-data": _FORM, **_RAW}
     return {"requestBody": {"required": True, "content": content}, "parameters": [_KEY, _ID, *_OF_RAW]}
 

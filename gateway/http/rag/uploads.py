@@ -6,11 +6,11 @@ from email.message import Message
 
 from fastapi import Request
 
-from gateway.http.body import read_body
-from gateway.http.parsing import printable
+from gateway.http.parsing import quote_name
 from gateway.http.rag.form_uploads import form_uploads
 from gateway.http.rag.json_uploads import Unreadable, json_uploads, line_uploads, read_metadata
-from gateway.options.config import HttpOptions
+from gateway.http.request import read_body
+from gateway.options.http import HttpOptions
 from pipelines.rag.documents.jsonl import is_jsonl
 from pipelines.rag.documents.parse import format_of
 from pipelines.rag.upload import Upload
@@ -52,7 +52,7 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
         return line_uploads(await read_body(request, options.max_input_bytes)), []
     document_id = request.query_params.get("id", "")
     if not document_id:
-        what = f"a body of type {printable(kind)}" if kind else "a body without content type"
+        what = f"a body of type {quote_name(kind)}" if kind else "a body without content type"
         raise invalid("id", f"id is required: {what} is one document, which ?id=NAME names")
     return [await read_upload(request, options, document_id)], []
 
@@ -63,5 +63,5 @@ def _media_type(request: Request) -> str:
     header["content-type"] = request.headers.get("content-type", "")
     charset = header.get_content_charset("utf-8")
     if charset not in _CHARSETS:
-        raise invalid("content-type", f"documents must be UTF-8, got charset {printable(charset)}")
+        raise invalid("content-type", f"documents must be UTF-8, got charset {quote_name(charset)}")
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

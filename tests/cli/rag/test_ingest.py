@@ -18,7 +18,8 @@ from rich.console import Console
 from cli.rag import ingest, progress
 from cli.rag.retries import RetryPolicy
 from cli.rag.tally import Tally
-from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import AccessOptions, HttpOptions
 from pipelines.rag.keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice

@@ -12,9 +12,10 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
-from gateway.v2.description import ServerIdentity
-from gateway.v2.settings import LogSettings, TraceSettings
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.server import ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.trace import TraceSettings
 from serving.backend import LoadOverrides
 from serving.job import Job
 from serving.model import Model

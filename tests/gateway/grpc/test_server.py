@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,
@@ -101,7 +101,7 @@ async def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
         server_cert_path=str(tmp_path / "none.pem"),
         server_key_path=str(CERTIFICATES / "server.key"),
     )
-    with pytest.raises(ConfigError, match="--grpc-server-cert cannot be read"):
+    with pytest.raises(OptionError, match="--grpc-server-cert cannot be read"):
         await GrpcServer(SmallService(), options, "127.0.0.1").start()
 
 

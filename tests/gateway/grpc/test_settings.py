@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.v2.settings import TraceSettings
+from gateway.v2.trace import TraceSettings
 from tests.gateway.grpc.parts import EchoModel, SmallService, failure, serving
 
 INVALID = "INVALID_ARGUMENT"

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
 from gateway.grpc import stream as stream_module
-from gateway.v2.settings import TraceSettings
+from gateway.v2.trace import TraceSettings
 from serving.job import Job
 from serving.request import InferResponse
 from serving.tensors.tensor import Tensor

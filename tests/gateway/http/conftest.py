@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from tests.gateway.http.live import LiveServer, live_server
 
 

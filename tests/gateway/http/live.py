@@ -15,8 +15,8 @@ from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -162,8 +162,10 @@ async def _application(
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
-        with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
-            yield LiveServer(url_of(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client)
+        with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
+            yield LiveServer(
+                listener_url(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client
+            )
     finally:
         runner.release()
         await server.stop(PATIENCE_S)

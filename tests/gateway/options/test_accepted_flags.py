@@ -1,14 +1,13 @@
 import pytest
 
-from gateway.options.accepted_flags import ACCEPTED, advice_on
-from gateway.options.command_line import parse_flags
-from gateway.options.config import GROUPS, options_of, read_config
-from gateway.options.option import ConfigError
+from gateway.options.command_line import ACCEPTED_FLAGS, check_accepted_flags, parse_flags
+from gateway.options.config import GROUPS, list_options, read_config
+from gateway.options.option import OptionError
 
 
 def test_flags_without_a_meaning_here_are_taken_with_advice() -> None:
     flags = parse_flags(["--pinned-memory-pool-byte-size=268435456", "--http-thread-count", "8", "--allow-http=true"])
-    assert [each.partition(":")[0] for each in advice_on(flags)] == [
+    assert [each.partition(":")[0] for each in check_accepted_flags(flags)] == [
         "--allow-http has no effect",
         "--http-thread-count has no effect",
         "--pinned-memory-pool-byte-size has no effect",
@@ -27,14 +26,14 @@ def test_flags_without_a_meaning_here_are_taken_with_advice() -> None:
     ],
 )
 def test_what_asks_for_what_there_is_not_is_refused(arguments: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        advice_on(parse_flags(arguments))
+    with pytest.raises(OptionError) as caught:
+        check_accepted_flags(parse_flags(arguments))
     assert str(caught.value).startswith(said)
 
 
 def test_none_of_them_is_an_option_too() -> None:
-    declared = {each.flag for group in GROUPS.values() for _, _, each in options_of(group)}
-    assert not declared & {each.flag for each in ACCEPTED}
+    declared = {each.flag for group in GROUPS.values() for _, _, each in list_options(group)}
+    assert not declared & {each.flag for each in ACCEPTED_FLAGS}
 
 
 @pytest.mark.parametrize(
@@ -56,5 +55,5 @@ def test_a_switch_leaves_a_model_alone() -> None:
 
 
 def test_a_switch_that_is_neither_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--exit-on-error must be 1, true"):
+    with pytest.raises(OptionError, match="--exit-on-error must be 1, true"):
         read_config(parse_flags(["--exit-on-error=maybe"]), {})

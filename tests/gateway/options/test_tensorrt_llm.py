@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig, Runtime
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 from pipelines.llm.setup import set_up
 from serving.config.text import parse_config
 from serving.spec import ModelSource
@@ -88,7 +88,7 @@ def test_trtllm_serves_spelling() -> None:
     ],
 )  # fmt: skip
 def test_refuses(argv: tuple[str, ...], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(OptionError) as caught:
         engine(*argv)
     assert words in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_a_slip_in_the_file_is_told_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("kv_cache_config:\n  dtype: fp8\n enable: true\n")
     words = rf"--extra-llm-api-options must be a YAML file .*\(line 3, column 2: .*\), got '{path}'"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(OptionError, match=words):
         engine("--config", str(path))
 
 

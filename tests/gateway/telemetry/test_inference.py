@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.host import CpuUtilization, HostMetrics, host_memory
-from gateway.telemetry.inference import InferenceCollector
+from gateway.telemetry.machine import CpuUtilization, HostMetrics, host_memory
+from gateway.telemetry.page import InferenceCollector
 from serving.batching.scheduled import ScheduledModel
 from serving.statistics import CacheUsage
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of

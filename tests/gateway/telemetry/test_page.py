@@ -3,12 +3,11 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.options.metrics_settings import MetricsSettings
+from gateway.options.telemetry import MetricsSettings
 from gateway.telemetry.custom import CustomMetricRegistry
-from gateway.telemetry.gpu import GpuSample
-from gateway.telemetry.inference import InferenceCollector
+from gateway.telemetry.machine import GpuSample
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import MetricsPage, latency_options
+from gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
 from serving.batching.scheduled import ScheduledModel
 from serving.custom_metrics import MetricKind
 from serving.latencies import latency_recorder
@@ -47,7 +46,7 @@ async def test_every_name_on_the_page_is_the_servers_own() -> None:
     assert len(names) > 70
     for name in names:
         with pytest.raises(SluiceError) as caught:
-            CustomMetricRegistry().family(name, "", MetricKind.GAUGE)
+            CustomMetricRegistry(is_reserved_name).family(name, "", MetricKind.GAUGE)
         assert caught.value.code is ErrorCode.ALREADY_EXISTS, name
 
 

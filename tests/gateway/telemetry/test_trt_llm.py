@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.types import EngineStats, IterationStats
-from gateway.telemetry.reserved import is_reserved
+from gateway.telemetry.page import is_reserved_name
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from tests.gateway.http.live import LiveServer
 
@@ -193,4 +193,4 @@ def test_warming_up_does_not_count(live: LiveServer) -> None:
 def test_their_names_are_the_servers_own(live: LiveServer) -> None:
     names = {line.partition("{")[0] for line in page(live).splitlines() if not line.startswith("#")}
     assert names > LABEL.keys() - {MEMORY}
-    assert all(map(is_reserved, names))
+    assert all(map(is_reserved_name, names))

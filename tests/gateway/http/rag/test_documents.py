@@ -16,7 +16,8 @@ import pytest
 from gateway.http.rag.json_uploads import Unreadable
 from gateway.http.rag.putting import Batch, put_all
 from gateway.http.rag.schemas import MAX_DOCUMENTS
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from pipelines.rag.keys import HEADER
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload, content_hash_of

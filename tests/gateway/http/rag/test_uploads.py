@@ -6,7 +6,7 @@ import orjson
 from fastapi import Request
 
 from gateway.http.rag.uploads import read_uploads
-from gateway.options.config import HttpOptions
+from gateway.options.http import HttpOptions
 
 NUM_DOCUMENTS = 10_000
 BODY = orjson.dumps({"documents": [{"id": str(number), "text": "x"} for number in range(NUM_DOCUMENTS)]})

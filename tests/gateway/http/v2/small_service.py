@@ -3,15 +3,16 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
-from gateway.http.v2.app import create_v2
+from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
-from gateway.v2.description import ServerIdentity
-from gateway.v2.settings import LogSettings, TraceSettings
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.server import ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.trace import TraceSettings
 from serving.backend import LoadOverrides
 from serving.model import Model
 from serving.repository.routing import Routing
@@ -125,8 +126,12 @@ class SmallServer:
 
 @contextmanager
 def small_server(
-    service: SmallService, config: ServeConfig | None = None, forwarded: str = ""
+    service: SmallService, config: ServeConfig | None = None, forwarded: str | None = None
 ) -> Iterator[SmallServer]:
-    app = create_v2(service, config or ServeConfig(), forwarded)
-    with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, headers={"accept-encoding": ""}) as client:
+    config = config or ServeConfig()
+    config = replace(config, http=replace(config.http, forwarded_headers=forwarded))
+    with (
+        serving(V2App(service, config)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE_S, headers={"accept-encoding": ""}) as client,
+    ):
         yield SmallServer(service, client, url)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.http.v2.errors import V2_STATUS
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.http.v2.exchange import V2_STATUS
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from sluice.errors import ErrorCode
 from tests.gateway.http.v2.models import all_models
 from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server

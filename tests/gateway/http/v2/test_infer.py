@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from serving.model import Model
 from tests.gateway.http.v2.models import all_models
 from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
