@@ -77,7 +77,7 @@ def router(service: InferenceService, metrics_port: int | None = None) -> APIRou
 
 
 @dataclass(frozen=True, slots=True)
-class _Overview:
+class Overview:
     """The server in short. `problem` says why it is not ready, and is empty where it is."""
 
     version: str
@@ -108,7 +108,7 @@ class _Overview:
         )
 
 
-def _read_overview(service: InferenceService, metrics_port: int | None) -> _Overview:
+def _read_overview(service: InferenceService, metrics_port: int | None) -> Overview:
     """Models that answer conversations come first, as in the list of the OpenAI API."""
     names = [model.name for model in service.text_models()] + [model.name for model in service.repository.models()]
-    return _Overview(version("sluice"), service.readiness().reason, list(dict.fromkeys(names)), metrics_port)
+    return Overview(version("sluice"), service.readiness().reason, list(dict.fromkeys(names)), metrics_port)

@@ -1,4 +1,4 @@
-"""What comes with Sluice, and the pipeline of it around another model."""
+"""The bundled files, and the bundled pipeline around another model."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ print(json.dumps(said))
 
 
 def find(home: Path, endpoint: str, *names: str) -> list[str]:
-    """What `find_checkpoint` makes of each name; in a process of its own, as the library reads the environment once."""
+    """Return the result of `find_checkpoint` for each name, from a process of its own with this environment."""
     environment = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, check=True, env=environment

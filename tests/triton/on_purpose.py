@@ -29,4 +29,4 @@ ON_PURPOSE = {name: reason for reason, names in _REASONS.items() for name in nam
 """Reasons by the exchange's name."""
 
 BY_CHANCE = {"http/index/after_unload": "whether the model is gone yet, right after it was unloaded"}
-"""Answers that may differ or not."""
+"""Answers that may differ or be equal."""

@@ -5,17 +5,15 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.backend import LoadOverrides
-from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,
-    SmallRepository,
-    SmallService,
     failure,
     infer_request,
     serving,
     set_parameters,
 )
+from tests.gateway.v2.small_service import SmallService
 
 INVALID = "INVALID_ARGUMENT"
 
@@ -130,7 +128,7 @@ async def test_loading_and_unloading() -> None:
         dependents = pb.RepositoryModelUnloadRequest(model_name="whole")
         set_parameters(dependents.parameters, {"unload_dependents": True, "unknown": "x"})
         await running.stub.RepositoryModelUnload(dependents)
-    assert service.repository.changes == [
+    assert service.repository.calls == [
         ("load", "plain", None),
         ("load", "whole", LoadOverrides("{}", (("1/model.py", b"\xff"),))),
         ("unload", "plain", False),
@@ -155,7 +153,7 @@ async def test_load_parameters_that_are_wrong(parameters: dict[str, Any], messag
     service = SmallService()
     async with serving(service) as running:
         assert await failure(running.stub.RepositoryModelLoad(request)) == (INVALID, message)
-    assert not service.repository.changes
+    assert not service.repository.calls
 
 
 async def test_unload_parameters_that_are_wrong() -> None:
@@ -169,13 +167,7 @@ async def test_unload_parameters_that_are_wrong() -> None:
 
 
 async def test_a_load_that_fails() -> None:
-    class Failing(SmallRepository):
-        async def load(self, name: str, overrides: LoadOverrides | None) -> None:
-            raise SluiceError(ErrorCode.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
-
-    service = SmallService()
-    service.repository = Failing([])
-    async with serving(service) as running:
+    async with serving(SmallService()) as running:
         assert await failure(running.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="nope"))) == (
             "INTERNAL",
             "failed to load 'nope', failed to poll from model repository",
@@ -190,6 +182,6 @@ async def test_a_load_goes_on_when_its_client_has_left() -> None:
         assert (await failure(call))[0] == "DEADLINE_EXCEEDED"
         service.repository.may_load.set()
         async with asyncio.timeout(PATIENCE_S):
-            while not service.repository.changes:
+            while not service.repository.calls:
                 await asyncio.sleep(0)
-    assert service.repository.changes == [("load", "large", None)]
+    assert service.repository.calls == [("load", "large", None)]

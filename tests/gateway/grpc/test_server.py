@@ -18,11 +18,11 @@ from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,
     HeldModel,
-    SmallService,
     failure,
     infer_request,
     serving,
 )
+from tests.gateway.v2.small_service import SmallService
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -215,7 +215,7 @@ async def test_every_method_of_the_protocol_is_there() -> None:
 
 @asynccontextmanager
 async def counted_relay(port: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A relay to `port`: its own port, and the sizes of what came back through it."""
+    """Relay connections to `port`. Yields the relay's port, and the sizes of the data that came back through it."""
     sizes: list[int] = []
 
     async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, counts: bool) -> None:

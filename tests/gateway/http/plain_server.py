@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """The URL of a server for `app`, which may use the loop of its requests as it likes."""
+    """Serve `app` on an event loop of its own, and yield the server's URL."""
     listener = listen("127.0.0.1", 0, "--http-port")
     url = listener_url(listener)
     server = HttpServer(app, listener)

@@ -31,7 +31,7 @@ def url() -> Iterator[str]:
 
 
 def chunked(num_bytes: int) -> Iterator[bytes]:
-    """Without a length in the headers."""
+    """Yield a body in chunks, so that no header has its length."""
     for _ in range(num_bytes // 100):
         yield b"x" * 100
 
@@ -63,7 +63,7 @@ def test_a_large_refused_body_does_not_hide_the_answer(url: str) -> None:
 
 
 def request_with(*messages: Message) -> Request:
-    """A request whose body comes as `messages`, and then not at all."""
+    """A request whose body comes as `messages` and then stops."""
     waiting = list(messages)
 
     async def receive() -> Message:

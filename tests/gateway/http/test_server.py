@@ -1,4 +1,4 @@
-"""Raw bytes at the port: whatever comes, the next client is served."""
+"""Raw bytes at the port: whatever arrives, the next client is served."""
 
 import socket
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
 
 
 def exchange(url: str, data: bytes) -> bytes:
-    """Everything the server answers to `data` until it closes."""
+    """Return everything that the server answers to `data` until it closes."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
         try:

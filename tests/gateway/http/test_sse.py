@@ -107,7 +107,7 @@ def test_a_bug_shows_its_request_id_and_nothing_else() -> None:
 
 
 class Watched:
-    """A stream that waits for ever after `num_frames` frames, and tells when it was closed."""
+    """A stream that waits for ever after `num_frames` frames, and records when it is closed."""
 
     def __init__(self, num_frames: int) -> None:
         self.waiting = threading.Event()
@@ -125,7 +125,7 @@ class Watched:
 
 
 def connect(url: str) -> socket.socket:
-    """A client that has asked and reads nothing."""
+    """A client that has sent a request and reads nothing."""
     address = urlsplit(url)
     client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
     client.sendall(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Options of the model repository, of tracing and of gRPC: what may come several times, what contradicts."""
+"""Options of the model repository, tracing and gRPC: repeated flags and contradictions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The options that only TensorRT-LLM obeys, and those whose defaults it has of its own."""
+"""Options that only TensorRT-LLM obeys, and options whose defaults differ there."""
 
 from pathlib import Path
 
@@ -134,7 +134,7 @@ class TestSizesOfAStep:
         assert engine("--max-num-seqs", "8", model=model).max_num_seqs == 8
 
     def test_what_a_setting_says_is_not_said_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Two that differ would contradict each other."""
+        """Two different values for one setting contradict each other."""
         monkeypatch.syspath_prepend(str(STAND_INS))
         given = engine("--runtime", "tensorrt_llm", "--runtime-setting", "max_batch_size=512")
         assert (given.max_num_seqs, given.max_num_batched_tokens) == (EngineConfig(model_path="").max_num_seqs, 8192)

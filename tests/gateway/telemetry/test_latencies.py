@@ -29,7 +29,7 @@ def scraped(model: ScheduledModel, settings: MetricsSettings) -> str:
 
 
 def samples(model: ScheduledModel, *texts: str) -> dict[str, list[Sample]]:
-    """Of the page with those settings, by family."""
+    """Return the samples of a page with those settings, by family."""
     families = text_string_to_metric_families(scraped(model, parse_metrics_settings(texts)))
     return {family.name: family.samples for family in families}
 

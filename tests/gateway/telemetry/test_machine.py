@@ -1,4 +1,4 @@
-"""With a small stand-in for NVIDIA's driver: there is none here, and it is not ours."""
+"""The machine's families, with a stand-in for NVIDIA's driver."""
 
 import os
 import threading
@@ -26,18 +26,18 @@ class NVMLError(Exception):
 
 @dataclass
 class Gpu:
-    """Units are the driver's: percent, bytes, milliwatts, millijoules."""
+    """A GPU in the driver's units: percent, bytes, milliwatts, millijoules."""
 
     uuid: str = "GPU-1"
     utilization: int = 40
     energy: int = 5_000_000
     hides_power: bool = False
     processes: tuple[tuple[int, int | None], ...] = ()
-    """Id and used bytes."""
+    """Ids and used bytes of processes."""
 
 
 class Driver:
-    """What is used of pynvml, for a thread; tells how often it was asked."""
+    """The part of pynvml that the sampler uses. It counts samples."""
 
     def __init__(self, *gpus: Gpu, is_there: bool = True) -> None:
         self.gpus = gpus
@@ -178,7 +178,7 @@ def test_the_alias_is_in_percent() -> None:
 
 
 def served(name: str, pid: int | None) -> Model:
-    """A language model as far as it matters here: its engine's process has this id, None before it has started."""
+    """A language model whose engine's process has this id; None before its start."""
     return language_model(SimpleNamespace(engine=SimpleNamespace(pid=pid)), name)
 
 
@@ -226,7 +226,7 @@ def test_a_programs_name_may_have_anything_in_it(tmp_path: Path) -> None:
 
 
 def sampled(driver: Driver) -> GpuSampler:
-    """One that has asked every GPU: it is at its second round."""
+    """Return a sampler that has sampled every GPU: the driver is asked for the second round."""
     sampler = started(driver)
     driver.wait_rounds(len(driver.gpus) + 1)
     return sampler

@@ -33,7 +33,7 @@ def text_of(registry: CollectorRegistry) -> str:
 
 
 def values_of(registry: CollectorRegistry) -> dict[str, float]:
-    """By series. Not by the library's parser, which gives counters another name."""
+    """Return the page's values by series. The library's parser would rename counters."""
     lines = (line.rpartition(" ") for line in text_of(registry).splitlines() if not line.startswith("#"))
     return {series: float(value) for series, _, value in lines}
 

@@ -1,4 +1,4 @@
-"""Trace and log settings. Sentences are Triton's."""
+"""Trace and log settings. Errors have Triton's words."""
 
 import itertools
 import json

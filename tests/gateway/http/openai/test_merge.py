@@ -12,7 +12,7 @@ def event(text: str) -> TextEvent:
 
 
 class Source:
-    """A stream that gives what the test puts in, and remembers that it was closed."""
+    """A stream of the events that the test puts in. It records that it was closed."""
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[TextEvent | Exception | None] = asyncio.Queue()

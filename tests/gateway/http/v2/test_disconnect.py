@@ -1,4 +1,4 @@
-"""A client that leaves cancels what it asked for; one that stops sending is not waited for."""
+"""A client's disconnect cancels its request; a client that stops sending is given up."""
 
 import json
 import socket
@@ -12,7 +12,8 @@ import pytest
 from gateway.http.v2 import request as body_module
 from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.models import Held, held
-from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
+from tests.gateway.http.v2.small_server import SmallServer, small_server
+from tests.gateway.v2.small_service import SmallService
 
 TENSOR = {"name": "INPUT0", "shape": [1], "datatype": "INT32", "data": [1]}
 
@@ -20,12 +21,12 @@ TENSOR = {"name": "INPUT0", "shape": [1], "datatype": "INT32", "data": [1]}
 @contextmanager
 def holding(is_decoupled: bool) -> Iterator[tuple[SmallServer, Held]]:
     model = held(is_decoupled)
-    with small_server(SmallService([model])) as small:
+    with small_server(SmallService(model)) as small:
         yield small, model
 
 
 def send(small: SmallServer, route: str, body: Any, more_bytes: int = 0) -> socket.socket:
-    """Send a request, or all but `more_bytes` of it, and leave the connection to the caller."""
+    """Send a request, or all but `more_bytes` of it, and return the connection."""
     content = json.dumps(body).encode()
     head = f"POST /v2/models/held/{route} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content) + more_bytes}\r\n\r\n"
     address = httpx.URL(small.url)

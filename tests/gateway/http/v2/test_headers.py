@@ -1,4 +1,4 @@
-"""What headers add to a v2 request."""
+"""Headers that add to a v2 request."""
 
 from starlette.types import Message
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serving.backend import LoadOverrides
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
 
@@ -15,7 +15,8 @@ INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/m/load", "/
 def test_the_index(small: SmallServer, path: str) -> None:
     rows = small.post(path).json()
     assert rows[0] == {"name": "identity", "version": "1", "state": "READY"}
-    assert rows[-2:] == [{"name": "never"}, {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "why"}]
+    broken = {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "it is broken"}
+    assert rows[-2:] == [broken, {"name": "on_demand"}]
     assert small.post(path, {"ready": False}).json() == rows
     assert small.post(path, {"ready": True}).json() == rows[:-2]
 

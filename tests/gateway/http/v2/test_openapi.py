@@ -1,9 +1,9 @@
-"""What /docs is told is what the router knows."""
+"""/docs describes the routes that exist."""
 
 import re
 
 from gateway.http.openapi import v2_paths
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 
 def test_every_described_path_is_there(small: SmallServer) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.v2.trace import TraceSettings
 from tests.gateway.http.v2.models import all_models
-from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
+from tests.gateway.http.v2.small_server import SmallServer, small_server
+from tests.gateway.v2.small_service import SmallService
 
 TRACE, LOG, OF_MODEL = "/v2/trace/setting", "/v2/logging", "/v2/models/identity/trace/setting"
 UNTOUCHED = {
@@ -24,7 +25,7 @@ UNTOUCHED = {
 
 @pytest.fixture
 def fresh() -> Iterator[SmallServer]:
-    with small_server(SmallService(all_models())) as running:
+    with small_server(SmallService(*all_models())) as running:
         yield running
 
 
@@ -90,7 +91,7 @@ def test_log_settings(fresh: SmallServer) -> None:
 def test_a_traced_request_leaves_its_times(tmp_path: Path) -> None:
     settings = TraceSettings(str(tmp_path / "trace.json"))
     tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]}
-    with small_server(SmallService(all_models(), settings)) as small:
+    with small_server(SmallService(*all_models(), trace=settings)) as small:
         small.post(TRACE, {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1", "trace_count": "2"})
         assert small.post("/v2/models/identity/infer", {"inputs": [tensor], "id": "a"}).status_code == 200
         assert small.post("/v2/models/text_once/generate", {"text_input": "x"}).status_code == 200
@@ -111,7 +112,7 @@ def test_a_traced_request_leaves_its_times(tmp_path: Path) -> None:
 
 def test_a_traced_request_that_is_refused_leaves_its_trace_too(tmp_path: Path) -> None:
     settings = TraceSettings(str(tmp_path / "trace.json"))
-    with small_server(SmallService(all_models(), settings)) as small:
+    with small_server(SmallService(*all_models(), trace=settings)) as small:
         small.post(TRACE, {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "2"})
         assert small.post("/v2/models/identity/infer", {"inputs": []}).status_code == 400
         assert small.post("/v2/models/text_once/generate", {}).status_code == 400

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 IDENTITY = "/v2/models/identity/infer"
@@ -20,7 +20,7 @@ HANDLE = base64.b64encode(bytes(64)).decode()
 
 @pytest.fixture
 def region(small: SmallServer) -> Iterator[str]:
-    """Sixteen floats that count from 0, registered as `r`."""
+    """Sixteen floats that count from 0 in shared memory, registered as `r`."""
     FILE.write_bytes(struct.pack("<16f", *range(16)))
     assert small.post(f"{SYSTEM}/region/r/register", {"key": KEY, "byte_size": 64}).status_code == 200
     yield "r"
