@@ -62,7 +62,7 @@ def _place(model: Path, target: Path, llm: str, is_bundled: bool) -> None:
 
 
 def _rewrite_config(text: str, llm: str, is_bundled: bool) -> str:
-    """Return the configuration for the language model `llm`. Settings chosen for the bundled one go with it."""
+    """Return the configuration for the language model `llm`, without settings chosen for the bundled one alone."""
     from google.protobuf import text_format  # slow to import, and needed only with a MODEL
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

@@ -1,4 +1,4 @@
-"""From an empty process to a ready server, and from a signal to a clean end."""
+"""The life of the server's process: from its start to a ready server, and from a signal to a clean end."""
 
 import asyncio
 import gc
@@ -246,7 +246,7 @@ class GatewayServer:
 
     @property
     def _metrics_url(self) -> str:
-        """ "" where there are none."""
+        """URL of the metrics page; "" without one."""
         listener = self._listeners.metrics
         return f"{listener_url(listener)}/metrics" if listener is not None else ""
 

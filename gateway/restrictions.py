@@ -43,7 +43,7 @@ class Restrictions:
         return bool(self._by_category)
 
     def find(self, category: ApiCategory | None) -> Restriction | None:
-        """The restriction on requests of `category`; None where there is none."""
+        """Return the restriction on requests of `category`; None where there is none."""
         return self._by_category.get(category) if category is not None else None
 
 
@@ -59,7 +59,7 @@ def parse_restriction(text: str) -> Restriction:
 
 
 def find_repeated_category(restrictions: Iterable[Restriction]) -> ApiCategory | None:
-    """A category that two restrictions name, so that no request could fulfil both; None where there is none."""
+    """Return a category that two restrictions name, so that no request could fulfil both; None without one."""
     seen: set[ApiCategory] = set()
     for each in restrictions:
         if seen & each.categories:

@@ -73,7 +73,7 @@ class ModelInfer:
         self._reader = reader
 
     async def __call__(self, raw: bytes, context: Any) -> bytes:
-        """Raises SluiceError. Cancelling it cancels the request."""
+        """Answer one request. Raises SluiceError. Cancelling the call cancels the request."""
         received_ns = perf_counter_ns()
         parsed = self._reader.read(parse_message(service_pb2.ModelInferRequest, raw), context, is_unary=True)
         if parsed.is_decoupled:

@@ -173,7 +173,7 @@ STICKY_HEADER = "x-sluice-sticky"
 
 MAX_TENANT_LENGTH = 128
 MAX_TIMEOUT_S = 1e7
-"""About four months: what is longer is no deadline."""
+"""Longest timeout that a header may set, about four months."""
 _PRIORITIES = range(-(2**31), 2**31)
 
 SCHEDULING_PARAMETERS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _KEEP_ALIVE_S = 75
-"""Longer than the pools of common clients and proxies keep an idle connection, so that they close first."""
+"""Seconds that an idle connection stays open: longer than in the pools of common clients, so that they close first."""
 
 MAX_HEAD_BYTES = 64 << 10
 """Most bytes of request line and headers. The parser itself would collect them without end."""

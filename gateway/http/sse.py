@@ -17,7 +17,7 @@ from sluice.errors import SluiceError
 DONE = b"data: [DONE]\n\n"
 """Last event of every stream that is whole."""
 PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands in a payload where the text goes."""
+"""Placeholder for the text in a payload."""
 
 EncodeError = Callable[[SluiceError], bytes]
 """Makes a protocol's final frame for a stream that failed."""

@@ -13,7 +13,7 @@ _FOLDER = "/dev/shm"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`byte_size` bytes from `offset` on of the shared memory object `key`, as its client calls it."""
+    """A registered part of the shared memory object `key`: `byte_size` bytes from `offset` on, under a name."""
 
     name: str
     key: str

@@ -16,7 +16,7 @@ from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 STICKY_HEADER = STICKY_TEXT.encode()
-"""Requests with equal values get the same version of a model."""
+"""Name of the header whose equal values get the same version of a model."""
 _OWN_PREFIX = b"x-sluice-"
 _ANY_FORMAT = 15 | 32
 """zlib's window bits for a full window, gzip or zlib as the data says. Triton takes either under either name."""

@@ -13,7 +13,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.options.telemetry import MetricsSettings
-from gateway.telemetry.machine import GpuProcess, GpuSample, GpuSampler, engine_pids, find_lineage, process_memory
+from gateway.telemetry.machine import (
+    CpuUtilization,
+    GpuProcess,
+    GpuSample,
+    GpuSampler,
+    HostMetrics,
+    engine_pids,
+    find_lineage,
+    host_memory,
+    process_memory,
+)
 from gateway.telemetry.page import InferenceCollector
 from serving.model import Model
 from tests.pipelines.llm.doubles import language_model
@@ -251,3 +261,38 @@ def test_the_driver_tells_processes_and_names() -> None:
 
 def test_what_a_driver_hides_is_no_label() -> None:
     assert 'sluice_gpu_info{gpu_uuid="GPU-1",index="0"} 1.0' in page(GpuSample("GPU-1"))
+
+
+def test_the_host_is_read_from_proc(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1 2 3\n")
+    utilization = CpuUtilization(tmp_path)
+    stat.write_text("cpu  130 0 100 760 110 0 0 0 90 0\ncpu0 1 2 3\n")
+    assert utilization.sample() == pytest.approx(0.3)
+    assert utilization.sample() == 0.0
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
+    memory = host_memory(tmp_path)
+    assert memory is not None
+    assert (memory.total_bytes, memory.used_bytes) == (1000 * 1024, 600 * 1024)
+
+
+def test_a_host_without_proc_has_no_numbers(tmp_path: Path) -> None:
+    assert host_memory(tmp_path) is None
+    assert CpuUtilization(tmp_path).sample() is None
+
+
+def test_the_host_is_read_once_an_interval(tmp_path: Path) -> None:
+    stat, now = tmp_path / "stat", 100.0
+    stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
+    metrics = HostMetrics(2.0, tmp_path, lambda: now)
+
+    def utilization() -> float:
+        return next(iter(metrics.families())).samples[0].value
+
+    stat.write_text("cpu  150 0 100 850 0 0 0 0 0 0\n")
+    assert utilization() == 0.5
+    stat.write_text("cpu  150 0 100 950 0 0 0 0 0 0\n")
+    now += 1.9
+    assert utilization() == 0.5
+    now += 0.1
+    assert utilization() == 0.0
