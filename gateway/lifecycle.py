@@ -164,16 +164,7 @@ class GatewayServer:
         try:
             await asyncio.to_thread(_import_heavy_modules)
             service = await self._open()
-            settled = _do_nothing if self._checkpoint is None else service.repository.expect(self._model_name)
-            loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
-            try:
-                try:
-                    await self._load_model(service, engine_start)
-                finally:
-                    settled()
-                await loading
-            finally:
-                await _cancel(loading)
+            await self._load_all(service, engine_start)
         finally:
             await _cancel(engine_start)
         self._check_loaded(service)
@@ -184,6 +175,19 @@ class GatewayServer:
         service.begin_serving()
         self._print_ready(service)
         await self._serve_on(service)
+
+    async def _load_all(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+        """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
+        settled = _do_nothing if self._checkpoint is None else service.repository.expect(self._model_name)
+        loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
+        try:
+            try:
+                await self._load_model(service, engine_start)
+            finally:
+                settled()
+            await loading
+        finally:
+            await _cancel(loading)
 
     async def _serve_on(self, service: "InferenceService") -> None:
         """Run the tasks that go on while requests are served."""

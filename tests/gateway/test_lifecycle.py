@@ -79,6 +79,9 @@ def test_health_and_models(server: ServerProcess) -> None:
         assert client.get("/v2/health/ready").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
         assert client.get("/openapi.json").json()["info"]["title"] == "Sluice"
+        overview = client.get("/").json()
+        assert (overview["ready"], overview["models"]) == (True, ["tiny"])
+        assert overview["metrics"] == {"port": httpx.URL(server.metrics_url).port, "path": "/metrics"}
 
 
 def test_unknown_routes_and_methods_answer_in_the_protocol_s_shape(server: ServerProcess) -> None:
