@@ -109,6 +109,6 @@ class Overview:
 
 
 def _read_overview(service: InferenceService, metrics_port: int | None) -> Overview:
-    """Models that answer conversations come first, as in the list of the OpenAI API."""
+    """Read the server's state. Models that answer conversations come first, as in the list of the OpenAI API."""
     names = [model.name for model in service.text_models()] + [model.name for model in service.repository.models()]
     return Overview(version("sluice"), service.readiness().reason, list(dict.fromkeys(names)), metrics_port)

@@ -179,7 +179,7 @@ class InferenceCollector(Collector):
         models = list(self._models())
         series = [model_series(model) for model in models]
         gpus = self._gpus()
-        yield from self._of_models(series)
+        yield from self._model_families(series)
         yield from _pinned_memory()
         yield from gpu_families(gpus)
         yield from process_memory([(gpu.uuid, gpu.processes) for gpu in gpus], engine_pids(models))
@@ -190,7 +190,7 @@ class InferenceCollector(Collector):
         if self._settings.has_triton_infer_aliases:
             yield from alias_families(series, gpus)
 
-    def _of_models(self, series: list[ModelSeries]) -> Iterator[Metric]:
+    def _model_families(self, series: list[ModelSeries]) -> Iterator[Metric]:
         settings = self._settings
         yield build_model_family(_SUCCESSES, COUNTER, series)
         yield _failures(series)

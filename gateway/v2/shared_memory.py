@@ -101,7 +101,7 @@ class _MappedRegion:
 def _map(region: Region, page_offset: int) -> mmap.mmap:
     descriptor = _open(region.key)
     try:
-        size = _size_of(descriptor, region.key)
+        size = _read_size(descriptor, region.key)
         if region.offset < 0 or region.byte_size < 0 or region.offset + region.byte_size > size:
             raise _not_registered(region, "invalid args")
         if region.byte_size == 0:
@@ -122,7 +122,7 @@ def _open(key: str) -> int:
         raise _not_opened(key) from None
 
 
-def _size_of(descriptor: int, key: str) -> int:
+def _read_size(descriptor: int, key: str) -> int:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _not_opened(key)

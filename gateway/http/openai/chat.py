@@ -79,7 +79,7 @@ class ChatReply(OpenAIReply):
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         return chat_logprobs(entries, num_top)
 
-    def fields_of(self, choices: Sequence[Choice]) -> JsonObject:
+    def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
         """Return the prompt's log probabilities, which vLLM has beside the choices here."""
         num_top, entries = self._options.prompt_logprobs, choices[0].prompt_logprobs
         if num_top is None or entries is None:

@@ -84,7 +84,7 @@ class OpenAIReply(ABC):
         """Return the frames that a stream sends before its first text."""
         return b""
 
-    def fields_of(self, choices: Sequence[Choice]) -> JsonObject:
+    def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
         """Return further fields of a whole answer."""
         return {}
 
@@ -121,7 +121,7 @@ class OpenAIReply(ABC):
         counts = usage([sequence.end for sequence in sequences], self._options.num_prompts)
         choices = self._likeliest(sequences)
         objects = [self.choice(i, choice, self._format_logprobs(choice.logprobs)) for i, choice in enumerate(choices)]
-        answer = {**self._head, "choices": objects, "usage": counts, **self.fields_of(choices)}
+        answer = {**self._head, "choices": objects, "usage": counts, **self.extra_fields(choices)}
         return orjson.dumps({**answer, **self._sources(choices, objects)})
 
     def _sources(self, choices: Sequence[Choice], objects: Sequence[JsonObject]) -> JsonObject:
