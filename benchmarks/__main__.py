@@ -15,7 +15,7 @@ from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, s
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 
 DEFAULT = ("serving", "executor")
 FILE_WIDTH = 140
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         for name in arguments.names or DEFAULT:
             console.print(f"measuring {name} ...", highlight=False)
             figures += known[name]()
-    except (BenchmarkError, ConfigError) as error:
+    except (BenchmarkError, OptionError) as error:
         sys.stderr.write(f"benchmarks: {error}\n")
         return 1
     print_figures(figures, console)

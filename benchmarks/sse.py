@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.http.errors import openai_error_body
-from gateway.http.servers import HttpServer
+from gateway.http.server import HttpServer
 from gateway.http.sse import EventStreamResponse
 from gateway.listeners import listen
 from sluice.errors import SluiceError

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoints, entry_points, version
 
-from gateway.options.arguments import USAGE_ERROR
+from gateway.options.option import USAGE_ERROR
 
 Command = Callable[[list[str]], int]
 

@@ -11,11 +11,9 @@ from time import perf_counter
 from gateway.bundled import pipeline_repository
 from gateway.checkpoint import find_checkpoint, served_name
 from gateway.listeners import ListenError
-from gateway.options.accepted_flags import advice_on
-from gateway.options.arguments import FAILED, USAGE_ERROR
-from gateway.options.command_line import parse_flags
-from gateway.options.config import ServeConfig, read_config, unknown_variables
-from gateway.options.option import ConfigError
+from gateway.options.command_line import check_accepted_flags, parse_flags
+from gateway.options.config import ServeConfig, find_unknown_variables, read_config
+from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
 
@@ -28,9 +26,9 @@ def command(argv: list[str]) -> int:
     flags = parse_flags(argv)
     try:
         config = _resolve_draft_model(read_config(flags))
-        advice = advice_on(flags)
+        advice = check_accepted_flags(flags)
         checkpoint = _find_model(config)
-    except ConfigError as error:
+    except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
     try:
         configure_logging(config.logging.lowest_level, config.logging.file)
@@ -62,7 +60,7 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     try:
         with bundled_pipeline(config, checkpoint) as complete:
             run_server(complete, checkpoint, started)
-    except ConfigError as error:
+    except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
     except (ListenError, SluiceError) as error:
         return _fail(str(error), FAILED)
@@ -77,7 +75,7 @@ def bundled_pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[S
         yield config
         return
     if checkpoint is None:
-        raise ConfigError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
+        raise OptionError("--rag puts the bundled pipeline around MODEL; name one beside --model-repository")
     name = served_name(config.model.served_model_name, checkpoint)
     with pipeline_repository(name, is_bundled=config.model.path is None) as path:
         repository = replace(config.repository, paths=(*config.repository.paths, path))
@@ -93,5 +91,5 @@ def _fail(message: str, code: int) -> int:
 def _warn(advice: list[str]) -> None:
     for sentence in advice:
         log.warning("%s", sentence)
-    for name in unknown_variables():
+    for name in find_unknown_variables():
         log.warning("the variable %s is no option of sluice serve, and is ignored", name)

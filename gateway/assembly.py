@@ -1,4 +1,4 @@
-"""Puts the server together from its options: repository, service, what answers on the ports."""
+"""Builds the server from its options: repository, service, and the servers of the ports."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
-from gateway.http.servers import HttpServer
+from gateway.http.server import HttpServer
 from gateway.options.config import ServeConfig
-from gateway.options.instances import OFF, InstanceOptions
-from gateway.options.logging import LoggingOptions
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 from gateway.options.rag import RagOptions
-from gateway.options.trace import TraceOptions
+from gateway.options.serving import OFF, InstanceOptions
+from gateway.options.telemetry import LoggingOptions, TraceOptions
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
-from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
+from gateway.v2.trace import TraceSetting, TraceSettings
 from pipelines.llm.backend import LlmBackend
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
@@ -48,22 +48,23 @@ log = logging.getLogger(__name__)
 
 
 def make_service(config: ServeConfig) -> InferenceService:
-    """The service over a repository that has loaded nothing yet. Raises ConfigError for options that cannot be."""
-    metrics, shown = GatewayMetrics(), config.metrics.parsed()
-    chosen = config.response_cache.parsed()
-    cache = open_cache(chosen) if chosen is not None else None
+    """Build the service over a repository that has loaded nothing yet. Raises OptionError."""
+    metrics, metrics_settings = GatewayMetrics(), config.metrics.parsed()
+    cache_settings = config.response_cache.parsed()
+    cache = open_cache(cache_settings) if cache_settings is not None else None
     library = make_library(config.rag, lambda: repository)
-    page = MetricsPage(metrics.registry, lambda: repository.models(), shown, cache.usage if cache is not None else None)
-    lent = Lent(
+    usage = cache.usage if cache is not None else None
+    page = MetricsPage(metrics.registry, lambda: repository.models(), metrics_settings, usage)
+    shared = SharedResources(
         metrics,
-        latency_options(shown),
-        page.custom if shown.is_allowed else None,
+        latency_options(metrics_settings),
+        page.custom if metrics_settings.is_allowed else None,
         cache,
         make_rate_limiter(config.instances),
         make_host_policies(config.instances),
         library,
     )
-    repository = make_repository(config, lent)
+    repository = make_repository(config, shared)
     service = InferenceService(
         repository,
         metrics,
@@ -80,8 +81,8 @@ def make_service(config: ServeConfig) -> InferenceService:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """What one server has of each, and lends its models."""
+class SharedResources:
+    """Services of one server that its models share."""
 
     metrics: GatewayMetrics
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
@@ -93,9 +94,9 @@ class Lent:
 
 
 def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> DocumentLibrary:
-    """Of the store that is opened when it is first wanted. `models` are asked for when a text is to be encoded.
+    """Build the library. Its store opens at first use, and `models` is called when a text is encoded.
 
-    Raises ConfigError.
+    Raises OptionError.
     """
     with _as_config_error():
         store = open_store(options.store_place())
@@ -103,14 +104,14 @@ def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Docu
 
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:
-    """None where nobody limits. Raises ConfigError."""
+    """Build the rate limiter; None where the rate is not limited. Raises OptionError."""
     with _as_config_error():
         resources = parse_resources(options.resources)
     return None if options.rate_limit == OFF else RateLimiter(resources)
 
 
 def make_host_policies(options: InstanceOptions) -> dict[str, HostPolicy]:
-    """By name. Raises ConfigError."""
+    """Return the host policies by name. Raises OptionError."""
     with _as_config_error():
         return parse_host_policies(options.host_policies)
 
@@ -120,25 +121,25 @@ def _as_config_error() -> Iterator[None]:
     try:
         yield
     except SluiceError as error:
-        raise ConfigError(error.message) from None
+        raise OptionError(error.message) from None
 
 
 def make_log_settings(options: LoggingOptions) -> LogSettings:
-    """What holds until clients change it."""
+    """Build the log settings that apply until clients change them."""
     settings = LogSettings(file=options.file)
-    if given := options.settings():
-        settings.update(given)
+    if changes := options.settings():
+        settings.update(changes)
     return settings
 
 
 def make_trace_settings(options: TraceOptions) -> TraceSettings:
-    """What holds until clients change it."""
+    """Build the trace settings that apply until clients change them."""
     setting = TraceSetting(options.levels, options.rate, options.count, options.log_frequency)
     return TraceSettings(options.file, setting)
 
 
-def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
-    """The repository of the folders and stores in `config`; of none, where only MODEL is served."""
+def make_repository(config: ServeConfig, shared: SharedResources) -> ModelRepository:
+    """Build the repository of the folders and stores in `config`; there are none where only MODEL is served."""
     options = config.repository
 
     def context(models: RoutedModels) -> BackendContext:
@@ -146,14 +147,14 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
             models=models,
             backend_options=options.by_backend(),
             control=models,
-            custom_metrics=lent.custom_metrics,
-            rate_limiter=lent.rate_limiter,
-            response_cache=lent.response_cache,
-            host_policies=lent.host_policies,
-            latencies=lent.latencies,
+            custom_metrics=shared.custom_metrics,
+            rate_limiter=shared.rate_limiter,
+            response_cache=shared.response_cache,
+            host_policies=shared.host_policies,
+            latencies=shared.latencies,
         )
 
-    registry = make_registry(config, lent)
+    registry = make_registry(config, shared)
     for name in sorted(options.by_backend().keys() - {"", *registry.names}):
         log.warning("--backend-config=%s,... has no effect: backends are %s", name, ", ".join(registry.names))
     return ModelRepository(
@@ -171,28 +172,29 @@ def make_repository(config: ServeConfig, lent: Lent) -> ModelRepository:
     )
 
 
-def make_registry(config: ServeConfig, lent: Lent) -> BackendRegistry:
-    """The installed backends; those that need more of the server than every backend does are made here with it."""
+def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegistry:
+    """Build the registry of installed backends. Those that need services of the server are made here."""
     services = LlmServices(
-        config.engine, lent.metrics.open_request, config.shutdown.heartbeat_timeout_s, config.request_limits()
+        config.engine, shared.metrics.open_request, config.shutdown.heartbeat_timeout_s, config.request_limits()
     )
     registry = BackendRegistry()
     registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")
     registry.register(OpenAIBackend(services))
-    registry.register(RetrieverBackend(lent.library))
+    registry.register(RetrieverBackend(shared.library))
     return registry
 
 
 def make_http_servers(service: InferenceService, config: ServeConfig, listeners: "Listeners") -> list[HttpServer]:
-    """The protocols' server, which ends first, and the metrics' where they are wanted."""
-    servers = [HttpServer(create_app(service, config), listeners.http)]
+    """Build the protocols' server, which ends first, and the metrics' server, where there is one."""
+    metrics_port = None if listeners.metrics is None else listeners.metrics.getsockname()[1]
+    servers = [HttpServer(create_app(service, config, metrics_port), listeners.http)]
     if listeners.metrics is not None:
         servers.append(HttpServer(create_metrics_app(service.metrics, config.access), listeners.metrics))
     return servers
 
 
 def make_grpc_server(service: InferenceService, config: ServeConfig) -> GrpcServer | None:
-    """The gRPC server, unless it is not wanted."""
+    """Build the gRPC server; None where it is switched off."""
     if not config.grpc.is_allowed:
         return None
     return GrpcServer(service, config.grpc, config.http.host, config.access.api_key)

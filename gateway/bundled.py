@@ -1,4 +1,4 @@
-"""What comes with Sluice: its models, the pipeline among them, and its documentation."""
+"""The files that come with Sluice: its models, a pipeline among them, and its documentation."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,21 +6,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 
 BUNDLED_MODEL = "rill"
 DOCUMENTATION_COLLECTION = "sluice"
 PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retriever", "rag_prompt", "rag_pipeline")
-"""The models of the RAG pipeline, beside the language model."""
+"""Models of the RAG pipeline, except the language model."""
 
 
 def models_folder() -> Path:
-    """In an installed Sluice the models lie in this package, in a checkout beside it."""
+    """Return the folder of the models: inside this package in an installed Sluice, beside it in a checkout."""
     return _folder("models")
 
 
 def documentation() -> dict[str, Path]:
-    """Sluice's own documentation, as Markdown, by the names of its documents."""
+    """Return the paths of Sluice's own documentation, in Markdown, by document name."""
     folder = _folder("docs")
     readme = next(path for path in (folder / "README.md", folder.parent / "README.md") if path.is_file())
     return {"README.md": readme} | {f"docs/{path.name}": path for path in sorted(folder.glob("*.md")) if path != readme}
@@ -28,14 +28,14 @@ def documentation() -> dict[str, Path]:
 
 @contextmanager
 def pipeline_repository(llm: str, *, is_bundled: bool) -> Iterator[str]:
-    """A model repository of the bundled pipeline with `llm` as its language model; gone with the context.
+    """Make a model repository of the bundled pipeline with `llm` as its language model, for the context's duration.
 
-    `is_bundled`: it is the bundled language model, perhaps under another name. Raises ConfigError for a name that is
-    taken by a model of the pipeline.
+    `is_bundled`: `llm` is the bundled language model, perhaps under another name. Raises OptionError for the name of
+    another model of the pipeline.
     """
     if llm in PIPELINE:
         message = f"{llm!r} is a model of the bundled pipeline; give MODEL another name with --served-model-name"
-        raise ConfigError(message)
+        raise OptionError(message)
     if is_bundled and llm == BUNDLED_MODEL:
         yield str(models_folder())
         return
@@ -52,18 +52,18 @@ def _folder(name: str) -> Path:
 
 
 def _place(model: Path, target: Path, llm: str, is_bundled: bool) -> None:
-    """What names no language model is linked, not copied."""
+    """Put `model` at `target`. One whose configuration names no language model is linked, not copied."""
     text = (model / "config.pbtxt").read_text()
     if f'"{BUNDLED_MODEL}"' not in text:
         target.symlink_to(model, target_is_directory=True)
         return
     shutil.copytree(model, target)
-    (target / "config.pbtxt").write_text(_around(text, llm, is_bundled))
+    (target / "config.pbtxt").write_text(_rewrite_config(text, llm, is_bundled))
 
 
-def _around(text: str, llm: str, is_bundled: bool) -> str:
-    """The configuration for a language model of that name; for another one, without what was chosen for the bundled."""
-    from google.protobuf import text_format  # slow to import, and only those who name a MODEL want it
+def _rewrite_config(text: str, llm: str, is_bundled: bool) -> str:
+    """Return the configuration for the language model `llm`, without settings chosen for the bundled one alone."""
+    from google.protobuf import text_format  # slow to import, and needed only with a MODEL
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
     config = text_format.Parse(text, ModelConfig())

@@ -1,13 +1,19 @@
-"""Finds the folder of the checkpoint to serve, and the name to serve it under."""
+"""Finds the checkpoint to serve, a folder or a name on a Hugging Face hub, and the name to serve it under.
 
+huggingface_hub reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE.
+"""
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import RUNTIMES
 from gateway.bundled import BUNDLED_MODEL, models_folder
-from gateway.hub import download, is_hub_id, name_of_snapshot
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 
 _TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 _ONLY_TENSORRT_LLM = {
@@ -15,32 +21,37 @@ _ONLY_TENSORRT_LLM = {
     ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
 }
 """Formats that no other runtime reads, in words."""
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "openvino_model.*"]
+_NOT_FILES = ["*/*", "consolidated*", "adapter_*"]
+"""Patterns of folders beside the model, which hold other formats of it, and of weights in their maker's own layout."""
+_SNAPSHOTS = "snapshots"
 
 
 def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str | None = None) -> Path:
-    """The folder that `path`, given as `option`, means, of a model that can be loaded; None means the bundled model.
+    """Return the folder of a loadable checkpoint at `path`, the value of `option`; None is the bundled model.
 
-    A model folder laid out as Triton's (one numbered folder a version) stands for its highest version. What is
-    no folder and reads like a name on the Hugging Face hub is downloaded from there, unless it was before.
-    `engine_python` is the engine's, where that has one of its own.
-    Raises ConfigError where there is no checkpoint, or one that only TensorRT-LLM runs where that is not installed.
+    A model folder in Triton's layout (one numbered folder for each version) stands for its highest version. A `path`
+    that is no folder and looks like a name on the Hugging Face hub is downloaded, unless the cache has it.
+    `engine_python` is the engine's Python, where that is another one. Raises OptionError where there is no checkpoint,
+    and for one that only TensorRT-LLM runs where that is not installed.
     """
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
-        folder = download(path)
-    for candidate in (folder, *_versions(folder)):
+        folder = download_from_hub(path)
+    for candidate in (folder, *_version_folders(folder)):
         if (candidate / "config.json").is_file():
-            return _loadable(candidate, option, engine_python)
-    raise ConfigError(
+            return _check_loadable(candidate, option, engine_python)
+    raise OptionError(
         f"{option} must be the folder of a HuggingFace checkpoint or OpenVINO IR, or ORG/NAME on the Hugging Face hub, "
-        f"got {str(folder)!r}, which {_what_is_missing(folder)}"
+        f"got {str(folder)!r}, which {_describe_missing(folder)}"
     )
 
 
-def _loadable(folder: Path, option: str, engine_python: str | None) -> Path:
+def _check_loadable(folder: Path, option: str, engine_python: str | None) -> Path:
     found = model_format(folder)
     if found is not None and found in _ONLY_TENSORRT_LLM and not _TENSORRT_LLM.is_installed(engine_python):
-        raise ConfigError(
+        raise OptionError(
             f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, "
             f"{_ONLY_TENSORRT_LLM[found]}: {_TENSORRT_LLM.remedy}, or give the HuggingFace checkpoint that it was made "
             "of"
@@ -48,7 +59,7 @@ def _loadable(folder: Path, option: str, engine_python: str | None) -> Path:
     return folder
 
 
-def _what_is_missing(folder: Path) -> str:
+def _describe_missing(folder: Path) -> str:
     if not folder.is_dir():
         return "is no folder"
     if any(folder.glob("*.engine")):
@@ -56,23 +67,98 @@ def _what_is_missing(folder: Path) -> str:
     return "has no config.json, so it is no HuggingFace checkpoint"
 
 
-def served_name(given: str | None, checkpoint: Path) -> str:
-    """What clients ask for: `--served-model-name`, where it is given."""
-    return given or model_name(checkpoint)
+def _version_folders(folder: Path) -> list[Path]:
+    """Return the numbered subfolders, highest first."""
+    if not folder.is_dir():
+        return []
+    numbered = [child for child in folder.iterdir() if child.name.isdecimal() and child.is_dir()]
+    return sorted(numbered, key=lambda child: int(child.name), reverse=True)
+
+
+def served_name(option: str | None, checkpoint: Path) -> str:
+    """Return the name that clients use: `--served-model-name`, or else the checkpoint's own."""
+    return option or model_name(checkpoint)
 
 
 def model_name(checkpoint: Path) -> str:
-    """What a checkpoint is called: its folder's name, or its model's where the folder is a version or a download."""
+    """Return a checkpoint's name: its folder's, or its model's where the folder is a version or a download."""
     folder = checkpoint.resolve()
-    downloaded = name_of_snapshot(folder)
+    downloaded = snapshot_model_name(folder)
     if downloaded is not None:
         return downloaded
     return folder.parent.name if folder.name.isdecimal() else folder.name
 
 
-def _versions(folder: Path) -> list[Path]:
-    """Numbered subfolders, highest first."""
-    if not folder.is_dir():
-        return []
-    numbered = [child for child in folder.iterdir() if child.name.isdecimal() and child.is_dir()]
-    return sorted(numbered, key=lambda child: int(child.name), reverse=True)
+def is_hub_id(text: str) -> bool:
+    """Whether `text` looks like ORG/NAME or ORG/NAME@REVISION."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def download_from_hub(hub_id: str) -> Path:
+    """Return the folder of the model's files in the local cache, downloaded where absent; progress goes to stderr.
+
+    It must be called from the main thread, which receives signals. Raises OptionError for a model that neither the hub
+    nor the cache has.
+    """
+    from huggingface_hub import snapshot_download  # takes half a second, and few need it
+
+    match = _HUB_ID.fullmatch(hub_id)
+    assert match is not None, hub_id
+    repo, revision = match["repo"], match["revision"]
+    try:
+        with _interrupt_ends_process():
+            folder = snapshot_download(repo, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES)
+    except Exception as error:  # the library raises its own, those of HTTP and those of the disk
+        raise OptionError(
+            f"MODEL {hub_id!r} is no folder here, and cannot be had from the hub: {_explain(error)}"
+        ) from error
+    return Path(folder)
+
+
+def find_cached(hub_id: str) -> Path | None:
+    """Return the folder of the files of an earlier download; None without one."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, IncompleteSnapshotError, LocalEntryNotFoundError
+
+    match = _HUB_ID.fullmatch(hub_id)
+    assert match is not None, hub_id
+    try:
+        return Path(snapshot_download(match["repo"], revision=match["revision"], local_files_only=True))
+    except (HfHubHTTPError, IncompleteSnapshotError, LocalEntryNotFoundError):
+        return None
+
+
+def snapshot_model_name(folder: Path) -> str | None:
+    """Return NAME of the ORG/NAME whose files the library keeps in `folder`; None for a folder outside the cache."""
+    if folder.parent.name != _SNAPSHOTS or not folder.parent.parent.name.startswith("models--"):
+        return None
+    return folder.parent.parent.name.split("--")[-1]
+
+
+def _explain(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return "it is gated: accept its licence on its page, and set HF_TOKEN to a token of that account"
+        case errors.RevisionNotFoundError():
+            return "it has no such revision; the part after @ must be a branch, a tag or a commit"
+        case errors.RepositoryNotFoundError():
+            return "there is no such model, or it is private and HF_TOKEN is not set to a token that may read it"
+        case errors.LocalEntryNotFoundError() | errors.IncompleteSnapshotError():
+            return (
+                "the hub cannot be reached, and the local cache does not hold all of it; go online, or download it "
+                "elsewhere and give its folder"
+            )
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
+@contextmanager
+def _interrupt_ends_process() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: Python would first wait for every download. Fetched files are kept."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""How the server is, for probes: where it is in its life, and whether what it serves with can serve."""
+"""The server's health, for probes: its phase of life, and whether its engines and its repository can serve."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _RETRY_ELSEWHERE_S = 5.0
 
 
 class Phase(Enum):
-    """Where the server is in its life. It only moves forward."""
+    """The server's phase of life. It only moves forward."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -23,8 +23,8 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """An answer to a probe. `reason` says why not, and is empty where all is well."""
+class ProbeResult:
+    """The answer to a probe. `reason` says what is wrong, and is empty where nothing is."""
 
     reason: str = ""
 
@@ -33,14 +33,14 @@ class Health:
         return not self.reason
 
 
-_WELL = Health()
+_HEALTHY = ProbeResult()
 
 
 class ServerHealth:
     """Judges the server by its phase, its engines and its repository.
 
     While loading it is live and not ready. While a lost engine is replaced it is live and not ready: requests are taken
-    and wait. When an engine is given up it is neither: whoever watches the probes restarts the server.
+    and wait. When an engine is given up it is neither, so that a supervisor restarts the server.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class ServerHealth:
         repository_problem: Callable[[], str],
         heartbeat_timeout_s: float,
     ) -> None:
-        """`engines` are those of the loaded models; `repository_problem` says why the repository is not ready."""
+        """`engines` returns those of the loaded models, `repository_problem` why the repository is not ready."""
         self.phase = Phase.LOADING
         self._engines = engines
         self._repository_problem = repository_problem
         self._heartbeat_timeout_s = heartbeat_timeout_s
 
-    def liveness(self) -> Health:
-        """Whether the engines move, or will: one that loads is not expected to, and one that hangs is replaced."""
-        return self._first_problem(self._deadness)
+    def liveness(self) -> ProbeResult:
+        """Whether the server should be left running: a loading engine need not speak, and a hanging one is replaced."""
+        return self._first_problem(self._check_live)
 
-    def readiness(self) -> Health:
+    def readiness(self) -> ProbeResult:
         """Whether new requests would be served now."""
         if self.phase is Phase.LOADING:
-            return Health("the model is loading")
+            return ProbeResult("the model is loading")
         if self.phase is Phase.DRAINING:
-            return Health("the server is shutting down")
-        problem = self._first_problem(self._idleness)
-        return Health(self._repository_problem()) if problem.is_ok else problem
+            return ProbeResult("the server is shutting down")
+        problem = self._first_problem(self._check_ready)
+        return ProbeResult(self._repository_problem()) if problem.is_ok else problem
 
     def refuse_unless_serving(self) -> None:
         """Raise UNAVAILABLE while loading and while shutting down."""
@@ -79,22 +79,22 @@ class ServerHealth:
             message = "the server is shutting down"
             raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_ELSEWHERE_S)
 
-    def _first_problem(self, judge: Callable[["EngineClient"], Health]) -> Health:
-        return next((health for health in map(judge, self._engines()) if not health.is_ok), _WELL)
+    def _first_problem(self, judge: Callable[["EngineClient"], ProbeResult]) -> ProbeResult:
+        return next((health for health in map(judge, self._engines()) if not health.is_ok), _HEALTHY)
 
-    def _deadness(self, engine: "EngineClient") -> Health:
+    def _check_live(self, engine: "EngineClient") -> ProbeResult:
         if engine.failure is not None:
-            return Health(f"the engine failed: {engine.failure}")
-        return _WELL if engine.can_restart else self._silence(engine)
+            return ProbeResult(f"the engine failed: {engine.failure}")
+        return _HEALTHY if engine.can_restart else self._check_heartbeat(engine)
 
-    def _idleness(self, engine: "EngineClient") -> Health:
+    def _check_ready(self, engine: "EngineClient") -> ProbeResult:
         if engine.is_restarting:
-            return Health("the engine is restarting")
-        deadness = self._deadness(engine)
-        return self._silence(engine) if deadness.is_ok else deadness
+            return ProbeResult("the engine is restarting")
+        liveness = self._check_live(engine)
+        return self._check_heartbeat(engine) if liveness.is_ok else liveness
 
-    def _silence(self, engine: "EngineClient") -> Health:
+    def _check_heartbeat(self, engine: "EngineClient") -> ProbeResult:
         age_s = engine.heartbeat_age_s()
         if age_s < self._heartbeat_timeout_s:
-            return _WELL
-        return Health(f"the engine has been silent for {age_s:.1f} s")
+            return _HEALTHY
+        return ProbeResult(f"the engine has been silent for {age_s:.1f} s")

@@ -1,4 +1,4 @@
-"""From an empty process to a ready server, and from a signal to a clean end."""
+"""The life of the server's process: from its start to a ready server, and from a signal to a clean end."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ import uvloop
 
 from engine.client.process import ProcessEngineClient
 from gateway.checkpoint import served_name
-from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
+from gateway.listeners import ListenError, Listeners, is_loopback, listen, listener_url
 from gateway.options.config import ServeConfig
 from serving.repository.managed_model import ModelState
 from serving.repository.settings import ControlMode
@@ -28,29 +28,29 @@ from sluice.errors import ErrorCode, SluiceError
 if TYPE_CHECKING:  # imported for real while the engine loads
     from engine.client.base import EngineClient
     from gateway.grpc.server import GrpcServer
-    from gateway.http.servers import HttpServer
+    from gateway.http.server import HttpServer
     from gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 2.0
-"""After the last stream ended: how long its bytes may take to reach a slow client."""
-TOLD_S = 0.25
-"""How long gRPC's clients are told that the server ends before their connections do."""
-ECHO_S = 0.1
-"""A signal this soon after the first is the same one: `timeout` and others tell a process and its group."""
-HANG_S = 15.0
-"""How much longer than open streams may take everything else may, before the process is ended by force."""
-MOST_NAMED = 8
-"""Models whose names the ready line has room for."""
-WATCH_S = 1.0
-"""How often the log hears of a change in readiness."""
+FLUSH_TIMEOUT_S = 2.0
+"""Seconds that the last bytes may take to reach a slow client after the last stream ended."""
+GRPC_NOTICE_S = 0.25
+"""Seconds between telling gRPC's clients that the server ends and closing their connections."""
+SIGNAL_ECHO_S = 0.1
+"""Seconds within which a second signal counts as the first: `timeout` and others signal a process and its group."""
+HANG_TIMEOUT_S = 15.0
+"""Seconds that the rest of a shutdown may take beyond open streams, before the process ends by force."""
+MAX_NAMED_MODELS = 8
+"""Most models that the ready line names."""
+WATCH_INTERVAL_S = 1.0
+"""Seconds between checks for a change in readiness."""
 
 
 def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> None:
-    """Serve until told to stop. `started` is when the command began, by perf_counter.
+    """Serve until a signal. `started` is when the command began, by perf_counter.
 
-    Raises ListenError where a port cannot be had, SluiceError where the model cannot be served.
+    Raises ListenError for a port that is not available, SluiceError where the model cannot be served.
     """
     listeners = Listeners(
         listen(config.http.host, config.http.port, "--http-port", shares_port=config.http.shares_port),
@@ -72,21 +72,21 @@ def _listen_for_metrics(config: ServeConfig) -> socket.socket | None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection is an open file, and the customary limit of 1024 is a login shell's, not a server's."""
+    """Raise the limit of open files: each connection is one, and the usual limit of 1024 is a login shell's."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(config: ServeConfig, checkpoint: Path | None, listeners: Listeners, started: float) -> None:
-    server = Server(config, checkpoint, listeners, started)
+    server = GatewayServer(config, checkpoint, listeners, started)
     server.handle_signals()
     await server.run()
 
 
-class Server:
-    """The servers of the ports, the repository behind them, and the engine of MODEL where one is given.
+class GatewayServer:
+    """The servers of the ports, the repository behind them, and the engine of MODEL where one is named.
 
-    Made on the event loop that runs it.
+    It must be made on the event loop that runs it.
     """
 
     def __init__(self, config: ServeConfig, checkpoint: Path | None, listeners: Listeners, started: float) -> None:
@@ -107,7 +107,7 @@ class Server:
         return ProcessEngineClient(self._config.engine(str(checkpoint)), heartbeat_timeout_s=heartbeat_timeout_s)
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT end the server gently, and a second one at once."""
+        """Let SIGTERM and SIGINT shut the server down, and a second one end it at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -120,14 +120,14 @@ class Server:
             self._signalled = now
             self._end_by_force_later(number)
             return
-        if now - self._signalled < ECHO_S:
+        if now - self._signalled < SIGNAL_ECHO_S:
             return
         log.warning("%s again: ending at once", number.name)
         self._end_by_force(number)
 
     def _end_by_force_later(self, number: signal.Signals) -> None:
-        """A thread that hangs in a file system or a library would be waited for, for ever."""
-        limit_s = self._config.shutdown.exit_timeout_s + HANG_S
+        """Start a timer that ends the process: a thread that hangs in a library would otherwise keep it for ever."""
+        limit_s = self._config.shutdown.exit_timeout_s + HANG_TIMEOUT_S
 
         def end() -> None:
             log.critical("not ended %g s after %s: ending by force", limit_s, number.name)
@@ -144,7 +144,7 @@ class Server:
         os._exit(128 + number)
 
     async def run(self) -> None:
-        """Start, serve until a signal, end. Raises SluiceError where the model cannot be served."""
+        """Start, serve until a signal, shut down. Raises SluiceError where the model cannot be served."""
         serving = asyncio.create_task(self._start_and_watch(), name="serving")
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -160,34 +160,38 @@ class Server:
     # -- start
 
     async def _start_and_watch(self) -> None:
-        """Load the engine, and while it loads everything else; then watch its health for ever."""
+        """Load the engine, and everything else meanwhile; then watch the server's health until cancelled."""
         engine_start = asyncio.create_task(self._start_engine(), name="engine-start")
         try:
-            await asyncio.to_thread(_import_what_is_slow)
+            await asyncio.to_thread(_import_heavy_modules)
             service = await self._open()
-            arrived = service.repository.expect(self._model_name) if self._checkpoint is not None else _nothing
-            loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
-            try:
-                try:
-                    await self._load_model(service, engine_start)
-                finally:
-                    arrived()
-                await loading
-            finally:
-                await _cancel(loading)
+            await self._load_all(service, engine_start)
         finally:
             await _cancel(engine_start)
         self._check_loaded(service)
-        self._warn_of_nothing(service)
-        # What is there now stays: the collector need not look at it again with every request's leftovers.
+        self._warn_if_empty(service)
+        # The objects of the start stay: the garbage collector need not traverse them with every request's garbage.
         gc.collect()
         gc.freeze()
         service.begin_serving()
-        self._say_ready(service)
+        self._print_ready(service)
         await self._serve_on(service)
 
+    async def _load_all(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+        """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
+        settled = _do_nothing if self._checkpoint is None else service.repository.expect(self._model_name)
+        loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
+        try:
+            try:
+                await self._load_model(service, engine_start)
+            finally:
+                settled()
+            await loading
+        finally:
+            await _cancel(loading)
+
     async def _serve_on(self, service: "InferenceService") -> None:
-        """All that goes on while requests are served."""
+        """Run the tasks that go on while requests are served."""
         reading = asyncio.create_task(self._read_documentation(service), name="documentation")
         try:
             await self._watch(service)
@@ -195,7 +199,7 @@ class Server:
             await _cancel(reading)
 
     async def _read_documentation(self, service: "InferenceService") -> None:
-        """So that the bundled pipeline has something to answer from; what was read by an earlier server is there."""
+        """Read the documentation, from which the bundled pipeline answers. What an earlier server has read is kept."""
         from gateway.documentation import ingest_documentation
 
         if self._config.rag.is_served and service.library is not None:
@@ -206,7 +210,7 @@ class Server:
             await self._engine.start()
 
     async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
-        """MODEL, tried with one token; it is in no repository."""
+        """Load MODEL, which is in no repository, and test it with one token."""
         from pipelines.llm.backend import load_checkpoint
 
         if self._engine is None or self._checkpoint is None:
@@ -224,13 +228,13 @@ class Server:
 
     @property
     def _model_name(self) -> str:
-        """Of MODEL; "" where there is none."""
+        """Name of MODEL; "" where there is none."""
         if self._checkpoint is None:
             return ""
         return served_name(self._config.model.served_model_name, self._checkpoint)
 
     async def _open(self) -> "InferenceService":
-        """Answer on the ports; the probes say that nothing is ready."""
+        """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
         from gateway.assembly import make_grpc_server, make_http_servers, make_service
 
         service = make_service(self._config)
@@ -242,14 +246,14 @@ class Server:
         await self._listen_for_grpc()
         more = [f"metrics {self._metrics_url}"] if self._metrics_url else []
         more += [f"gRPC {self._grpc_address}"] if self._grpc_address else []
-        _say(f"Listening on {url_of(self._listeners.http)}" + (f" ({', '.join(more)})" if more else ""))
+        _print_line(f"Listening on {listener_url(self._listeners.http)}" + (f" ({', '.join(more)})" if more else ""))
         return service
 
     @property
     def _metrics_url(self) -> str:
-        """ "" where there are none."""
+        """URL of the metrics page; "" without one."""
         listener = self._listeners.metrics
-        return f"{url_of(listener)}/metrics" if listener is not None else ""
+        return f"{listener_url(listener)}/metrics" if listener is not None else ""
 
     async def _listen_for_grpc(self) -> None:
         if self._grpc is None:
@@ -261,35 +265,35 @@ class Server:
         self._grpc_address = f"{self._config.grpc.host or self._config.http.host}:{port}"
 
     def _check_loaded(self, service: "InferenceService") -> None:
-        """Raise UNAVAILABLE where a model of the repository is not there and that is to end the server."""
+        """Raise UNAVAILABLE for a model of the repository that failed to load, with --exit-on-error."""
         failed = [entry for entry in service.repository.index() if entry.state is ModelState.UNAVAILABLE]
         if failed and self._config.repository.exits_on_error:
             reasons = "; ".join(f"{entry.name} version {entry.version}: {entry.reason}" for entry in failed)
             raise SluiceError(ErrorCode.UNAVAILABLE, f"not everything could be loaded (--exit-on-error): {reasons}")
 
-    def _warn_of_nothing(self, service: "InferenceService") -> None:
-        """Where nothing is found and nobody can load anything, the path is most likely wrong."""
+    def _warn_if_empty(self, service: "InferenceService") -> None:
+        """Warn of a repository without models where clients can load none: its path is most likely wrong."""
         options = self._config.repository
         can_come = options.control_mode is not ControlMode.NONE
         if options.paths and not can_come and not service.repository.index():
             log.warning("there is no model in %s; without --model-control-mode none can come", ", ".join(options.paths))
 
-    def _say_ready(self, service: "InferenceService") -> None:
-        http = url_of(self._listeners.http)
+    def _print_ready(self, service: "InferenceService") -> None:
+        http = listener_url(self._listeners.http)
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
         metrics = f" - metrics {self._metrics_url}" if self._metrics_url else ""
-        _say(
-            f"Sluice {version('sluice')} serving {what_is_served(service)}"
+        _print_line(
+            f"Sluice {version('sluice')} serving {describe_served(service)}"
             f" - OpenAI {http}/v1 - v2 {http}/v2{grpc}{metrics}"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )
 
     async def _watch(self, service: "InferenceService") -> None:
-        """Tell the log when readiness changes. An engine given up stays so: requests get 503 until a restart."""
+        """Log changes of readiness. An engine that was given up stays so: requests get 503 until a restart."""
         was_ready, was_live = True, True
         tasks = [server.task for server in self._servers]
         while True:
-            ended, _ = await asyncio.wait(tasks, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, timeout=WATCH_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
                 raise SluiceError(ErrorCode.INTERNAL, "an HTTP server ended unexpectedly")
@@ -303,7 +307,7 @@ class Server:
     # -- end
 
     async def _drain(self) -> None:
-        """Let what is open end; what takes too long ends with an error."""
+        """Wait for open requests; those that take too long end with an error."""
         if self._service is None:
             return
         self._service.begin_drain()
@@ -311,17 +315,17 @@ class Server:
         timeout_s = self._config.shutdown.exit_timeout_s
         if self._grpc is not None:
             self._grpc.begin_stop()
-            await asyncio.sleep(min(TOLD_S, timeout_s))
+            await asyncio.sleep(min(GRPC_NOTICE_S, timeout_s))
         if await self._service.wait_idle(timeout_s):
             return
         log.warning("%d requests are still open after %g s; ending them", self._service.num_open, timeout_s)
         await self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
-        await self._service.wait_idle(FLUSH_S)
+        await self._service.wait_idle(FLUSH_TIMEOUT_S)
 
     async def _close(self) -> None:
-        """Close what is open, in any state of the start. The engines' processes are gone when this returns."""
+        """Close everything, whatever the start has reached. The engines' processes have ended when this returns."""
         try:
-            await asyncio.gather(*(server.stop(FLUSH_S) for server in self._servers), self._close_grpc())
+            await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in self._servers), self._close_grpc())
         finally:
             if self._service is not None:
                 await self._service.close()
@@ -334,16 +338,16 @@ class Server:
     async def _close_grpc(self) -> None:
         if self._grpc is None:
             return
-        await self._grpc.stop(FLUSH_S)
+        await self._grpc.stop(FLUSH_TIMEOUT_S)
 
     def _engines(self) -> "list[EngineClient]":
-        """Of MODEL, from the start, and of what is loaded."""
+        """Return MODEL's engine, which exists from the start, and those of loaded models."""
         own: list[EngineClient] = [] if self._engine is None else [self._engine]
         return own + (self._service.engines() if self._service is not None else [])
 
 
-def _nothing() -> None:
-    """Where nothing is to be said."""
+def _do_nothing() -> None:
+    """Do nothing."""
 
 
 async def _cancel(*tasks: asyncio.Task[object]) -> None:
@@ -352,16 +356,16 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
     await asyncio.wait(tasks)
 
 
-def _import_what_is_slow() -> None:
-    """On a thread, so that the event loop goes on."""
-    # Else gRPC logs a line for every process that we start: the workers that it fears for never use it.
+def _import_heavy_modules() -> None:
+    """Import heavy modules; to be called on a thread, so that the event loop goes on."""
+    # Without this gRPC logs a warning for every process that we start, though our workers never use gRPC.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - a library's switch, not an option of ours
     for name in ("gateway.assembly", "pipelines.llm.backend"):
         import_module(name)
 
 
-def what_is_served(service: "InferenceService") -> str:
-    """In words: the one language model with its limits, else the names of the models, and how many are missing."""
+def describe_served(service: "InferenceService") -> str:
+    """Describe the one language model with its limits, or name the models; and count those that are missing."""
     from pipelines.llm.model import llm_text_of  # imported by now
 
     models = service.repository.models()
@@ -378,11 +382,11 @@ def what_is_served(service: "InferenceService") -> str:
         what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
         beside = f" and {len(names) - 1} models beside it" if len(names) > 1 else ""
         return f"{text.name} ({what}; KV cache {info.num_blocks * info.block_size} tokens){beside}{missing}"
-    shown = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    shown = ", ".join(names[:MAX_NAMED_MODELS]) + (", ..." if len(names) > MAX_NAMED_MODELS else "")
     return f"{len(names)} models ({shown}){missing}" if names else f"no models yet{missing}"
 
 
-def _say(line: str) -> None:
-    """A line for whoever started the server; scripts read the addresses from it."""
+def _print_line(line: str) -> None:
+    """Print a line for the operator. Scripts read the addresses from it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The sockets of the server: bound before anything slow begins, so that a taken port is known at once."""
+"""The sockets of the server. They are bound before anything slow begins, so that a taken port is reported at once."""
 
 import errno
 import socket
@@ -9,20 +9,20 @@ _BACKLOG = 2048
 
 
 class ListenError(OSError):
-    """An address cannot be listened on. The text is one line for the operator."""
+    """The server cannot listen on an address. The text is one line for the operator."""
 
 
 class Listeners(NamedTuple):
-    """The sockets of HTTP, without metrics where they are not wanted. gRPC's library binds its own."""
+    """The sockets of HTTP and metrics; None without metrics. gRPC's library binds its own."""
 
     http: socket.socket
     metrics: socket.socket | None
 
 
 def listen(host: str, port: int, flag: str, *, shares_port: bool = False, host_flag: str = "--host") -> socket.socket:
-    """A listening TCP socket; `flag` is the option that set `port`. Raises ListenError.
+    """Return a listening TCP socket; `flag` is the option that set `port`. Raises ListenError.
 
-    `shares_port`: other processes that say so too may listen on it, each taking some of the connections.
+    With `shares_port` other processes may listen on it too, if they do the same; each takes some of the connections.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -54,8 +54,8 @@ def _explain(error: OSError, host: str, port: int, flag: str) -> str:
             return f"cannot listen on {host} port {port}: {error.strerror}"
 
 
-def url_of(listener: socket.socket) -> str:
-    """`http://address:port` of a socket that listens."""
+def listener_url(listener: socket.socket) -> str:
+    """Return `http://address:port` of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""The one data plane under every protocol: finds the model, streams from it, and knows what is open."""
+"""The one data plane under every protocol: finds models, streams from them, and counts open requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -7,11 +7,12 @@ from contextlib import aclosing, suppress
 from msgspec import structs
 
 from engine.client.base import EngineClient
-from gateway.health import Health, Phase, ServerHealth
+from gateway.health import Phase, ProbeResult, ServerHealth
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.v2.description import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.settings import LogSettings, TraceSettings
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import recorded
 from pipelines.llm.text import LlmText
@@ -26,14 +27,14 @@ from sluice.errors import ErrorCode, SluiceError
 
 LATEST = -1
 _ABORTED_S = 1.0
-"""How long streams of language models may take to end with the error that they were given."""
+"""Longest time for streams of language models to end with the error of `abort_all`."""
 
 
 class InferenceService:
     """Serves the models of one repository. Lives on the event loop's thread.
 
-    While loading everything is refused; `begin_serving` makes it ready. Once draining it refuses what is new, and what
-    is open goes on until it ends or `abort_all` ends it.
+    It refuses everything until `begin_serving`. While draining it refuses new requests; open ones go on until they end
+    or `abort_all` ends them.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class InferenceService:
         library: DocumentLibrary | None = None,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`closes_last` are called when everything else is closed. `library` None: no collections of documents."""
+        """`closes_last` are awaited after everything else is closed. `library` None: no collections of documents."""
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
@@ -64,36 +65,36 @@ class InferenceService:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # --- what there is ---
+    # --- models ---
 
     def find(self, name: str, version: int = LATEST) -> Model:
-        """The model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
+        """Return the model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
         self._health.refuse_unless_serving()
         return self.repository.find(name, version)
 
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
-        """As `find`, for inference: where versions have weights, requests of one `key` get one version."""
+        """Find a model like `find`, for inference: where versions have weights, `key` chooses the version."""
         self._health.refuse_unless_serving()
         return self.repository.route(name, version, key)
 
     def has_weights(self, name: str) -> bool:
-        """Whether `route` looks at the key of a request to the model `name`. Raises NOT_FOUND."""
+        """Whether `route` uses the key of a request to the model `name`. Raises NOT_FOUND."""
         return self.repository.has_weights(name)
 
     def route_sequence(self, model: Model, request: InferRequest, version: int = LATEST, key: str = "") -> Model:
-        """The version for a request that was read for `model`: all of a sequence get one, that of their first's id.
+        """Return the version for a request that was parsed for `model`: all requests of a sequence get the same one.
 
-        `version` and `key` are what it was found by; where they say enough, it is `model` itself.
+        `model` was found by `version` and `key`; where either was given, it is `model` itself.
         """
         if version != LATEST or key or not request.correlation_id:
             return model
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
     def llm(self, name: str, key: str = "") -> TextModel:
-        """The language model `name`, or the pipeline with one at its end; `base:adapter` with a LoRA adapter.
+        """Return the language model `name`, or the pipeline with one at its end; `base:adapter` has a LoRA adapter.
 
-        Raises NOT_FOUND in OpenAI's way, and UNAVAILABLE while it cannot serve. Where its versions have weights, it is
-        the one that `key` falls to.
+        Where versions have weights, `key` chooses one. Raises NOT_FOUND in OpenAI's words, and UNAVAILABLE while the
+        model cannot serve.
         """
         self._health.refuse_unless_serving()
         models = self.repository.models()
@@ -104,27 +105,30 @@ class InferenceService:
         return found
 
     def text_models(self) -> list[TextModel]:
-        """Everything that `llm` finds, its highest version; none while loading."""
-        return list(list_text_models(self.repository.models()))
+        """Return the highest version of everything that `llm` finds; nothing while loading.
+
+        Language models come first, then pipelines, both by name; adapters follow their model.
+        """
+        return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
 
     def llms(self) -> list[LlmText]:
-        """Every loaded language model of our own, its highest version; none while loading."""
+        """Return the highest version of every loaded language model of our own; nothing while loading."""
         return list({model.name: model.text for model in self._language_models()}.values())
 
     def engines(self) -> list[EngineClient]:
-        """Those of all language models, of every version."""
+        """Return the engines of every version of all language models."""
         return [model.engine for model in self._language_models()]
 
     def _language_models(self) -> list[LlmModel]:
         return [model for model in self.repository.models() if isinstance(model, LlmModel)]
 
-    # --- how it is ---
+    # --- health ---
 
-    def liveness(self) -> Health:
+    def liveness(self) -> ProbeResult:
         """Whether the server should be left running."""
         return self._health.liveness()
 
-    def readiness(self) -> Health:
+    def readiness(self) -> ProbeResult:
         """Whether a new request would be served now."""
         return self._health.readiness()
 
@@ -135,7 +139,7 @@ class InferenceService:
         return self.readiness().is_ok
 
     def is_model_ready(self, name: str, version: int = LATEST) -> bool:
-        """Whether that version is there and would serve now."""
+        """Whether that version is loaded and would serve now."""
         try:
             return self.find(name, version).is_ready
         except SluiceError:
@@ -144,17 +148,16 @@ class InferenceService:
     def _repository_problem(self) -> str:
         return self.repository.problem if self._is_strictly_ready else ""
 
-    # --- what it does ---
+    # --- requests ---
 
     async def generate(self, model: TextModel, request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
-        """Streams the answer to `request`; `protocol` is its label in the metrics.
+        """Stream the answer to `request`; `protocol` is its label in the metrics.
 
-        Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first
-        event. Who stops early closes the stream, which cancels the request in the engine.
+        Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first event. Closing the
+        stream early cancels the request in the engine.
         """
         self._health.refuse_if_draining()
-        asked = structs.replace(request, protocol=protocol)
-        events = model.generate(asked)
+        events = model.generate(structs.replace(request, protocol=protocol))
         if not model.is_measured:
             events = recorded(events, self.metrics.open_request(model.parent or model.name, protocol))
         self._opened()
@@ -166,17 +169,17 @@ class InferenceService:
             self._closed()
 
     def begin_serving(self) -> None:
-        """What is to be served is loaded and has proven itself: take requests."""
+        """Take requests from here on: the models are loaded and tested."""
         self._health.phase = Phase.SERVING
 
-    # --- how it ends ---
+    # --- shutdown ---
 
     def begin_drain(self) -> None:
-        """Refuse new requests from here on; the open ones go on."""
+        """Refuse new requests from here on; open ones go on."""
         self._health.phase = Phase.DRAINING
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Whether everything open ended within `timeout_s`."""
+        """Wait for open requests. Return whether all ended within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -187,11 +190,11 @@ class InferenceService:
         return True
 
     async def abort_all(self, error: SluiceError) -> None:
-        """End everything open: streams of language models with `error`, which their clients see as an error event."""
+        """End every open request: streams of language models with `error`, which clients see as an error event."""
         for engine in self.engines():
             engine.abort_all(error)
         models = self.repository.models()
-        with suppress(TimeoutError):  # ensembles tell that error too, unless closed before it has reached them
+        with suppress(TimeoutError):  # ensembles pass that error on, unless they close before it reaches them
             async with asyncio.timeout(_ABORTED_S):
                 await asyncio.gather(*(model.wait_idle() for model in models if isinstance(model, LlmModel)))
         for model in models:
@@ -199,7 +202,7 @@ class InferenceService:
                 await model.close()
 
     async def close(self) -> None:
-        """Unload everything and free what requests have shared. What is still open ends in an error."""
+        """Unload every model and free shared memory. Requests that are still open end in an error."""
         await self.repository.close(0)
         self.shared_memory.close()
         self.trace.close()
@@ -209,7 +212,7 @@ class InferenceService:
 
     @property
     def num_open(self) -> int:
-        """Requests that have begun and not ended."""
+        """Number of requests that have begun and not ended."""
         return self._num_texts + sum(model.num_in_flight for model in self.repository.models())
 
     def _opened(self) -> None:
@@ -220,3 +223,7 @@ class InferenceService:
         self._num_texts -= 1
         if self._num_texts == 0:
             self._idle.set()
+
+
+def _is_pipeline(model: Model) -> bool:
+    return model.spec.platform == "ensemble"

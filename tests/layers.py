@@ -46,7 +46,7 @@ TOWER = (
     "pipelines.remote",
     "pipelines.stages",
     "pipelines.rag",
-    "gateway.access gateway.v2",
+    "gateway.restrictions gateway.v2",
     "gateway.options",
     "gateway.telemetry",
     "gateway",

@@ -4,8 +4,7 @@ import sys
 from dataclasses import replace
 
 from cli.build.options import BuildError, UsageError, parse_options
-from gateway.options.arguments import FAILED, USAGE_ERROR
-from gateway.options.option import ConfigError
+from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 
 _ERROR = "sluice build: error: "
 
@@ -26,7 +25,7 @@ def command(argv: list[str]) -> int:
             sys.stdout.write(make_script(options))
             return 0
         models = build(options, Console(stderr=True, soft_wrap=True))
-    except (UsageError, ConfigError) as error:
+    except (UsageError, OptionError) as error:
         sys.stderr.write(f"{_ERROR}{error}\n")
         return USAGE_ERROR
     except (BuildError, SluiceError, OSError) as error:

@@ -16,7 +16,7 @@ from cli.build.steps import Tool
 from cli.build.tensorrt_llm import installed_version, library_version
 from engine.config import Runtime
 from engine.model_folder import ModelFormat
-from gateway.hub import is_hub_id
+from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
 
 MANIFEST = "sluice-build.json"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import Runtime
-from gateway.options.arguments import OneLineParser
-from gateway.options.option import Parse, choice, integer, member
+from gateway.options.option import OneLineParser, Parse, choice, enum_member, integer
 
 _DESCRIPTION = """\
 Make a Triton model repository from a HuggingFace or NeMo checkpoint.
@@ -145,7 +144,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--name", metavar="NAME", help="name of the model. Default: the checkpoint's")
     group.add_argument(
         "--layout",
-        type=_argument_type(member(Layout)),
+        type=_argument_type(enum_member(Layout)),
         default=Layout.ENSEMBLE,
         metavar="LAYOUT",
         help="ensemble: as above; prefixed: the stages are NAME_preprocessing, NAME_postprocessing and NAME_ensemble, "
@@ -166,7 +165,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
 def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--runtime",
-        type=_argument_type(member(Runtime)),
+        type=_argument_type(enum_member(Runtime)),
         default=Runtime.AUTO,
         metavar="RUNTIME",
         help="openvino, tensorrt_llm, or auto: the one that `sluice serve` would choose here. Default: auto",

@@ -13,9 +13,8 @@ from cli.build.checkpoint_files import CONFIG
 from cli.build.options import UsageError
 from cli.build.steps import PYTHON, BuildStep, Tool
 from engine.model_folder import ModelFormat, model_format
-from gateway.checkpoint import find_checkpoint, model_name
-from gateway.hub import download, is_hub_id
-from gateway.options.option import ConfigError
+from gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
+from gateway.options.option import OptionError
 
 _NEMO_CONVERTER = "scripts/checkpoint_converters/convert_nemo1_to_nemo2.py"
 _NEMO_IMAGE = 'docker run --rm -it --gpus all --shm-size 16g -v "$PWD:$PWD" -w "$PWD" nvcr.io/nvidia/nemo:25.09 bash'
@@ -104,14 +103,14 @@ def find_source(text: str, *, is_dry: bool) -> BuildSource:
             hub_id, _, revision = text.partition("@")
             return HubModel(hub_id, revision or None)
         try:
-            return read_checkpoint(download(text), text)
-        except ConfigError as error:
+            return read_checkpoint(download_from_hub(text), text)
+        except OptionError as error:
             raise UsageError(str(error)) from None
     if path.is_dir() and model_format(path) is not None:
         return read_checkpoint(path, text)
     try:
         return read_checkpoint(find_checkpoint(text, "CHECKPOINT"), text)
-    except ConfigError as error:
+    except OptionError as error:
         raise UsageError(
             f"{error}; a .nemo archive or a NeMo 2 checkpoint (context/ and weights/) will do too"
         ) from None

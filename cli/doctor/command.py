@@ -16,7 +16,7 @@ from cli.doctor.models import read_model
 from cli.doctor.targets import ModelTarget, find_targets
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.options.arguments import FAILED, USAGE_ERROR, OneLineParser
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
 from sluice.errors import SluiceError
 
 _OVERVIEW = """\

@@ -10,8 +10,7 @@ from cli.doctor.findings import DoctorFinding, fail, note
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import model_format
 from engine.runtimes import RuntimeChoice
-from gateway.checkpoint import model_name
-from gateway.hub import cached, is_hub_id
+from gateway.checkpoint import find_cached, is_hub_id, model_name
 from pipelines.llm.backend import LlmBackend
 from pipelines.llm.setup import set_up
 from serving.backends.registry import BackendRegistry
@@ -62,7 +61,7 @@ def _config_at(config: EngineConfig, folder: Path, runtime: Runtime | None = Non
 
 
 def _hub_target(name: str, config: EngineConfig) -> ModelTarget:
-    folder = cached(name)
+    folder = find_cached(name)
     if folder is None:
         text = "it is not in the hub's local cache, so nothing is known of it"
         return ModelTarget(name, note(name, text, f"`sluice serve {name}` downloads it"))

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.options.arguments import OneLineParser
-from gateway.options.config import options_of
-from gateway.options.rag_client import ClientOptions
+from gateway.options.config import list_options
+from gateway.options.option import OneLineParser
+from gateway.options.rag import RagClientOptions
 
 DEFAULT_COLLECTION = "docs"
 _Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -214,7 +214,7 @@ def _command(commands: _Commands, name: str, operands: str, text: str, epilog: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for _, _, declared in options_of(ClientOptions):
+    for _, _, declared in list_options(RagClientOptions):
         parser.add_argument(declared.flag, dest=declared.flag, metavar=declared.metavar, help=declared.help)
     return parser
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import orjson
 
-from gateway.options.rag_client import ClientOptions
+from gateway.options.rag import RagClientOptions
 from pipelines.rag import owner_keys
 
 JsonObject = dict[str, Any]
@@ -69,7 +69,7 @@ class AnswerEvent(NamedTuple):
 class RagClient:
     """A client of one server. Every method raises UnreachableError and RejectedRequestError."""
 
-    def __init__(self, options: ClientOptions) -> None:
+    def __init__(self, options: RagClientOptions) -> None:
         self.url = options.url
         self._http = httpx.AsyncClient(
             headers=_headers(options),
@@ -171,7 +171,7 @@ class RagClient:
             raise RagError(f"{self.url}: {error}") from None
 
 
-def _headers(options: ClientOptions) -> dict[str, str]:
+def _headers(options: RagClientOptions) -> dict[str, str]:
     headers = {}
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"

@@ -8,7 +8,7 @@ from typing import Any
 from cli.rag.arguments import Arguments
 from cli.rag.client import RagClient, RejectedRequestError
 from cli.rag.terminal import strip_control
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.option import FAILED, USAGE_ERROR
 
 _NOT_FOUND = 404
 

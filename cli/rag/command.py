@@ -6,9 +6,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cli.rag.arguments import Arguments, parse_arguments
-from gateway.options.arguments import FAILED, USAGE_ERROR
 from gateway.options.config import read_client_options
-from gateway.options.option import ConfigError
+from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 
 if TYPE_CHECKING:
     from cli.rag.client import RagClient
@@ -20,7 +19,7 @@ def command(argv: list[str]) -> int:
     prefix = f"sluice rag {arguments.command}: error: "
     try:
         options = read_client_options(arguments.server)
-    except ConfigError as error:
+    except OptionError as error:
         sys.stderr.write(f"{prefix}{error}\n")
         return USAGE_ERROR
     # Imported late: bad options should be reported fast.

@@ -23,7 +23,7 @@ from cli.rag.client import (
 )
 from cli.rag.local_documents import FileSelection, FoundFile, LocalDocument, UnreadableFile, find_files, split_file
 from cli.rag.terminal import strip_control
-from gateway.options.arguments import FAILED
+from gateway.options.option import FAILED
 
 T = TypeVar("T")
 

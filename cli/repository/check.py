@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.options.arguments import FAILED, USAGE_ERROR
-from gateway.options.option import ConfigError
+from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 from serving.backend import RuntimeReport
 from serving.backends.registry import BackendRegistry
 from serving.findings import Finding
@@ -33,7 +32,7 @@ def check(arguments: argparse.Namespace) -> int:
         reports = _inspect(arguments.paths, has_namespaces=arguments.model_namespacing)
         if arguments.load:
             reports = add_load_results(reports, arguments.paths, has_namespaces=arguments.model_namespacing)
-    except (SluiceError, ConfigError, OSError) as error:
+    except (SluiceError, OptionError, OSError) as error:
         sys.stderr.write(f"sluice repository check: error: {error}\n")
         return USAGE_ERROR
     if arguments.json:
@@ -72,7 +71,7 @@ def add_load_results(
 
 async def _load(paths: Sequence[str], *, has_namespaces: bool) -> list[IndexEntry]:
     # Imported only here: a check without --load reads files and imports no server.
-    from gateway.assembly import Lent, make_host_policies, make_rate_limiter, make_repository
+    from gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
     from gateway.options.config import read_config
     from gateway.telemetry.metrics import GatewayMetrics
     from serving.repository.repository import ALL_MODELS
@@ -81,7 +80,7 @@ async def _load(paths: Sequence[str], *, has_namespaces: bool) -> list[IndexEntr
     if has_namespaces:
         flags["--model-namespacing"] = True
     config = read_config(flags)
-    shared = Lent(
+    shared = SharedResources(
         GatewayMetrics(),
         rate_limiter=make_rate_limiter(config.instances),
         host_policies=make_host_policies(config.instances),

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gateway.options.arguments import OneLineParser
+from gateway.options.option import OneLineParser
 
 _OVERVIEW = """\
 Maintain a Triton model repository without serving it.

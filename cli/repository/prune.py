@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.options.arguments import FAILED, USAGE_ERROR
+from gateway.options.option import FAILED, USAGE_ERROR
 from serving.backends.registry import BackendRegistry
 from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove_version
 from serving.repository.stores.location import local_path, store_location

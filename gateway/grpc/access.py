@@ -1,4 +1,4 @@
-"""Who may call: the key for everybody (metadata `authorization: Bearer KEY`), and restricted parts of the protocol."""
+"""Access over gRPC: one API key for everybody, and metadata for restricted categories of requests."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
-from gateway.access.restricted import Api, Restrictions
-from gateway.grpc.errors import abort
+from gateway.grpc.unary import abort
+from gateway.restrictions import ApiCategory, Restrictions
 from sluice.errors import ErrorCode, SluiceError
 
 _OPEN_METHODS = frozenset(
@@ -16,39 +16,39 @@ _OPEN_METHODS = frozenset(
 _OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 _SERVICE = "/inference.GRPCInferenceService/"
 _KEY_PREFIX = "triton-grpc-protocol-"
-_APIS = {
-    "ServerLive": Api.HEALTH,
-    "ServerReady": Api.HEALTH,
-    "ModelReady": Api.HEALTH,
-    "ServerMetadata": Api.METADATA,
-    "ModelMetadata": Api.METADATA,
-    "ModelInfer": Api.INFERENCE,
-    "ModelStreamInfer": Api.INFERENCE,
-    "ModelConfig": Api.MODEL_CONFIG,
-    "ModelStatistics": Api.STATISTICS,
-    "RepositoryIndex": Api.MODEL_REPOSITORY,
-    "RepositoryModelLoad": Api.MODEL_REPOSITORY,
-    "RepositoryModelUnload": Api.MODEL_REPOSITORY,
-    "SystemSharedMemoryStatus": Api.SHARED_MEMORY,
-    "SystemSharedMemoryRegister": Api.SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": Api.SHARED_MEMORY,
-    "CudaSharedMemoryStatus": Api.SHARED_MEMORY,
-    "CudaSharedMemoryRegister": Api.SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": Api.SHARED_MEMORY,
-    "TraceSetting": Api.TRACE,
-    "LogSettings": Api.LOGGING,
+API_CATEGORIES = {
+    "ServerLive": ApiCategory.HEALTH,
+    "ServerReady": ApiCategory.HEALTH,
+    "ModelReady": ApiCategory.HEALTH,
+    "ServerMetadata": ApiCategory.METADATA,
+    "ModelMetadata": ApiCategory.METADATA,
+    "ModelInfer": ApiCategory.INFERENCE,
+    "ModelStreamInfer": ApiCategory.INFERENCE,
+    "ModelConfig": ApiCategory.MODEL_CONFIG,
+    "ModelStatistics": ApiCategory.STATISTICS,
+    "RepositoryIndex": ApiCategory.MODEL_REPOSITORY,
+    "RepositoryModelLoad": ApiCategory.MODEL_REPOSITORY,
+    "RepositoryModelUnload": ApiCategory.MODEL_REPOSITORY,
+    "SystemSharedMemoryStatus": ApiCategory.SHARED_MEMORY,
+    "SystemSharedMemoryRegister": ApiCategory.SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": ApiCategory.SHARED_MEMORY,
+    "CudaSharedMemoryStatus": ApiCategory.SHARED_MEMORY,
+    "CudaSharedMemoryRegister": ApiCategory.SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": ApiCategory.SHARED_MEMORY,
+    "TraceSetting": ApiCategory.TRACE,
+    "LogSettings": ApiCategory.LOGGING,
 }
-"""By method of the service."""
+"""Categories by method of Triton's service."""
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Ends calls without the key as unauthenticated, before anything of them is read."""
+    """Ends calls without the metadata `authorization: Bearer KEY` as unauthenticated, before any message is read."""
 
     def __init__(self, api_key: str) -> None:
         self._key = api_key.encode()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The call's own handler, or one that refuses it."""
+        """Return the call's own handler, or one that refuses it."""
         method = details.method
         if method in _OPEN_METHODS or method.startswith(_OPEN_SERVICES):
             return await continuation(details)
@@ -56,7 +56,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         return await continuation(details) if refusal is None else _refuse(refusal)
 
     def _check(self, value: str | None) -> SluiceError | None:
-        """Why a call with this metadata is refused. Never repeats what came."""
+        """Return why a call with this metadata is refused. The message never repeats the metadata."""
         if value is None:
             return _unauthenticated("this server asks for an API key: send the metadata 'authorization: Bearer KEY'")
         scheme, _, key = value.partition(" ")
@@ -68,34 +68,34 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
 
 class RestrictedProtocolInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Ends calls to restricted parts of the protocol that lack their metadata, as permission denied."""
+    """Ends restricted calls without their metadata as permission denied."""
 
     def __init__(self, restrictions: Restrictions) -> None:
         self._restrictions = restrictions
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The call's own handler, or one that refuses it in Triton's words."""
-        restriction = self._restrictions.of(_api_of(details.method))
+        """Return the call's own handler, or one that refuses it in Triton's words."""
+        restriction = self._restrictions.find(_find_category(details.method))
         if restriction is None:
             return await continuation(details)
         name = _KEY_PREFIX + restriction.key
-        given = dict(details.invocation_metadata or ()).get(name)
-        if restriction.admits(given):
+        sent = dict(details.invocation_metadata or ()).get(name)
+        if restriction.admits(sent):
             return await continuation(details)
         return _refuse(SluiceError(ErrorCode.FORBIDDEN, f"This protocol is restricted, expecting header '{name}'"))
 
 
-def _api_of(method: str) -> Api | None:
+def _find_category(method: str) -> ApiCategory | None:
     if method.startswith("/grpc.health."):
-        return Api.HEALTH
-    return _APIS.get(method.removeprefix(_SERVICE))
+        return ApiCategory.HEALTH
+    return API_CATEGORIES.get(method.removeprefix(_SERVICE))
 
 
 def _refuse(refusal: SluiceError) -> Any:
     async def serve(requests: Any, context: Any) -> None:
         await abort(context, refusal)
 
-    # Of a stream's kind, so that nothing is read first; unary clients see the status alike.
+    # A streaming handler reads no message first; unary clients see the same status.
     return grpc.stream_stream_rpc_method_handler(serve)
 
 

@@ -1,4 +1,4 @@
-"""ModelInfer, and what it has in common with ModelStreamInfer."""
+"""ModelInfer, and what it shares with ModelStreamInfer: reading requests and writing responses."""
 
 import asyncio
 import re
@@ -6,63 +6,56 @@ from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.requests import Asked, read_request
-from gateway.grpc.responses import write_response
-from gateway.v2.service import Service
+from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
+from gateway.grpc.unary import parse_message
+from gateway.v2.classification import classify
+from gateway.v2.server import V2Service, parse_version
 from gateway.v2.trace import Trace
-from gateway.v2.version import parse_version
 from pipelines.text.model import text_model_of
 from serving.model import infer_one
-from serving.request import LATEST, InferResponse
+from serving.request import LATEST, InferResponse, Parameter
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _TENANT = "x-sluice-tenant"
 _STICKY = "x-sluice-sticky"
 _MAX_TENANT_LENGTH = 128
-
+_FINAL = "triton_final_response"
 Metadata = Iterable[tuple[str, Any]]
 
 
-def parse(message_type: Any, raw: bytes) -> Any:
-    """A message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
-    try:
-        return message_type.FromString(raw)
-    except DecodeError:
-        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None
-
-
 class InferReader:
-    """Makes requests to models of messages."""
+    """Reads messages into requests to models."""
 
-    def __init__(self, service: Service, header_forward_pattern: str | None) -> None:
+    def __init__(self, service: V2Service, header_forward_pattern: str | None) -> None:
         self._service = service
         self._forwarded = (
             re.compile(header_forward_pattern, re.IGNORECASE) if header_forward_pattern is not None else None
         )
 
-    def read(self, message: "service_pb2.ModelInferRequest", context: Any, *, is_unary: bool = False) -> Asked:
-        """Raises SluiceError for a model that is not there or not for unary calls, and for a message that is wrong."""
+    def read(
+        self, message: "service_pb2.ModelInferRequest", context: Any, *, is_unary: bool = False
+    ) -> GrpcInferRequest:
+        """Parse `message`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
         version = parse_version(message.model_version)
         model = self._service.find(message.model_name, version)
         if version == LATEST and self._service.has_weights(message.model_name):
-            model = self._service.route(message.model_name, version, _routing_key(message, context))
-        # An LLM's requests, and those of its pipelines, say themselves whether they are for streams; other models are,
-        # whatever the message is.
+            model = self._service.route(message.model_name, version, _find_routing_key(message, context))
+        # Requests to an LLM and its pipelines say themselves whether they stream; other decoupled models always do.
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
         if self._forwarded is None and text_model_of(model) is None:
-            return read_request(message, model, self._service.shared_memory)
+            return parse_infer_request(message, model, self._service.shared_memory)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
-        asked = read_request(message, model, self._service.shared_memory, self._forward(metadata))
-        asked.request.tenant = _tenant(metadata)
-        return asked
+        parsed = parse_infer_request(message, model, self._service.shared_memory, self._forward(metadata))
+        parsed.request.tenant = _read_tenant(metadata)
+        return parsed
 
-    def begin_trace(self, asked: Asked, received_ns: int) -> Trace | None:
-        """The trace of a request that came at `received_ns` (perf_counter_ns), if it is one of those to be traced."""
-        trace = self._service.trace.begin(asked.model, asked.request)
+    def begin_trace(self, parsed: GrpcInferRequest, received_ns: int) -> Trace | None:
+        """Begin the trace of a request that came at `received_ns` (perf_counter_ns), where it is to be traced."""
+        trace = self._service.trace.begin(parsed.model, parsed.request)
         if trace is not None:
             trace.capture("GRPC_WAITREAD_END", received_ns)
         return trace
@@ -80,16 +73,16 @@ class ModelInfer:
         self._reader = reader
 
     async def __call__(self, raw: bytes, context: Any) -> bytes:
-        """Raises SluiceError. Cancelling it cancels the request."""
+        """Answer one request. Raises SluiceError. Cancelling the call cancels the request."""
         received_ns = perf_counter_ns()
-        asked = self._reader.read(parse(service_pb2.ModelInferRequest, raw), context, is_unary=True)
-        if asked.is_decoupled:
+        parsed = self._reader.read(parse_message(service_pb2.ModelInferRequest, raw), context, is_unary=True)
+        if parsed.is_decoupled:
             raise _only_for_streams()
-        trace = self._reader.begin_trace(asked, received_ns)
+        trace = self._reader.begin_trace(parsed, received_ns)
         if trace is None:
-            return _serialized(asked, await infer_one(asked.model, asked.request))
+            return _serialize(parsed, await infer_one(parsed.model, parsed.request))
         try:
-            return await _infer_traced(asked, trace)
+            return await _infer_traced(parsed, trace)
         finally:
             trace.finish()
 
@@ -99,22 +92,22 @@ def _only_for_streams() -> SluiceError:
     return SluiceError(ErrorCode.UNIMPLEMENTED, message)
 
 
-def _serialized(asked: Asked, response: InferResponse) -> bytes:
+def _serialize(parsed: GrpcInferRequest, response: InferResponse) -> bytes:
     message = service_pb2.ModelInferResponse()
-    write_response(message, asked, response)
+    _write_response(message, parsed, response)
     serialized: bytes = message.SerializeToString()
     return serialized
 
 
-async def _infer_traced(asked: Asked, trace: Trace) -> bytes:
-    """As `infer_one`, noting where the job's time goes."""
+async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> bytes:
+    """Run the request like `infer_one`, and note where the job's time goes."""
     answered: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
     def receive(response: InferResponse) -> None:
         if not answered.done():
             answered.set_result(response)
 
-    job = asked.model.submit(asked.request, receive)
+    job = parsed.model.submit(parsed.request, receive)
     try:
         response = await answered
     finally:
@@ -125,19 +118,19 @@ async def _infer_traced(asked: Asked, trace: Trace) -> bytes:
     trace.capture("INFER_RESPONSE_COMPLETE")
     trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
     trace.capture("GRPC_SEND_START")
-    return _serialized(asked, response)
+    return _serialize(parsed, response)
 
 
-def _tenant(metadata: Metadata) -> str:
-    """Whom an LLM's tokens are charged to. Raises INVALID for what is no name."""
+def _read_tenant(metadata: Metadata) -> str:
+    """Return the tenant that an LLM's tokens are charged to. Raises INVALID for what is no name."""
     tenant: str = dict(metadata).get(_TENANT, "")
     if len(tenant) > _MAX_TENANT_LENGTH or not tenant.isprintable():
         raise invalid(_TENANT, f"{_TENANT} must have at most {_MAX_TENANT_LENGTH} printable characters")
     return tenant
 
 
-def _routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
-    """What keeps to one of the versions that share a model's requests: what the client says, else its sequence."""
+def _find_routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
+    """Return the key that keeps requests on one version: the client's, else its sequence's id."""
     for name, value in context.invocation_metadata() or ():
         if name == _STICKY:
             return _text(value)
@@ -147,5 +140,88 @@ def _routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
 
 
 def _text(value: str | bytes) -> str:
-    """A value of metadata; that of a binary key is bytes."""
+    """Return a value of metadata as text; that of a binary key is bytes."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> "service_pb2.ModelStreamInferResponse":
+    """Make one message of a stream: outputs, an error, or only that the request has ended."""
+    message = service_pb2.ModelStreamInferResponse()
+    inner = message.infer_response
+    error = response.error
+    if error is None and not (response.is_empty and parsed.is_decoupled):
+        try:
+            _write_response(inner, parsed, response)
+        except SluiceError as caught:
+            error = caught
+            inner.Clear()
+    if error is not None:
+        message.error_message = error.message
+    if not inner.model_name:
+        inner.model_name = parsed.model.name
+        inner.id = response.id
+    inner.parameters[_FINAL].bool_param = response.is_final
+    return message
+
+
+def refusal_message(request_id: str, error: SluiceError) -> "service_pb2.ModelStreamInferResponse":
+    """Make the message for a request of a stream that was refused."""
+    message = service_pb2.ModelStreamInferResponse(error_message=error.message)
+    message.infer_response.id = request_id
+    message.infer_response.SetInParent()
+    return message
+
+
+def _write_response(
+    message: "service_pb2.ModelInferResponse", parsed: GrpcInferRequest, response: InferResponse
+) -> None:
+    """Fill `message` and shared memory. Raises SluiceError for outputs that cannot have their requested form."""
+    model = parsed.model
+    message.model_name = model.name
+    message.model_version = str(model.version)
+    message.id = response.id
+    for name, value in response.parameters.items():
+        _write_parameter(message.parameters[name], value)
+    for tensor in response.outputs:
+        _write_output(message, parsed, tensor)
+
+
+def _write_output(message: "service_pb2.ModelInferResponse", parsed: GrpcInferRequest, tensor: Tensor) -> None:
+    if parsed.classes and tensor.name in parsed.classes:
+        labels = parsed.model.labels.get(tensor.name, ())
+        tensor = classify(tensor, parsed.classes[tensor.name], labels, parsed.model.spec.max_batch_size > 0)
+    output = message.outputs.add()
+    output.name = tensor.name
+    output.datatype = tensor.datatype
+    output.shape.extend(tensor.shape)
+    raw = tensor.raw
+    if parsed.windows and tensor.name in parsed.windows:
+        _write_memory(parsed.windows[tensor.name], tensor)
+        raw = b""
+    message.raw_output_contents.append(raw if isinstance(raw, bytes) else bytes(raw))
+
+
+def _write_memory(window: memoryview, tensor: Tensor) -> None:
+    raw = memoryview(tensor.raw).cast("B")
+    if len(raw) > len(window):
+        message = (
+            f"shared memory size specified with the request for output '{tensor.name}' ({len(window)} bytes) should be "
+            f"at least {len(raw)} bytes to hold the results"
+        )
+        raise SluiceError(ErrorCode.INTERNAL, message)
+    window[: len(raw)] = raw
+
+
+def _write_parameter(parameter: "service_pb2.InferParameter", value: Parameter) -> None:
+    """Set `parameter` to `value`, in the field of its type."""
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        if value > 2**63 - 1:
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value

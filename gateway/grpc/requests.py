@@ -1,31 +1,47 @@
-"""From a ModelInferRequest to what a model is asked."""
+"""From a ModelInferRequest message to a request to a model: parameters, inputs and requested outputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc import contents
-from gateway.grpc.parameters import of_tensor, read_parameters
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
-from serving.request import InferRequest
+from serving.request import InferRequest, Parameter, SequenceFlag
+from serving.tensors import byte_strings
+from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Buffer, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 PROTOCOL = "v2_grpc"
-"""The label of these requests in the metrics."""
-
+"""Label of these requests in the metrics."""
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""Parameter that requests a last, empty message for a stream's request whose last response did not end it."""
 _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+_UINT64_MASK = 2**64 - 1
+"""Mask for integers that Triton reads as unsigned."""
+_KINDS = ("bool_param", "int64_param", "string_param", "double_param")
+_CONTENT_TYPES = {
+    "bool_contents": ("BOOL", ("BOOL",)),
+    "int_contents": ("INT32", ("INT32", "INT16", "INT8")),
+    "int64_contents": ("INT64", ("INT64",)),
+    "uint_contents": ("UINT32", ("UINT32", "UINT16", "UINT8")),
+    "uint64_contents": ("UINT64", ("UINT64",)),
+    "fp32_contents": ("FP32", ("FP32",)),
+    "fp64_contents": ("FP64", ("FP64",)),
+    "bytes_contents": ("BYTES", ("BYTES",)),
+}
+"""By field of InferTensorContents: its own type, and the types of tensors that it may carry."""
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request, and what of it is for the protocol alone.
+class GrpcInferRequest:
+    """A request to `model`, and the parts of it that only the protocol needs.
 
-    `windows` are where outputs go that shall lie in shared memory, `classes` the number of classes that outputs
-    shall be given as; both by the output's name.
+    `windows` is the shared memory that outputs are written to, and `classes` the number of classes that outputs are
+    returned as; both by the output's name.
     """
 
     model: Model
@@ -36,29 +52,107 @@ class Asked:
     classes: dict[str, int] = field(default_factory=dict)
 
 
-def read_request(
+def parse_infer_request(
     message: "service_pb2.ModelInferRequest",
     model: Model,
     memory: SharedMemoryRegistry,
     forwarded: Iterable[tuple[str, str]] = (),
-) -> Asked:
-    """What `message` asks of `model`; `forwarded` are metadata that go along as parameters, over the message's own.
+) -> GrpcInferRequest:
+    """Parse the request to `model` in `message`. `forwarded` metadata become parameters, over the message's own.
 
-    Raises INVALID in Triton's words, and what shared memory raises.
+    Raises INVALID in Triton's words, and whatever shared memory raises.
     """
     request = InferRequest({}, id=message.id, protocol=PROTOCOL)
-    asked = Asked(model, request, is_decoupled=False)
+    parsed = GrpcInferRequest(model, request, is_decoupled=False)
     if message.parameters:
-        asked.wants_empty_final = read_parameters(message.parameters, request)
-    _read_inputs(message, request, memory)
+        parsed.wants_empty_final = _parse_parameters(message.parameters, request)
+    _parse_inputs(message, request, memory)
     if message.outputs:
-        _read_outputs(message, asked, memory)
+        _parse_outputs(message, parsed, memory)
     request.parameters.update(forwarded)
-    asked.is_decoupled = model.is_decoupled_for(request)
-    return asked
+    parsed.is_decoupled = model.is_decoupled_for(request)
+    return parsed
 
 
-def _read_inputs(message: "service_pb2.ModelInferRequest", request: InferRequest, memory: SharedMemoryRegistry) -> None:
+def _parse_parameters(parameters: Mapping[str, Any], request: InferRequest) -> bool:
+    """Put `parameters` into `request`. Return whether they request an empty final response. Raises INVALID."""
+    wants_empty_final = False
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if name in _SETTERS:
+            _SETTERS[name](request, kind, parameter)
+        elif name == EMPTY_FINAL:
+            wants_empty_final = _flag(name, kind, parameter)
+        elif name.startswith("triton_"):
+            raise _invalid_parameter(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            )
+        else:
+            request.parameters[name] = _custom_parameter(name, kind, parameter)
+    return wants_empty_final
+
+
+def _custom_parameter(name: str, kind: str | None, parameter: Any) -> Parameter:
+    if kind not in _KINDS:
+        raise _wrong_kind(name, "int64_param, bool_param, or string_param.")
+    value: Parameter = getattr(parameter, kind)
+    return value
+
+
+def _set_sequence_id(request: InferRequest, kind: str | None, parameter: Any) -> None:
+    if kind == "int64_param":
+        request.correlation_id = parameter.int64_param & _UINT64_MASK
+    elif kind == "string_param":
+        request.correlation_id = parameter.string_param
+    else:
+        raise _wrong_kind("sequence_id", "int64_param or string_param.")
+
+
+def _set_sequence_start(request: InferRequest, kind: str | None, parameter: Any) -> None:
+    if _flag("sequence_start", kind, parameter):
+        request.sequence |= SequenceFlag.START
+
+
+def _set_sequence_end(request: InferRequest, kind: str | None, parameter: Any) -> None:
+    if _flag("sequence_end", kind, parameter):
+        request.sequence |= SequenceFlag.END
+
+
+def _set_priority(request: InferRequest, kind: str | None, parameter: Any) -> None:
+    if kind not in ("int64_param", "uint64_param"):
+        raise _wrong_kind("priority", "int64_param or uint64_param.")
+    priority: int = getattr(parameter, kind)
+    if priority < 0:
+        raise _invalid_parameter("invalid value for 'priority', expected value >= 0.")
+    request.priority = priority
+
+
+def _set_timeout(request: InferRequest, kind: str | None, parameter: Any) -> None:
+    if kind != "int64_param":
+        raise _wrong_kind("timeout", "int64_param.")
+    request.timeout_us = parameter.int64_param & _UINT64_MASK
+
+
+_SETTERS: dict[str, Callable[[InferRequest, str | None, Any], None]] = {
+    "sequence_id": _set_sequence_id,
+    "sequence_start": _set_sequence_start,
+    "sequence_end": _set_sequence_end,
+    "priority": _set_priority,
+    "timeout": _set_timeout,
+}
+
+
+def _flag(name: str, kind: str | None, parameter: Any) -> bool:
+    if kind != "bool_param":
+        raise _wrong_kind(name, "bool_param.")
+    value: bool = parameter.bool_param
+    return value
+
+
+def _parse_inputs(
+    message: "service_pb2.ModelInferRequest", request: InferRequest, memory: SharedMemoryRegistry
+) -> None:
     raw = message.raw_input_contents
     num_raw = len(raw)
     next_raw = 0
@@ -67,10 +161,10 @@ def _read_inputs(message: "service_pb2.ModelInferRequest", request: InferRequest
         name = each.name
         if name in inputs:
             raise _invalid(name, f"{request.log_prefix}input '{name}' already exists in request")
-        place = _place(each.parameters, name) if each.parameters else None
+        region = _parse_region(each.parameters, name) if each.parameters else None
         value: Buffer
-        if place is not None:
-            value = _from_memory(each, place, memory, message.model_name)
+        if region is not None:
+            value = _from_memory(each, region, memory, message.model_name)
         elif each.HasField("contents"):
             value = _from_contents(each, num_raw > 0, message.model_name)
         elif next_raw < num_raw:
@@ -86,38 +180,73 @@ def _from_contents(each: Any, has_raw: bool, model: str) -> bytes:
     if has_raw:
         message = "contents field must not be specified when using raw_input_contents"
         raise _invalid(each.name, f"{message} for '{each.name}' for model '{model}'")
-    return contents.wire_form(each, model)
+    return _pack_contents(each, model)
 
 
-def _from_memory(each: Any, place: tuple[str, int, int], memory: SharedMemoryRegistry, model: str) -> memoryview:
+def _from_memory(each: Any, region: tuple[str, int, int], memory: SharedMemoryRegistry, model: str) -> memoryview:
     if each.HasField("contents"):
         message = "unexpected 'content' provided when using shared memory"
         raise _invalid(each.name, f"{message} for input tensor '{each.name}' for model '{model}'")
-    return memory.read(*place)
+    return memory.read(*region)
 
 
-def _read_outputs(message: "service_pb2.ModelInferRequest", asked: Asked, memory: SharedMemoryRegistry) -> None:
+def _pack_contents(tensor: "service_pb2.ModelInferRequest.InferInputTensor", model: str) -> bytes:
+    """Return the raw bytes of a tensor with contents. Raises INVALID for contents of another type."""
+    present = [field.name for field, _ in tensor.contents.ListFields()]
+    if not present:
+        return b""
+    own_type, allowed = _CONTENT_TYPES[present[0]]
+    if tensor.datatype not in allowed:
+        raise _unexpected(tensor, model, f" of type '{own_type}', expected datatype '{tensor.datatype}'")
+    if len(present) > 1:
+        raise _unexpected(tensor, model, ", binary data was already supplied.")
+    values = getattr(tensor.contents, present[0])
+    if own_type == "BYTES":
+        return byte_strings.pack(values)
+    return _pack(values, own_type, tensor, model)
+
+
+def _pack(values: Any, own_type: str, tensor: Any, model: str) -> bytes:
+    """Pack numbers. Narrow integers travel in wider fields; a misfit is refused, where Triton overflows."""
+    array = np.array(values, DATA_TYPES[own_type].dtype)
+    if tensor.datatype == own_type:
+        return array.tobytes()
+    narrow = array.astype(DATA_TYPES[tensor.datatype].dtype)
+    if not np.array_equal(narrow, array):
+        value = array[narrow != array][0]
+        raise _unexpected(tensor, model, f": {value} is out of range for datatype '{tensor.datatype}'")
+    return narrow.tobytes()
+
+
+def _unexpected(tensor: Any, model: str, what: str) -> SluiceError:
+    message = f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}'{what}"
+    return SluiceError(ErrorCode.INVALID, message, param=tensor.name)
+
+
+def _parse_outputs(
+    message: "service_pb2.ModelInferRequest", parsed: GrpcInferRequest, memory: SharedMemoryRegistry
+) -> None:
     names = []
     for each in message.outputs:
         name = each.name
         names.append(name)
         if not each.parameters:
             continue
-        place, classes = _place(each.parameters, name), _classes(each.parameters)
-        if place is not None and classes:
+        region, classes = _parse_region(each.parameters, name), _parse_num_classes(each.parameters)
+        if region is not None and classes:
             raise _invalid(name, "output can't set both 'shared_memory_region' and 'classification'")
-        if place is not None:
-            asked.windows[name] = memory.window(*place)
+        if region is not None:
+            parsed.windows[name] = memory.window(*region)
         if classes:
-            asked.classes[name] = classes
-    asked.request.requested_outputs = tuple(names)
+            parsed.classes[name] = classes
+    parsed.request.requested_outputs = tuple(names)
 
 
-def _place(parameters: Mapping[str, Any], tensor: str) -> tuple[str, int, int] | None:
-    """Region, offset and size in bytes of a tensor in shared memory; None for one that is not there."""
-    region = of_tensor(parameters, _REGION, "string_param", tensor)
-    offset = of_tensor(parameters, _OFFSET, "int64_param", tensor)
-    byte_size = of_tensor(parameters, _BYTE_SIZE, "int64_param", tensor)
+def _parse_region(parameters: Mapping[str, Any], tensor: str) -> tuple[str, int, int] | None:
+    """Return region, offset and size in bytes of a tensor in shared memory; None for one that is elsewhere."""
+    region = _tensor_parameter(parameters, _REGION, "string_param", tensor)
+    offset = _tensor_parameter(parameters, _OFFSET, "int64_param", tensor)
+    byte_size = _tensor_parameter(parameters, _BYTE_SIZE, "int64_param", tensor)
     if region is None:
         for name, value in ((_OFFSET, offset), (_BYTE_SIZE, byte_size)):
             if value is not None:
@@ -130,8 +259,8 @@ def _place(parameters: Mapping[str, Any], tensor: str) -> tuple[str, int, int] |
     return region, offset or 0, byte_size
 
 
-def _classes(parameters: Mapping[str, Any]) -> int:
-    """How many classes an output shall be given as; 0 for one that shall be given as it is."""
+def _parse_num_classes(parameters: Mapping[str, Any]) -> int:
+    """Return the number of classes that an output is requested as; 0 without classification."""
     if "classification" not in parameters:
         return 0
     parameter = parameters["classification"]
@@ -141,6 +270,24 @@ def _classes(parameters: Mapping[str, Any]) -> int:
     if count <= 0:
         raise _invalid(None, "invalid value for 'classification' parameter, expected >= 0")
     return count
+
+
+def _tensor_parameter(parameters: Mapping[str, Any], name: str, kind: str, tensor: str) -> Any:
+    """Return a tensor's parameter `name`; None where it is absent. Raises INVALID where it is not of `kind`."""
+    if name not in parameters:
+        return None
+    parameter = parameters[name]
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise _invalid_parameter(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {kind}.")
+    return getattr(parameter, kind)
+
+
+def _wrong_kind(name: str, expected: str) -> SluiceError:
+    return _invalid_parameter(f"invalid value type for '{name}' parameter, expected {expected}")
+
+
+def _invalid_parameter(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)
 
 
 def _invalid(param: str | None, message: str) -> SluiceError:

@@ -1,7 +1,7 @@
 """ModelStreamInfer: any number of requests on one stream, and their responses as they come.
 
-Requests run side by side. Responses of models that are not decoupled come in the order of their requests, as Triton
-sends them; those of decoupled ones come at once. An error is a message, and the stream goes on.
+Requests run concurrently. Responses of models that are not decoupled come in the order of their requests, as Triton
+sends them; those of decoupled models come at once. An error is a message, and the stream goes on.
 """
 
 import asyncio
@@ -13,10 +13,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.errors import as_sluice_error
-from gateway.grpc.infer import InferReader, parse
-from gateway.grpc.requests import Asked
-from gateway.grpc.responses import refusal_message, stream_message
+from gateway.grpc.infer import InferReader, refusal_message, stream_message
+from gateway.grpc.requests import GrpcInferRequest
+from gateway.grpc.unary import as_sluice_error, parse_message
 from gateway.v2.trace import Trace
 from serving.job import InferJob
 from serving.model import MAX_UNREAD
@@ -24,7 +23,7 @@ from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_IN_FLIGHT = 1024
-"""Requests of one stream that are read and not answered; the client's next ones wait in the connection."""
+"""Most requests of one stream that are read and not answered; the client's next ones wait in the connection."""
 
 _METHOD = "ModelStreamInfer"
 
@@ -32,10 +31,10 @@ _METHOD = "ModelStreamInfer"
 class _Slot:
     """One request's place in its stream."""
 
-    __slots__ = ("asked", "held", "is_ordered", "is_over", "job", "trace")
+    __slots__ = ("held", "is_ordered", "is_over", "job", "parsed", "trace")
 
     def __init__(self) -> None:
-        self.asked: Asked | None = None
+        self.parsed: GrpcInferRequest | None = None
         self.job: InferJob | None = None
         self.held: list[InferResponse] = []
         """Responses that wait for those of earlier requests."""
@@ -44,7 +43,7 @@ class _Slot:
         self.trace: Trace | None = None
 
     def end_trace(self) -> None:
-        """All that there is to note has happened."""
+        """Finish the trace, where there is one."""
         if self.trace is not None:
             self.trace.finish()
 
@@ -56,18 +55,18 @@ class InferStream:
         self._reader = reader
         self._context = context
         self._slots: set[_Slot] = set()
-        """Requests that are not over, or whose responses wait for those of earlier ones."""
+        """Requests that have not ended, or whose responses wait for those of earlier ones."""
         self._order: deque[_Slot] = deque()
-        """Those of them whose responses come in order."""
+        """Requests of `_slots` whose responses come in order, oldest first."""
         self._unwritten: deque[tuple[_Slot, InferResponse]] = deque()
-        self._news: asyncio.Future[None] | None = None
+        self._arrived: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._has_ended = False
         self._failure: SluiceError | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until the client has said all and heard all. Raises SluiceError for what ends the stream early."""
+        """Serve until the client has closed its side and has all responses. Raises SluiceError at an early end."""
         self._reading = asyncio.create_task(self._read())
         try:
             await self._write()
@@ -78,7 +77,7 @@ class InferStream:
             self._cancel_all()
 
     def finish(self, error: SluiceError) -> None:
-        """Read no more requests; when those under way are answered, end with `error`."""
+        """Read no more requests; when those in flight are answered, end with `error`."""
         if self._failure is None:
             self._failure = error
         if self._reading is not None:
@@ -90,7 +89,7 @@ class InferStream:
     async def _read(self) -> None:
         try:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
-                self._begin(parse(service_pb2.ModelInferRequest, raw))
+                self._begin(parse_message(service_pb2.ModelInferRequest, raw))
                 if self._is_full:
                     await self._wait_for_room()
             self._end()
@@ -103,12 +102,12 @@ class InferStream:
         slot = _Slot()
         self._slots.add(slot)
         try:
-            slot.asked = asked = self._reader.read(message, self._context)
-            slot.is_ordered = not (asked.is_decoupled or asked.model.spec.is_decoupled)
+            slot.parsed = parsed = self._reader.read(message, self._context)
+            slot.is_ordered = not (parsed.is_decoupled or parsed.model.spec.is_decoupled)
             if slot.is_ordered:
                 self._order.append(slot)
-            slot.trace = self._reader.begin_trace(asked, received_ns)
-            job = asked.model.submit(asked.request, partial(self._receive, slot))
+            slot.trace = self._reader.begin_trace(parsed, received_ns)
+            job = parsed.model.submit(parsed.request, partial(self._receive, slot))
             if not slot.is_over or slot.trace is not None:
                 slot.job = job
             if self._failure is not None:
@@ -117,8 +116,8 @@ class InferStream:
             self._refuse(slot, message.id, as_sluice_error(error, _METHOD))
 
     def _refuse(self, slot: _Slot, request_id: str, error: SluiceError) -> None:
-        """Answer a request that has not begun, in its turn."""
-        slot.asked = None
+        """Answer a request that has not begun with `error`, in its turn."""
+        slot.parsed = None
         if not slot.is_ordered or not self._order or self._order[-1] is not slot:
             slot.is_ordered = True
             self._order.append(slot)
@@ -130,7 +129,7 @@ class InferStream:
         if response.is_final:
             slot.is_over = True
             if slot.trace is None:
-                slot.job = None  # they hold each other, which only the garbage collector would end
+                slot.job = None  # slot and job would hold each other until a collection
         if not slot.is_ordered:
             if slot.is_over:
                 self._slots.discard(slot)
@@ -143,7 +142,7 @@ class InferStream:
             slot.held.append(response)
 
     def _release(self) -> None:
-        """The first request in order is over: put what has waited for it."""
+        """Put the responses that waited for the first request in order, which has ended."""
         order = self._order
         while order and order[0].is_over:
             self._slots.discard(order.popleft())
@@ -164,8 +163,8 @@ class InferStream:
         loop, write, unwritten = asyncio.get_running_loop(), self._context.write, self._unwritten
         while not (self._has_ended and not self._slots and not unwritten):
             if not unwritten:
-                self._news = loop.create_future()
-                await self._news
+                self._arrived = loop.create_future()
+                await self._arrived
                 continue
             slot, response = unwritten.popleft()
             message = _message(slot, response)
@@ -188,7 +187,7 @@ class InferStream:
         return len(self._slots) + len(self._unwritten) >= MAX_IN_FLIGHT
 
     def _wake(self) -> None:
-        news = self._news
+        news = self._arrived
         if news is not None and not news.done():
             news.set_result(None)
 
@@ -197,7 +196,7 @@ class InferStream:
         self._wake()
 
     def _cancel_all(self) -> None:
-        """Want nothing more of what is under way."""
+        """Cancel every request in flight."""
         slots, self._slots = self._slots, set()
         self._order.clear()
         for slot, _ in self._unwritten:
@@ -209,16 +208,16 @@ class InferStream:
 
 
 def _message(slot: _Slot, response: InferResponse) -> "service_pb2.ModelStreamInferResponse | None":
-    """What the client is told of `response`; None where that is nothing."""
-    asked = slot.asked
-    if asked is None:
+    """Return the message for `response`; None where the client gets none."""
+    parsed = slot.parsed
+    if parsed is None:
         assert response.error is not None
         return refusal_message(response.id, response.error)
     if slot.trace is not None:
         _note_response(slot.trace, slot, response)
-    if response.is_empty and asked.is_decoupled and not asked.wants_empty_final:
+    if response.is_empty and parsed.is_decoupled and not parsed.wants_empty_final:
         return None
-    return stream_message(asked, response)
+    return stream_message(parsed, response)
 
 
 def _note_response(trace: Trace, slot: _Slot, response: InferResponse) -> None:

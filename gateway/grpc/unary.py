@@ -1,48 +1,93 @@
-"""How every unary call is served: bytes in, bytes out, and one place for what goes wrong."""
+"""How calls are served: bytes in, bytes out, and one table from failures to gRPC statuses."""
 
+import logging
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from gateway.grpc.errors import abort, as_sluice_error
-from gateway.grpc.infer import parse
+from sluice.errors import ErrorCode, SluiceError
 
+log = logging.getLogger(__name__)
+GRPC_CODE: dict[ErrorCode, grpc.StatusCode] = {
+    ErrorCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorCode.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
+    ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
+    ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
+    ErrorCode.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
 Call = Callable[[bytes, Any], Awaitable[bytes]]
 
 
-def unary(name: str, call: Call) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """A handler of raw messages, which no layer of gRPC copies or decodes."""
+def raw_handler(name: str, call: Call) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """Make a handler of raw messages, which no layer of gRPC copies or decodes."""
 
     async def serve(raw: bytes, context: Any) -> bytes:
         try:
             return await call(raw, context)
         except Exception as error:
             refusal = as_sluice_error(error, name)
-            # It holds the frames that it passed, and they the job that holds it: work for the garbage collector.
+            # The traceback holds frames that hold the job, which holds the error: work for the garbage collector.
             error.__traceback__ = None
             await abort(context, refusal)
 
     return grpc.unary_unary_rpc_method_handler(serve)
 
 
-def simple(name: str, request_type: Any, answer: Callable[[Any], Any]) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """A handler of a function from message to message that does not wait."""
+def sync_handler(name: str, request_type: Any, answer: Callable[[Any], Any]) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    """Make a handler of a function from message to message."""
 
     async def call(raw: bytes, context: Any) -> bytes:
-        serialized: bytes = answer(parse(request_type, raw)).SerializeToString()
+        serialized: bytes = answer(parse_message(request_type, raw)).SerializeToString()
         return serialized
 
-    return unary(name, call)
+    return raw_handler(name, call)
 
 
-def waiting(
+def async_handler(
     name: str, request_type: Any, answer: Callable[[Any], Awaitable[Any]]
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """The same of one that waits."""
+    """Make a handler of a coroutine function from message to message."""
 
     async def call(raw: bytes, context: Any) -> bytes:
-        serialized: bytes = (await answer(parse(request_type, raw))).SerializeToString()
+        serialized: bytes = (await answer(parse_message(request_type, raw))).SerializeToString()
         return serialized
 
-    return unary(name, call)
+    return raw_handler(name, call)
+
+
+def parse_message(message_type: Any, raw: bytes) -> Any:
+    """Parse a message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
+    try:
+        return message_type.FromString(raw)
+    except DecodeError:
+        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None
+
+
+def as_sluice_error(error: Exception, method: str) -> SluiceError:
+    """Return `error` in words for the client. An unexpected one goes to the log with its trace."""
+    if isinstance(error, SluiceError):
+        return error
+    reference = secrets.token_hex(6)
+    log.error("%s failed unexpectedly (%s)", method, reference, exc_info=error)
+    return SluiceError(ErrorCode.INTERNAL, f"internal server error; the server's log has the details under {reference}")
+
+
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SluiceError) -> NoReturn:
+    """End the call with `error`. Its retry time reaches clients that have a retry policy."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if error.retry_after_s is not None:
+        metadata = (("grpc-retry-pushback-ms", str(max(1, round(error.retry_after_s * 1000)))),)
+    await context.abort(GRPC_CODE[error.code], error.message, metadata)
+    raise AssertionError("abort raises")

@@ -11,23 +11,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access.restricted import Restrictions
-from gateway.http import health
-from gateway.http.api_key import ApiKeyMiddleware
+from gateway.http import root
+from gateway.http.access import ApiKeyMiddleware, RestrictedApiMiddleware
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
+from gateway.http.openapi import v2_paths
 from gateway.http.rag import routes as rag_routes
-from gateway.http.request_id import RequestIdMiddleware
-from gateway.http.restricted import RestrictedApiMiddleware
-from gateway.http.v2.app import create_v2
-from gateway.http.v2.openapi import openapi_paths
-from gateway.options.config import AccessOptions, ServeConfig
+from gateway.http.request import RequestIdMiddleware
+from gateway.http.v2.app import V2App
+from gateway.options.config import ServeConfig
+from gateway.options.http import AccessOptions
+from gateway.restrictions import Restrictions
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 
 
-def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
-    """Both protocols and /health, behind the API key where there is one."""
+def create_app(service: InferenceService, config: ServeConfig, metrics_port: int | None = None) -> ASGIApp:
+    """Return the protocols' application, behind the API key where there is one.
+
+    `metrics_port` is where `create_metrics_app` is served; None: nowhere.
+    """
     app = FastAPI(
         title="Sluice",
         summary="LLM streaming gateway: OpenAI and Triton v2 over one in-flight batching engine",
@@ -35,7 +38,7 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(health.router(service))
+    app.include_router(root.router(service, metrics_port))
     app.include_router(openai_routes.router(service, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
@@ -43,7 +46,7 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     _describe_v2(app)
     restrictions = Restrictions(config.http.restrictions)
     app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
-    v2 = create_v2(service, config, config.http.forwarded_headers or "")
+    v2 = V2App(service, config)
     return _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
 
 
@@ -53,14 +56,14 @@ def _describe_v2(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = describe()
-        schema["paths"].update(openapi_paths())
+        schema["paths"].update(v2_paths())
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 class _Protocols:
-    """Triton's protocol is an application of its own, beside the framework, which costs more than an inference."""
+    """Sends what is under /v2 to an application of its own: the framework's routing costs more than an inference."""
 
     def __init__(self, app: ASGIApp, v2: ASGIApp) -> None:
         self._app = app
@@ -71,7 +74,7 @@ class _Protocols:
 
 
 class _Guards:
-    """What every request passes before an application: its id, its count, and the keys where there are any."""
+    """Wraps an application in what every request passes: its id, its count, and the keys where there are any."""
 
     def __init__(
         self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions, restrictions: Restrictions | None = None
@@ -87,7 +90,7 @@ class _Guards:
 
 
 def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
-    """GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
+    """Return the application of GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
 
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -101,7 +104,7 @@ def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starle
 
 
 def _protocol(path: str) -> str:
-    """The label of a path in the metrics: few values, whatever clients ask for."""
+    """Return the label of a path in the metrics: one of few, whatever clients ask for."""
     if is_v2(path):
         return "v2"
     if path.startswith("/v1/"):

@@ -1,4 +1,4 @@
-"""From a failure to an HTTP answer: one table of statuses, one body shape for each protocol."""
+"""From a failure to an HTTP answer: one table of statuses, and one shape of body for each protocol."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from sluice.errors import ErrorCode, SluiceError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INVALID: 400,
@@ -50,13 +50,13 @@ OPENAI_TYPE: dict[ErrorCode, str] = {
 }
 _CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
 _SHOWN_CHARS = 60
-"""Of what a client sent, in a message."""
-_CLIENT_CLOSED_REQUEST = 499
-"""nginx's number for a client that left; only our own log and metrics ever see it."""
+"""Most characters of a client's value that a message quotes."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's number for a client that disconnected. Only our own log and metrics ever see it."""
 
 
 def openai_error_body(error: SluiceError) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
+    """Return `{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
     is_model = error.code is ErrorCode.NOT_FOUND and error.param == "model"
     code = "model_not_found" if is_model else error.code.value
     fields = {"message": error.message, "type": OPENAI_TYPE[error.code], "param": error.param, "code": code}
@@ -64,7 +64,7 @@ def openai_error_body(error: SluiceError) -> bytes:
 
 
 def v2_error_body(error: SluiceError) -> bytes:
-    """`{"error": "message"}`, as Triton's HTTP protocol has it."""
+    """Return `{"error": "message"}`, as Triton's HTTP protocol has it."""
     return orjson.dumps({"error": error.message})
 
 
@@ -74,7 +74,7 @@ def is_v2(path: str) -> bool:
 
 
 def error_response(path: str, error: SluiceError) -> Response:
-    """The answer to a failed request of `path`, in the shape of the protocol that owns it."""
+    """Return the answer to a failed request of `path`, in the shape of the protocol that owns it."""
     body = v2_error_body(error) if is_v2(path) else openai_error_body(error)
     return Response(body, HTTP_STATUS[error.code], _error_headers(error), "application/json")
 
@@ -90,22 +90,17 @@ def _error_headers(error: SluiceError) -> dict[str, str]:
     return headers
 
 
-def internal_error(request_id: str) -> SluiceError:
-    """What a client learns of a failure that is ours: nothing but where to look for it."""
+def as_sluice_error(error: Exception, request_id: str) -> SluiceError:
+    """Return `error` in words for the client. An unexpected one goes to the log with its trace."""
+    if isinstance(error, SluiceError):
+        return error
+    log.error("request %s failed unexpectedly", request_id, exc_info=error)
     message = f"internal server error; the server's log has the details under request id {request_id}"
     return SluiceError(ErrorCode.INTERNAL, message)
 
 
-def as_sluice_error(error: Exception, request_id: str) -> SluiceError:
-    """`error` in words for the client. One that we did not expect goes to the log with its trace."""
-    if isinstance(error, SluiceError):
-        return error
-    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
-    return internal_error(request_id)
-
-
 def install_error_handlers(app: Starlette) -> None:
-    """Make `app` answer each kind of failure in the shape of the protocol that was asked."""
+    """Make `app` answer each kind of failure in the shape of the protocol that owns the path."""
     app.add_exception_handler(SluiceError, _on_sluice_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -118,11 +113,11 @@ async def _on_sluice_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Routing's own refusals: no such route (404), not with this method (405)."""
+    """Answer routing's own refusals: no such route (404), not with this method (405)."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID)
-    if not path.startswith("/v1/"):  # of neither protocol: as Triton has it, which is plainer
+    if not path.startswith("/v1/"):  # of neither protocol: in Triton's shape, which is plainer
         body = v2_error_body(SluiceError(code, HTTPStatus(error.status_code).phrase))
         return Response(body, error.status_code, error.headers, "application/json")
     message = {
@@ -135,7 +130,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    """A path or query parameter that FastAPI itself refused; bodies are validated by the routes."""
+    """Answer for a path or query parameter that FastAPI refused; the routes validate bodies."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param, expected = str(first["loc"][-1]), first["msg"].removeprefix("Input should be ")
@@ -144,4 +139,4 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

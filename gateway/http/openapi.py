@@ -1,10 +1,13 @@
-"""The routes' bodies for /docs. FastAPI knows nothing of them, as we parse them ourselves."""
+"""Descriptions of routes for /docs that FastAPI cannot derive.
+
+We parse request bodies ourselves, and the v2 routes are no routes of the framework.
+"""
 
 from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.http.scheduling import OPENAPI_PARAMETERS
+from gateway.http.request import SCHEDULING_PARAMETERS
 from pipelines.rag import owner_keys
 
 _COLLECTION_KEY: dict[str, Any] = {
@@ -13,18 +16,85 @@ _COLLECTION_KEY: dict[str, Any] = {
     "schema": {"type": "string"},
     "description": "The owner's key of the collection that a pipeline looks into, where it has one.",
 }
+_TAG = "Triton v2"
+_MODEL = "/v2/models/{model}"
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string", "description": "BOOL, UINT8 … INT64, FP16, FP32, FP64, BF16 or BYTES."},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "data": {"type": "array", "items": {}, "description": "The elements, flat or nested."},
+        "parameters": {"type": "object", "description": "binary_data_size, shared_memory_region and its place."},
+    },
+}
+_OUTPUT = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "parameters": {"type": "object", "description": "binary_data, classification, shared_memory_region."},
+    },
+}
+_INFER = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string", "description": "Comes back with the response."},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": _OUTPUT, "description": "All where absent."},
+        "parameters": {
+            "type": "object",
+            "description": "priority, timeout (microseconds), sequence_id, sequence_start, sequence_end, "
+            "binary_data_output, and the model's own.",
+        },
+    },
+}
+_GENERATE = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "Each key that is an input of the model is its value, of which an LLM has text_input, max_tokens, "
+    "temperature, stop_words and more (see the model's metadata). Other keys are request parameters.",
+    "properties": {
+        "id": {"type": "string", "description": "Comes back with every response."},
+        "parameters": {"type": "object", "description": "Counts as if its keys stood beside it."},
+    },
+}
+_LOAD = {
+    "type": "object",
+    "properties": {
+        "parameters": {"type": "object", "description": "config: a configuration as JSON; file:PATH: a file in base64."}
+    },
+}
+_UNLOAD = {"type": "object", "properties": {"parameters": {"type": "object", "description": "unload_dependents."}}}
+_ROUTING = {
+    "type": "object",
+    "required": ["weights"],
+    "properties": {"weights": {"description": "Weights by version; null for the configured ones."}},
+}
+_REGION = {
+    "type": "object",
+    "required": ["key", "byte_size"],
+    "properties": {"key": {"type": "string"}, "offset": {"type": "integer"}, "byte_size": {"type": "integer"}},
+}
+_SETTINGS = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "The settings to change; null takes a change back.",
+}
 
 
-def body_of(schema: type[BaseModel]) -> dict[str, Any]:
-    """What an operation's OpenAPI entry says of its body and headers."""
+def describe_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """Return the part of an operation's OpenAPI entry that describes its body and headers."""
     whole = schema.model_json_schema()
     inlined = _inlined(whole, whole.pop("$defs", {}))
     body = {"required": True, "content": {"application/json": {"schema": inlined}}}
-    return {"requestBody": body, "parameters": [*OPENAPI_PARAMETERS, _COLLECTION_KEY]}
+    return {"requestBody": body, "parameters": [*SCHEDULING_PARAMETERS, _COLLECTION_KEY]}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """`node` with every reference replaced by what it refers to; an operation has no place for definitions."""
+    """Return `node` with every reference replaced by its definition: an operation has no place for definitions."""
     if isinstance(node, list):
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -33,3 +103,75 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
         name = node["$ref"].removeprefix("#/$defs/")
         return _inlined(definitions[name], definitions)
     return {key: _inlined(value, definitions) for key, value in node.items()}
+
+
+def v2_paths() -> dict[str, Any]:
+    """Return the `paths` of the v2 routes. Each model route also exists with /versions/{version} after the model."""
+    return {
+        "/v2": {"get": _operation("The server's name, version and extensions.")},
+        "/v2/health/live": {"get": _operation("Whether the server should be left running: 200 or 400.")},
+        "/v2/health/ready": {"get": _operation("Whether the server takes requests: 200 or 400.")},
+        _MODEL: {"get": _operation("A model's inputs, outputs and versions.", path=("model",))},
+        f"{_MODEL}/ready": {"get": _operation("Whether a model takes requests: 200 or 400.", path=("model",))},
+        f"{_MODEL}/config": {"get": _operation("A model's configuration.", path=("model",))},
+        f"{_MODEL}/stats": {"get": _operation("A model's statistics.", path=("model",))},
+        "/v2/models/stats": {"get": _operation("Every model's statistics.")},
+        f"{_MODEL}/infer": {"post": _inference("Run a model on tensors.", _INFER)},
+        f"{_MODEL}/generate": {"post": _inference("Run a model on one JSON object; one response.", _GENERATE)},
+        f"{_MODEL}/generate_stream": {
+            "post": _inference("As generate; every response is a server-sent event.", _GENERATE, "text/event-stream")
+        },
+        **_control_paths(),
+    }
+
+
+def _control_paths() -> dict[str, Any]:
+    repository, system, cuda = "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+    region = ("region",)
+    return {
+        f"{repository}/index": {
+            "post": _operation("The repository's models and their states.", body={"type": "object"})
+        },
+        f"{repository}/models/{{model}}/load": {"post": _operation("Load a model.", _LOAD, ("model",))},
+        f"{repository}/models/{{model}}/unload": {"post": _operation("Unload a model.", _UNLOAD, ("model",))},
+        f"{repository}/models/{{model}}/routing": {
+            "get": _operation("How versions share the requests that name no version.", path=("model",)),
+            "post": _operation("Change how versions share them.", _ROUTING, ("model",)),
+        },
+        f"{system}/status": {"get": _operation("The registered regions.")},
+        f"{system}/region/{{region}}/status": {"get": _operation("One registered region.", path=region)},
+        f"{system}/region/{{region}}/register": {"post": _operation("Register shared memory.", _REGION, region)},
+        f"{system}/region/{{region}}/unregister": {"post": _operation("Forget a region.", path=region)},
+        f"{system}/unregister": {"post": _operation("Forget every region.")},
+        f"{cuda}/status": {"get": _operation("The registered regions of GPU memory: none.")},
+        "/v2/trace/setting": _settings("The trace settings.", ()),
+        f"{_MODEL}/trace/setting": _settings("The trace settings of a model.", ("model",)),
+        "/v2/logging": _settings("The log settings.", ()),
+    }
+
+
+def _settings(summary: str, path: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "get": _operation(summary, path=path),
+        "post": _operation(f"Change and return: {summary[0].lower()}{summary[1:]}", _SETTINGS, path),
+    }
+
+
+def _inference(summary: str, body: dict[str, Any], content: str = "application/json") -> dict[str, Any]:
+    operation = _operation(summary, body, ("model",), content)
+    operation["parameters"] += SCHEDULING_PARAMETERS
+    return operation
+
+
+def _operation(
+    summary: str, body: dict[str, Any] | None = None, path: tuple[str, ...] = (), content: str = "application/json"
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "tags": [_TAG],
+        "summary": summary,
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path],
+        "responses": {"200": {"description": "Done.", "content": {content: {}}}},
+    }
+    if body is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
+    return operation

@@ -1,27 +1,78 @@
-"""From a request's bytes to a checked value, or to one sentence that says what is wrong with them."""
+"""From a JSON body to a checked value, or to one sentence that says what is wrong; and fields that routes share.
+
+Fields of OpenAI's and vLLM's APIs that would change the answer and that Sluice does not have are refused: ignoring one
+would silently give another answer than the client asked for. A value that changes nothing is accepted; null always is.
+"""
 
 import json
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+import orjson
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.http.json_fields import is_tag
-from gateway.http.unsupported import NOTHING_ASKED, asks_for_nothing
+from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-
 _SHOWN_CHARS = 60
 _WARNED_FIELDS = 10
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    # of the other route, or of several answers
+    "echo": (False,),
+    "top_logprobs": (0,),
+    # what the answer shows
+    "suffix": ("",),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    # tools
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+    # constraints on tokens
+    "structured_outputs.whitespace_pattern": (),
+    "structured_outputs.structural_tag": (),
+    "structured_outputs.disable_any_whitespace": (False,),
+    "structured_outputs.disable_additional_properties": (False,),
+    "structural_tag": (),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "allowed_token_ids": (),
+    # the prompt
+    "add_special_tokens": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "truncate_prompt_tokens": (),
+    # service and storage
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_options.continuous_usage_stats": (False,),
+    # a message's
+    "messages.tool_calls": ([],),
+    "messages.tool_call_id": (),
+    "messages.function_call": (),
+    "messages.audio": (),
+}
+"""Unsupported fields, and for each the values that change nothing."""
 
 
-def parse(schema: type[RequestT], body: bytes, is_strict: bool) -> tuple[RequestT, list[str]]:
-    """The request in `body`, and the paths of its unknown fields.
+def parse_body(schema: type[RequestT], body: bytes, is_strict: bool) -> tuple[RequestT, list[str]]:
+    """Return the request in `body`, and the paths of its unknown fields.
 
-    Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not
-    supported or, when `is_strict`, a field that nobody knows.
+    Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not supported or, when
+    `is_strict`, an unknown field.
     """
     try:
         request = schema.model_validate_json(body)
@@ -29,31 +80,31 @@ def parse(schema: type[RequestT], body: bytes, is_strict: bool) -> tuple[Request
         raise _as_invalid(error.errors(include_url=False)[0]) from None
     ignored = []
     for name, path, value in _undeclared(request):
-        if name not in NOTHING_ASKED:
+        if name not in NEUTRAL_VALUES:
             ignored.append(path)
-        elif not asks_for_nothing(name, value):
+        elif not is_neutral(name, value):
             raise _unsupported(name, path, value)
     if ignored and is_strict:
-        raise invalid(ignored[0], f"unknown field {printable(ignored[0])}; this server refuses what it does not know")
+        raise invalid(ignored[0], f"unknown field {quote_name(ignored[0])}; this server refuses what it does not know")
     return request, ignored
 
 
 def warning_header(ignored: list[str]) -> dict[str, str]:
-    """The response header that tells a client which of its fields had no effect."""
+    """Return the response header that tells a client which of its fields had no effect."""
     if not ignored:
         return {}
-    names = ", ".join(map(printable, ignored[:_WARNED_FIELDS]))
+    names = ", ".join(map(quote_name, ignored[:_WARNED_FIELDS]))
     more = f" and {len(ignored) - _WARNED_FIELDS} more" if len(ignored) > _WARNED_FIELDS else ""
     return {"x-sluice-warning": f"ignored unknown fields: {names}{more}"}
 
 
-def printable(name: str) -> str:
-    """A name that the client made up, cut and in ASCII without control characters, as a header needs it."""
+def quote_name(name: str) -> str:
+    """Return a name that the client made up, cut and in ASCII without control characters, as a header needs it."""
     return _cut(name).encode("unicode_escape").decode("ascii")
 
 
-def shown(value: Any) -> str:
-    """`value` as an error message quotes it: as JSON, cut; of a container only what it is."""
+def quote_value(value: Any) -> str:
+    """Return `value` as an error message quotes it: as JSON, cut; of a container only its kind."""
     if isinstance(value, list):
         return f"an array of {len(value)}"
     if isinstance(value, dict):
@@ -67,10 +118,7 @@ def _cut(text: str) -> str:
 
 
 def _undeclared(value: BaseModel, name_prefix: str = "", path_prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Every field below `value` that its schema does not declare and that is not null.
-
-    As (`messages.audio`, `messages[0].audio`, its value).
-    """
+    """Yield (`messages.audio`, `messages[0].audio`, value) for every field that is not null and not declared."""
     for name, extra in (value.model_extra or {}).items():
         if extra is not None:
             yield name_prefix + name, path_prefix + name, extra
@@ -82,20 +130,25 @@ def _undeclared(value: BaseModel, name_prefix: str = "", path_prefix: str = "") 
                 yield from _undeclared(item, f"{name_prefix}{name}.", f"{path_prefix}{name}[{index}].")
 
 
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether `value` of `name`, one of NEUTRAL_VALUES, changes nothing."""
+    return any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL_VALUES[name])
+
+
 def _unsupported(name: str, path: str, value: Any) -> SluiceError:
-    neutral = NOTHING_ASKED[name]
+    neutral = NEUTRAL_VALUES[name]
     remedy = f"leave it out or send {' or '.join(json.dumps(one) for one in neutral)}" if neutral else "leave it out"
-    return invalid(path, f"{path} is not supported, got {shown(value)}; {remedy}")
+    return invalid(path, f"{path} is not supported, got {quote_value(value)}; {remedy}")
 
 
 def _as_invalid(error: ErrorDetails) -> SluiceError:
-    """One of pydantic's errors as ours: the field, what is allowed, what came."""
+    """Translate one of pydantic's errors: the field, the allowed values, the value that came."""
     kind, value = error["type"], error["input"]
     if kind == "json_invalid":
         return SluiceError(ErrorCode.INVALID, f"the request body is not valid JSON: {error['ctx']['error']}")
     path = _path(error["loc"])
     if not path:
-        return SluiceError(ErrorCode.INVALID, f"the request body must be a JSON object, got {shown(value)}")
+        return SluiceError(ErrorCode.INVALID, f"the request body must be a JSON object, got {quote_value(value)}")
     if kind == "missing":
         return invalid(path, f"{path} is required")
     if kind in ("too_short", "string_too_short"):
@@ -103,11 +156,11 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
     if kind == "too_long":
         return invalid(path, f"{path} must have at most {error['ctx']['max_length']} elements, got {len(value)}")
     allowed = error["msg"].removeprefix("Input should be ")
-    return invalid(path, f"{path} must be {allowed}, got {shown(value)}")
+    return invalid(path, f"{path} must be {allowed}, got {quote_value(value)}")
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, from pydantic's ("messages", 0, "content", "<list>")."""
+    """Return `messages[0].content` for pydantic's ("messages", 0, "content", "<list>")."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -115,3 +168,71 @@ def _path(location: tuple[int | str, ...]) -> str:
         elif not is_tag(part):
             path += f".{part}" if path else part
     return path
+
+
+def is_tag(part: str | int) -> bool:
+    """Whether a part of an error's location is the name of a union's member, not of a field."""
+    return isinstance(part, str) and part.startswith("<")
+
+
+def _text_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def union_error(what: str) -> dict[str, str]:
+    """Return a union's settings for the error about a value that is none of its members."""
+    return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
+
+
+class RequestObject(BaseModel):
+    """A JSON object. Fields that it does not declare are kept, for `parse_body` to judge."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+StopStrings = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(_text_or_list, **union_error("a string or an array of strings")),
+]
+
+
+class TextPart(RequestObject):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Discriminator(_text_or_list, **union_error('a string or an array of {"type": "text", "text": ...} parts')),
+]
+
+
+class Message(RequestObject):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def text(self) -> str:
+        """Return the content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+def retriever_parameters(
+    collection: str | None, top_k: int | None, mode: str | None, filter: dict[str, Any] | None, collection_key: str
+) -> dict[str, str | int | float | bool]:
+    """Return the request parameters of a retrieving step. `filter` has been checked; an empty key is no key."""
+    parameters = {
+        "collection": collection,
+        "top_k": top_k,
+        "mode": mode,
+        "filter": orjson.dumps(filter).decode() if filter else None,
+        owner_keys.PARAMETER: collection_key or None,
+    }
+    return {name: value for name, value in parameters.items() if value is not None}

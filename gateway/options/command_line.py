@@ -1,16 +1,12 @@
-"""The command line of `sluice serve`: which flags there are, and what one says. Their meaning is config.py's."""
+"""The command line of `sluice serve`: its flags, and those of tritonserver that it accepts and ignores."""
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.options.accepted_flags import ACCEPTED
-from gateway.options.arguments import OneLineParser
-from gateway.options.config import GROUPS, options_of
-from gateway.options.option import Option
-
-Flags = dict[str, str | bool | list[str]]
-"""By flag: its text, its texts where it may come several times, a truth for a switch."""
+from gateway.options.config import GROUPS, ParsedFlags, list_options
+from gateway.options.option import OneLineParser, Option, OptionError, truth
 
 _DESCRIPTION = "Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."
 _TRUTHS = ("true", "false", "True", "False", "1", "0")
@@ -31,15 +27,70 @@ ports: 8000 HTTP, 8001 gRPC, 8002 metrics. Exit codes: 0 after a clean shutdown,
 """
 
 
-def parse_flags(argv: list[str]) -> Flags:
-    """What the command line gives. Exits where it cannot be understood."""
+@dataclass(frozen=True, slots=True)
+class AcceptedFlag:
+    """A flag of tritonserver without effect here. `advice` says what applies instead.
+
+    Where `is_refused` is not None, the flag with that truth value keeps the server from starting.
+    """
+
+    flag: str
+    advice: str
+    is_refused: bool | None = None
+
+
+_ONE_LOOP = "connections share one event loop, and backends have threads of their own"
+_NO_POOL = "tensors are not copied to a pool; each backend's library keeps its own memory"
+_NO_TRACE_FLAGS = "write --trace-config triton,{}"
+_SAGEMAKER = "there is no SageMaker endpoint; put one in front, its /invocations is /v2/models/NAME/infer"
+_VERTEX = "there is no Vertex AI endpoint; put one in front, its :predict is /v2/models/NAME/infer"
+_BACKENDS = "backends are Python packages, found by entry point (docs/backends.md)"
+ACCEPTED_FLAGS = (
+    AcceptedFlag("--allow-http", "HTTP has the health probes; --host 127.0.0.1 keeps it to this machine", False),
+    AcceptedFlag("--http-thread-count", _ONE_LOOP),
+    AcceptedFlag("--grpc-infer-thread-count", _ONE_LOOP),
+    AcceptedFlag("--grpc-infer-allocation-pool-size", "messages are freed when they are sent"),
+    AcceptedFlag("--grpc-max-response-pool-size", "a stream keeps no more than its reader is behind"),
+    AcceptedFlag("--buffer-manager-thread-count", _ONE_LOOP),
+    AcceptedFlag("--pinned-memory-pool-byte-size", _NO_POOL),
+    AcceptedFlag("--cuda-memory-pool-byte-size", _NO_POOL),
+    AcceptedFlag("--cuda-virtual-address-size", _NO_POOL),
+    AcceptedFlag("--enable-peer-access", _NO_POOL),
+    AcceptedFlag("--min-supported-compute-capability", "each backend's library says which GPUs it runs on"),
+    AcceptedFlag("--backend-directory", _BACKENDS),
+    AcceptedFlag("--repoagent-directory", "the one agent is checksum, and it is built in"),
+    AcceptedFlag("--cache-directory", "caches are built in: --cache-config local,... or redis,..."),
+    AcceptedFlag("--allow-sagemaker", _SAGEMAKER, True),
+    AcceptedFlag("--sagemaker-port", _SAGEMAKER),
+    AcceptedFlag("--sagemaker-safe-port-range", _SAGEMAKER),
+    AcceptedFlag("--sagemaker-thread-count", _SAGEMAKER),
+    AcceptedFlag("--allow-vertex-ai", _VERTEX, True),
+    AcceptedFlag("--vertex-ai-port", _VERTEX),
+    AcceptedFlag("--vertex-ai-thread-count", _VERTEX),
+    AcceptedFlag("--vertex-ai-default-model", _VERTEX),
+    AcceptedFlag("--strict-model-config", "that was replaced by --disable-auto-complete-config", True),
+    AcceptedFlag("--allow-poll-model-repository", "that was replaced by --model-control-mode poll", True),
+    AcceptedFlag("--allow-model-control", "that was replaced by --model-control-mode explicit", True),
+    AcceptedFlag("--trace-file", _NO_TRACE_FLAGS.format("file=PATH")),
+    AcceptedFlag("--trace-level", _NO_TRACE_FLAGS.format("level=TIMESTAMPS")),
+    AcceptedFlag("--trace-rate", _NO_TRACE_FLAGS.format("rate=N")),
+    AcceptedFlag("--trace-count", _NO_TRACE_FLAGS.format("count=N")),
+    AcceptedFlag("--trace-log-frequency", _NO_TRACE_FLAGS.format("log-frequency=N")),
+    AcceptedFlag("--tf-allow-soft-placement", "SavedModels run in OpenVINO"),
+    AcceptedFlag("--tf-gpu-memory-fraction", "SavedModels run in OpenVINO"),
+)
+_BY_FLAG = {each.flag: each for each in ACCEPTED_FLAGS}
+
+
+def parse_flags(argv: list[str]) -> ParsedFlags:
+    """Parse the command line. Exits where it cannot be understood."""
     switches, rest = _valued_switches(argv)
     parsed = vars(_parser().parse_args(rest))
     return {**{flag: value for flag, value in parsed.items() if value is not None}, **switches}
 
 
 def _valued_switches(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Switches that are given a value, as tritonserver's are: --strict-readiness=false or --strict-readiness false."""
+    """Separate switches with a value, as tritonserver has them: --strict-readiness=false, --strict-readiness false."""
     switches = set(_switches())
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -59,7 +110,7 @@ def _valued_switches(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def _switches() -> Iterator[str]:
     for group in GROUPS.values():
-        for _, _, declared in options_of(group):
+        for _, _, declared in list_options(group):
             if declared.metavar is None and declared.flag.startswith("-"):
                 yield declared.flag
 
@@ -76,16 +127,16 @@ def _parser() -> argparse.ArgumentParser:
     for group in GROUPS.values():
         title = (group.__doc__ or "").partition("\n")[0]
         section = parser.add_argument_group(title)
-        for _, default, declared in options_of(group):
-            _add(section, declared, default)
-    for accepted in ACCEPTED:
+        for _, default, declared in list_options(group):
+            _add_option(section, declared, default)
+    for accepted in ACCEPTED_FLAGS:
         parser.add_argument(accepted.flag, nargs="?", const="true", dest=accepted.flag, help=argparse.SUPPRESS)
     return parser
 
 
-def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> None:
-    """Values stay text here: config.py reads flags and variables by the same rules."""
-    text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_shown(default)}"
+def _add_option(section: argparse._ArgumentGroup, declared: Option, default: Any) -> None:
+    """Add an option. Its values stay text here: `read_config` reads flags and variables by the same rules."""
+    text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_format_default(default)}"
     text = text.replace("%", "%%")
     if not declared.flag.startswith("-"):
         section.add_argument(declared.flag, nargs="?", default=None, help=text)
@@ -100,8 +151,8 @@ def _add(section: argparse._ArgumentGroup, declared: Option, default: Any) -> No
         )
 
 
-def _shown(default: Any) -> str:
-    """A default as an operator would type it."""
+def _format_default(default: Any) -> str:
+    """Return a default as an operator would type it."""
     if isinstance(default, bool):
         return "on"
     if isinstance(default, float):
@@ -109,3 +160,23 @@ def _shown(default: Any) -> str:
     if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
         return f"{default >> 20}M"
     return str(default)
+
+
+def check_accepted_flags(flags: ParsedFlags) -> list[str]:
+    """Return a sentence for each accepted flag in `flags`. Raises OptionError for one that is refused."""
+    sentences = []
+    for flag, value in flags.items():
+        accepted = _BY_FLAG.get(flag)
+        if accepted is None:
+            continue
+        if accepted.is_refused is not None and _parse_truth(flag, str(value)) is accepted.is_refused:
+            raise OptionError(f"{flag} {value}: {accepted.advice}")
+        sentences.append(f"{flag} has no effect: {accepted.advice}")
+    return sentences
+
+
+def _parse_truth(flag: str, text: str) -> bool:
+    try:
+        return truth(text)
+    except ValueError as error:
+        raise OptionError(f"{flag} must be {error}, got {text!r}") from None

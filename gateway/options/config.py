@@ -1,7 +1,8 @@
-"""Every option of `sluice serve`, declared once: flag, variable, default, unit, and what raising it costs.
+"""The configuration of `sluice serve`: all groups of options, read from flags and environment.
 
-This module alone reads the environment. A flag wins over its variable SLUICE_<FLAG>, and that over the
-default. The tree is made once, in the command line's code, and passed on in parts.
+Each option is declared once, in its group: flag, variable, default, unit, and what raising it costs. This module alone
+reads the environment. A flag wins over its variable SLUICE_<FLAG>, and that over the default. The tree is made once, in
+the command line's code, and passed on in parts.
 """
 
 import os
@@ -12,141 +13,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.config import EngineConfig, Runtime, Speculation
-from gateway.access.restricted import Restriction, repeated_api, restriction
-from gateway.options.engine import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
-from gateway.options.grpc import GrpcOptions
-from gateway.options.instances import InstanceOptions
-from gateway.options.logging import LoggingOptions
-from gateway.options.metrics import MetricsOptions
-from gateway.options.option import (
-    ConfigError,
-    Option,
-    integer,
-    option,
-    option_of,
-    pattern,
-    seconds,
-    size,
-    text_of,
-    truth,
+from gateway.options.engine import (
+    CPU_SEQS,
+    STEP_SIZES,
+    CacheOptions,
+    ModelOptions,
+    SchedulingOptions,
+    SpeculationOptions,
+    choose_step_sizes,
 )
-from gateway.options.rag import RagOptions
-from gateway.options.rag_client import ClientOptions
-from gateway.options.repository import RepositoryOptions
-from gateway.options.response_cache import ResponseCacheOptions
-from gateway.options.step_sizes import CPU_SEQS, STEP_SIZES, step_sizes
+from gateway.options.grpc import GrpcOptions
+from gateway.options.http import AccessOptions, HttpOptions, RequestOptions
+from gateway.options.option import (
+    Option,
+    OptionError,
+    declared_option,
+    option,
+    seconds,
+)
+from gateway.options.rag import RagClientOptions, RagOptions
+from gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
+from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from gateway.options.tensorrt_llm import TensorRtLlmOptions
-from gateway.options.trace import TraceOptions
 from serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
     from pipelines.llm.services import RequestLimits
-
-_PORTS = integer(0, 65535)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """Requests: what holds for one that does not say"""
-
-    timeout_s: float | None = option(
-        "--request-timeout-secs",
-        None,
-        seconds(0.001),
-        "SECONDS",
-        "longest time from a request's arrival to its last token; one that takes longer ends in an error (504). "
-        "Clients send x-sluice-timeout-ms. Default: no limit",
-    )
-    queue_timeout_s: float | None = option(
-        "--queue-timeout-secs",
-        None,
-        seconds(0.001),
-        "SECONDS",
-        "longest time that a request waits to be admitted; then it ends in an error (504). Clients send "
-        "x-sluice-queue-timeout-ms. Default: no limit",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
-    """HTTP: the OpenAI API under /v1, Triton's protocol under /v2"""
-
-    host: str = option(
-        "--host",
-        "127.0.0.1",
-        text_of("a host name or address"),
-        "ADDRESS",
-        "address to listen on, for metrics too. 0.0.0.0 takes requests from everywhere: then set SLUICE_API_KEY",
-        ("--http-address",),
-    )
-    port: int = option("--http-port", 8000, _PORTS, "PORT", "port of both protocols; 0 takes a free one")
-    shares_port: bool = option(
-        "--reuse-http-port",
-        False,
-        truth,
-        "BOOL",
-        "let several servers listen on the same port, each taking some of the connections; all need this option",
-    )
-    max_input_bytes: int = option(
-        "--http-max-input-size",
-        64 << 20,
-        size(1),
-        "SIZE",
-        "longest request body: bytes, or 64M. Each request may take several times this in memory while it is parsed",
-    )
-    is_strict: bool = option(
-        "--strict",
-        False,
-        truth,
-        None,
-        "refuse OpenAI requests with unknown fields. Without it they are ignored, and a warning header names them",
-    )
-    server_id: str = option(
-        "--id",
-        "triton",
-        text_of("a name without control characters"),
-        "NAME",
-        "the name under which the server presents itself in the v2 protocol's metadata",
-    )
-    forwarded_headers: str | None = option(
-        "--http-header-forward-pattern",
-        None,
-        pattern,
-        "REGEX",
-        "headers whose whole name matches become request parameters of the v2 protocol",
-    )
-    restrictions: tuple[Restriction, ...] = option(
-        "--http-restricted-api",
-        (),
-        restriction,
-        "APIS:KEY=VALUE",
-        "parts of the API (health, metadata, inference, shared-memory, model-config, model-repository, statistics, "
-        "trace, logging; commas between) for requests with the header KEY: VALUE. OpenAI's routes are among them. May "
-        "be given several times",
-        secret=True,
-        is_many=True,
-        separator=";",
-    )
-
-    def __post_init__(self) -> None:
-        """Check what options say together. Raises ConfigError."""
-        if (api := repeated_api(self.restrictions)) is not None:
-            raise ConfigError(f"--http-restricted-api names '{api}' more than once; give it one key")
-
-
-@dataclass(frozen=True, slots=True)
-class AccessOptions:
-    """Access: who may ask"""
-
-    api_key: str | None = option(
-        "--api-key",
-        None,
-        text_of("printable text that is not empty"),
-        "KEY",
-        "clients must send `Authorization: Bearer KEY`, for everything but health. Better set SLUICE_API_KEY: "
-        "every user of the machine can read a command line",
-        secret=True,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +86,15 @@ class ServeConfig:
     trace: TraceOptions = field(default_factory=TraceOptions)
 
     def __post_init__(self) -> None:
-        """Check what options say together. Raises ConfigError."""
+        """Check options against each other. Raises OptionError."""
         tokens, seqs = self.scheduling.max_num_batched_tokens, self.scheduling.max_num_seqs or CPU_SEQS
         if tokens is not None and tokens < seqs:
-            raise ConfigError(
+            raise OptionError(
                 f"--max-num-batched-tokens must be at least --max-num-seqs ({seqs}), so that every running request "
                 f"gets its token in each step, got {tokens}"
             )
         if self.http.port == self.metrics.port != 0:
-            raise ConfigError(f"--metrics-port must differ from --http-port, got {self.metrics.port} for both")
+            raise OptionError(f"--metrics-port must differ from --http-port, got {self.metrics.port} for both")
         self._check_repository()
         self._check_cache()
         self._check_speculation()
@@ -211,52 +103,54 @@ class ServeConfig:
     def _check_repository(self) -> None:
         repository = self.repository
         if repository.load and repository.control_mode is not ControlMode.EXPLICIT:
-            raise ConfigError(
+            raise OptionError(
                 "--load-model needs --model-control-mode explicit; in the other modes nobody would ask it"
             )
         if repository.control_mode is not ControlMode.NONE and not repository.paths:
-            raise ConfigError(f"--model-control-mode {repository.control_mode} needs --model-repository")
+            raise OptionError(f"--model-control-mode {repository.control_mode} needs --model-repository")
         if self.model.served_model_name and repository.paths and self.model.path is None:
-            raise ConfigError("--served-model-name names MODEL; a repository's models have the names of their folders")
-        of_model = {"--tokenizer": self.model.tokenizer_path, "--lora-modules": self.tensorrt_llm.lora_modules}
-        given = [flag for flag, value in of_model.items() if value]
-        if given and repository.paths and self.model.path is None:
-            raise ConfigError(f"{given[0]} belongs to MODEL; a repository's models have theirs in their config.pbtxt")
+            raise OptionError("--served-model-name names MODEL; a repository's models have the names of their folders")
+        model_flags = {"--tokenizer": self.model.tokenizer_path, "--lora-modules": self.tensorrt_llm.lora_modules}
+        flags_set = [flag for flag, value in model_flags.items() if value]
+        if flags_set and repository.paths and self.model.path is None:
+            raise OptionError(
+                f"{flags_set[0]} belongs to MODEL; a repository's models have theirs in their config.pbtxt"
+            )
 
     def _check_cache(self) -> None:
         sizes = ("kv_cache_memory_bytes", "kv_cache_memory_fraction", "num_blocks")
-        flags = {name: declared.flag for name, _, declared in options_of(CacheOptions)}
-        given = [flags[name] for name in sizes if getattr(self.cache, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{given[0]} and {given[1]} are two sizes for one KV cache; give one of them")
+        flags = {name: declared.flag for name, _, declared in list_options(CacheOptions)}
+        flags_set = [flags[name] for name in sizes if getattr(self.cache, name) is not None]
+        if len(flags_set) > 1:
+            raise OptionError(f"{flags_set[0]} and {flags_set[1]} are two sizes for one KV cache; give one of them")
 
     def _check_speculation(self) -> None:
-        wants_model = self.speculation.speculation is Speculation.DRAFT_MODEL
+        has_draft_model = self.speculation.speculation is Speculation.DRAFT_MODEL
         path = self.speculation.draft_model_path
-        if wants_model and path is None:
-            raise ConfigError("--speculation draft_model needs --draft-model, the checkpoint to draft with")
-        if path is not None and not wants_model:
-            raise ConfigError("--draft-model needs --speculation draft_model; without it nothing would use that model")
+        if has_draft_model and path is None:
+            raise OptionError("--speculation draft_model needs --draft-model, the checkpoint to draft with")
+        if path is not None and not has_draft_model:
+            raise OptionError("--draft-model needs --speculation draft_model; without it nothing would use that model")
 
     def _check_timeouts(self) -> None:
         whole, queue = self.requests.timeout_s, self.requests.queue_timeout_s
         if whole is not None and queue is not None and queue > whole:
-            raise ConfigError(
+            raise OptionError(
                 f"--queue-timeout-secs must be at most --request-timeout-secs ({whole:g}), which counts the wait too, "
                 f"got {queue:g}"
             )
 
     def request_limits(self) -> "RequestLimits":
-        """The time limits of requests that name none."""
+        """Return the time limits of requests that name none."""
         from pipelines.llm.services import RequestLimits  # slow to import, and the engine starts before it is wanted
 
         return RequestLimits(self.requests.timeout_s, self.requests.queue_timeout_s)
 
     def engine(self, model_path: str, runtime: Runtime | None = None) -> EngineConfig:
-        """The engine's part of the configuration; `runtime` is a model's own, over that of the command line."""
+        """Return the engine's configuration. `runtime` is the model's own choice, over that of the command line."""
         parts = (self.scheduling, self.cache, self.speculation)
-        given = {name: getattr(part, name) for part in parts for name, _, _ in options_of(type(part))}
-        sizes = {name: given.pop(name) for name in STEP_SIZES}
+        fields = {name: getattr(part, name) for part in parts for name, _, _ in list_options(type(part))}
+        sizes = {name: fields.pop(name) for name in STEP_SIZES}
         model = self.model
         engine = EngineConfig(
             model_path=model_path,
@@ -265,12 +159,12 @@ class ServeConfig:
             cache_path=model.cache_path,
             runtime=runtime or model.runtime,
             tokenizer_path=model.tokenizer_path,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in fields.items() if value is not None},
             **self.tensorrt_llm.engine_fields(),
         )
-        found = step_sizes(engine, sizes)
-        wanted = {name: size for name, size in found.items() if sizes[name] or not self.tensorrt_llm.sets(name)}
-        return msgspec.structs.replace(engine, **wanted)
+        chosen = choose_step_sizes(engine, sizes)
+        set_here = {name: size for name, size in chosen.items() if sizes[name] or not self.tensorrt_llm.sets(name)}
+        return msgspec.structs.replace(engine, **set_here)
 
 
 Group = type[
@@ -291,7 +185,7 @@ Group = type[
     | ShutdownOptions
     | LoggingOptions
     | TraceOptions
-    | ClientOptions
+    | RagClientOptions
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
@@ -312,45 +206,38 @@ GROUPS: dict[str, Group] = {
     "logging": LoggingOptions,
     "trace": TraceOptions,
 }
+ParsedFlags = Mapping[str, str | bool | list[str]]
+"""Values by flag: the text; the texts of a flag that may come several times; a boolean for a switch."""
 
 
-def options_of(group: Group) -> list[tuple[str, Any, Option]]:
-    """(field, default, option) of every option in `group`."""
-    return [(declared.name, declared.default, option_of(declared)) for declared in fields(group)]
+def read_config(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> ServeConfig:
+    """Read the configuration from flags and environment.
 
-
-Given = Mapping[str, str | bool | list[str]]
-"""What a command line gives: flag to its text, its texts where it may come several times, a boolean for a switch."""
-
-
-def read_config(given: Given, environ: Mapping[str, str] | None = None) -> ServeConfig:
-    """The configuration from flags and environment.
-
-    Raises ConfigError for the first option that holds what it must not.
+    Raises OptionError for the first option with a value that is not allowed.
     """
     if environ is None:
         environ = os.environ  # noqa: TID251 - here the environment enters, and nowhere else
-    return ServeConfig(**{name: _read_group(group, given, environ) for name, group in GROUPS.items()})
+    return ServeConfig(**{name: _read_group(group, flags, environ) for name, group in GROUPS.items()})
 
 
-def read_client_options(given: Given, environ: Mapping[str, str] | None = None) -> ClientOptions:
-    """What `sluice rag` is told of the server, from flags and environment. Raises ConfigError as `read_config`."""
+def read_client_options(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> RagClientOptions:
+    """Read the options of `sluice rag` from flags and environment. Raises OptionError like `read_config`."""
     if environ is None:
         environ = os.environ  # noqa: TID251 - as above
-    options: ClientOptions = _read_group(ClientOptions, given, environ)
+    options: RagClientOptions = _read_group(RagClientOptions, flags, environ)
     return options
 
 
-def _read_group(group: Group, given: Given, environ: Mapping[str, str]) -> Any:
+def _read_group(group: Group, flags: ParsedFlags, environ: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {}
-    for name, _, declared in options_of(group):
-        flag = given.get(declared.flag)
-        if isinstance(flag, list):
-            values[name] = declared.read_many(flag, declared.flag)
-        elif isinstance(flag, str):
-            values[name] = declared.read(flag, declared.flag)
-        elif flag is not None:
-            values[name] = flag
+    for name, _, declared in list_options(group):
+        value = flags.get(declared.flag)
+        if isinstance(value, list):
+            values[name] = declared.read_many(value, declared.flag)
+        elif isinstance(value, str):
+            values[name] = declared.read(value, declared.flag)
+        elif value is not None:
+            values[name] = value
         elif declared.variable in environ:
             values[name] = _from_variable(declared, environ[declared.variable])
     return group(**values)
@@ -362,10 +249,15 @@ def _from_variable(declared: Option, text: str) -> Any:
     return declared.read_many((part.strip() for part in text.split(declared.separator)), declared.variable)
 
 
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Variables that look like ours and are not: most likely a slip of the pen."""
+def find_unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return variables that look like ours and are not: most likely typing errors."""
     if environ is None:
         environ = os.environ  # noqa: TID251 - as above
-    groups = (*GROUPS.values(), ClientOptions)
-    known = {declared.variable for group in groups for _, _, declared in options_of(group)}
+    groups = (*GROUPS.values(), RagClientOptions)
+    known = {declared.variable for group in groups for _, _, declared in list_options(group)}
     return sorted(name for name in environ if name.startswith("SLUICE_") and name not in known)
+
+
+def list_options(group: Group) -> list[tuple[str, Any, Option]]:
+    """Return (field, default, option) of every option in `group`."""
+    return [(declared.name, declared.default, declared_option(declared)) for declared in fields(group)]

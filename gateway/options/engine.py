@@ -1,12 +1,18 @@
-"""The options of `sluice serve` that the engine is set up by. Fields have the names of `engine.config.EngineConfig`."""
+"""Options of the engine: model, scheduling, KV cache, speculation. Fields have the names of those of EngineConfig."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
-from gateway.options.option import choice, fraction, integer, member, option, size, text_of, truth, weights
-from gateway.options.step_sizes import CPU_SEQS, CPU_TOKENS, GPU_SEQS, GPU_TOKENS
+from engine.runtimes import RUNTIMES, choose_runtime
+from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
+from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
+STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens")
+"""Fields of EngineConfig for the requests and tokens of one step, whose defaults depend on the runtime."""
+CPU_SEQS, CPU_TOKENS = RUNTIMES[Runtime.OPENVINO].default_step_sizes
+GPU_SEQS, GPU_TOKENS = RUNTIMES[Runtime.TENSORRT_LLM].default_step_sizes
 _QUANTIZATIONS = (
     "none",
     "int8",
@@ -21,7 +27,7 @@ _QUANTIZATIONS = (
     "w4a16_gptq",
     "w8a8_sq_per_channel",
 )
-"""OpenVINO's, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
+"""OpenVINO's quantizations, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class ModelOptions:
     path: str | None = option(
         "MODEL",
         None,
-        text_of("the folder of a HuggingFace checkpoint or its name on the hub"),
+        printable_text("the folder of a HuggingFace checkpoint or its name on the hub"),
         "MODEL",
         "folder of a HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json), of an OpenVINO IR, or of "
         "compiled engines or a converted checkpoint of TensorRT-LLM; or ORG/NAME[@REVISION] on the Hugging Face hub, "
@@ -41,14 +47,14 @@ class ModelOptions:
     served_model_name: str | None = option(
         "--served-model-name",
         None,
-        text_of("a name without control characters"),
+        printable_text("a name without control characters"),
         "NAME",
         "the name clients ask for. Default: the folder's name",
     )
     runtime: Runtime = option(
         "--runtime",
         _DEFAULTS.runtime,
-        member(Runtime),
+        enum_member(Runtime),
         "RUNTIME",
         "what runs the model: openvino, on the CPU; tensorrt_llm, on NVIDIA GPUs; auto, by the folder's files, the "
         "GPUs and what is installed. The log says which it is, and why",
@@ -56,7 +62,7 @@ class ModelOptions:
     tokenizer_path: str | None = option(
         "--tokenizer",
         None,
-        text_of("the folder of a tokenizer"),
+        printable_text("the folder of a tokenizer"),
         "FOLDER",
         "folder of MODEL's tokenizer, where MODEL's own has none, as with compiled engines",
     )
@@ -80,7 +86,7 @@ class ModelOptions:
     cache_path: str | None = option(
         "--cache-path",
         None,
-        text_of("a folder"),
+        printable_text("a folder"),
         "FOLDER",
         "folder of what is made once from a model and found again: compressed weights, converted models. It may be "
         "emptied at any time. Default: ~/.cache/sluice",
@@ -94,7 +100,7 @@ class SchedulingOptions:
     scheduler_policy: SchedulerPolicy = option(
         "--scheduler-policy",
         _DEFAULTS.scheduler_policy,
-        member(SchedulerPolicy),
+        enum_member(SchedulerPolicy),
         "POLICY",
         "who may hold KV blocks: guaranteed_no_evict admits a request when all it could ever need is free, and never "
         "pauses it; max_utilization admits on what is needed now, so more run at once, and pauses the youngest when "
@@ -211,7 +217,7 @@ class SpeculationOptions:
     speculation: Speculation = option(
         "--speculation",
         _DEFAULTS.speculation,
-        member(Speculation),
+        enum_member(Speculation),
         "SOURCE",
         "where draft tokens come from: off; ngram, which copies what followed the same words before (for answers that "
         "quote their prompt); draft_model, a small model (--draft-model). Greedy answers stay the same",
@@ -227,7 +233,25 @@ class SpeculationOptions:
     draft_model_path: str | None = option(
         "--draft-model",
         None,
-        text_of("the folder of a HuggingFace checkpoint"),
+        printable_text("the folder of a HuggingFace checkpoint"),
         "MODEL",
         "checkpoint of the draft model, with the same vocabulary. It takes memory beside the model",
     )
+
+
+def choose_step_sizes(engine: EngineConfig, options: Mapping[str, int | None]) -> dict[str, int]:
+    """Return STEP_SIZES for the model of `engine`: those in `options`, and fitting values where they are None."""
+    seqs, tokens = (options[name] for name in STEP_SIZES)
+    default_seqs, default_tokens = _runtime_sizes(engine)
+    return {
+        "max_num_seqs": seqs or min(default_seqs, tokens or default_tokens),
+        "max_num_batched_tokens": tokens or max(default_tokens, seqs or 0),
+    }
+
+
+def _runtime_sizes(engine: EngineConfig) -> tuple[int, int]:
+    """Return the runtime's sizes; the CPU's where there is no runtime, which the start reports."""
+    try:
+        return choose_runtime(engine).spec.step_sizes(engine)
+    except SluiceError:
+        return CPU_SEQS, CPU_TOKENS

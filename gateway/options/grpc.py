@@ -1,26 +1,26 @@
-"""The options of `sluice serve` for gRPC, under tritonserver's names."""
+"""Options of gRPC, under tritonserver's names."""
 
 from dataclasses import dataclass
 
-from gateway.access.restricted import Restriction, repeated_api, restriction
-from gateway.options.option import ConfigError, choice, integer, option, pattern, size, text_of, truth
+from gateway.options.option import OptionError, choice, integer, option, pattern, printable_text, size, truth
+from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
-_FLAG = "BOOL"
+_BOOL = "BOOL"
 _MILLISECONDS = integer(0, 2**31 - 1)
 _COUNT = integer(0, 2**31 - 1)
-_FILE = text_of("the path of a PEM file")
+_PEM = printable_text("the path of a PEM file")
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
     """gRPC: Triton's protocol as inference.GRPCInferenceService"""
 
-    is_allowed: bool = option("--allow-grpc", True, truth, _FLAG, "serve gRPC at all")
+    is_allowed: bool = option("--allow-grpc", True, truth, _BOOL, "serve gRPC at all")
     host: str | None = option(
         "--grpc-address",
         None,
-        text_of("a host name or address"),
+        printable_text("a host name or address"),
         "ADDRESS",
         "address to listen on for gRPC. Default: that of --host",
     )
@@ -29,7 +29,7 @@ class GrpcOptions:
         "--reuse-grpc-port",
         False,
         truth,
-        _FLAG,
+        _BOOL,
         "let several servers listen on the same port, each taking some of the connections; all need this option",
     )
     max_input_bytes: int | None = option(
@@ -54,22 +54,26 @@ class GrpcOptions:
         "LEVEL",
         "none, low, medium or high, as far as the client takes it. Costs CPU time, and pays on slow networks",
     )
-    uses_ssl: bool = option("--grpc-use-ssl", False, truth, _FLAG, "take TLS connections only")
+    uses_ssl: bool = option("--grpc-use-ssl", False, truth, _BOOL, "take TLS connections only")
     uses_mutual_ssl: bool = option(
         "--grpc-use-ssl-mutual",
         False,
         truth,
-        _FLAG,
+        _BOOL,
         "TLS, and clients must show a certificate that --grpc-root-cert has signed",
     )
     server_cert_path: str | None = option(
-        "--grpc-server-cert", None, _FILE, "PATH", "the server's certificate chain, PEM; for TLS"
+        "--grpc-server-cert", None, _PEM, "PATH", "the server's certificate chain, PEM; for TLS"
     )
     server_key_path: str | None = option(
-        "--grpc-server-key", None, _FILE, "PATH", "the key of --grpc-server-cert, PEM; for TLS"
+        "--grpc-server-key", None, _PEM, "PATH", "the key of --grpc-server-cert, PEM; for TLS"
     )
     root_cert_path: str | None = option(
-        "--grpc-root-cert", None, _FILE, "PATH", "certificates that clients' own must come from, PEM; for mutual TLS"
+        "--grpc-root-cert",
+        None,
+        _PEM,
+        "PATH",
+        "certificates that clients' own must come from, PEM; for mutual TLS",
     )
     keepalive_time_ms: int = option(
         "--grpc-keepalive-time",
@@ -86,7 +90,7 @@ class GrpcOptions:
         "how long the answer to such a ping may take; then the connection is closed",
     )
     keepalive_permit_without_calls: bool = option(
-        "--grpc-keepalive-permit-without-calls", False, truth, _FLAG, "probe connections without a call under way too"
+        "--grpc-keepalive-permit-without-calls", False, truth, _BOOL, "probe connections without a call under way too"
     )
     http2_max_pings_without_data: int = option(
         "--grpc-http2-max-pings-without-data",
@@ -127,7 +131,7 @@ class GrpcOptions:
     restrictions: tuple[Restriction, ...] = option(
         "--grpc-restricted-protocol",
         (),
-        restriction,
+        parse_restriction,
         "APIS:KEY=VALUE",
         "parts of the protocol, as --http-restricted-api, for calls whose metadata have triton-grpc-protocol-KEY: "
         "VALUE. May be given several times",
@@ -137,9 +141,9 @@ class GrpcOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check what options say together. Raises ConfigError."""
-        if (api := repeated_api(self.restrictions)) is not None:
-            raise ConfigError(f"--grpc-restricted-protocol names '{api}' more than once; give it one key")
+        """Check options against each other. Raises OptionError."""
+        if (api := find_repeated_category(self.restrictions)) is not None:
+            raise OptionError(f"--grpc-restricted-protocol names '{api}' more than once; give it one key")
         if not (self.uses_ssl or self.uses_mutual_ssl):
             return
         needed = {"--grpc-server-cert": self.server_cert_path, "--grpc-server-key": self.server_key_path}
@@ -147,5 +151,5 @@ class GrpcOptions:
             needed["--grpc-root-cert"] = self.root_cert_path
         for flag, path in needed.items():
             if path is None:
-                asked = "--grpc-use-ssl-mutual" if self.uses_mutual_ssl else "--grpc-use-ssl"
-                raise ConfigError(f"{asked} needs {flag}")
+                needing = "--grpc-use-ssl-mutual" if self.uses_mutual_ssl else "--grpc-use-ssl"
+                raise OptionError(f"{needing} needs {flag}")

@@ -1,28 +1,32 @@
-"""What an option is, and the kinds of value one can hold. Which options there are stands in config.py."""
+"""Options of commands: their declaration, parsers for kinds of values, and the argument parser of all commands."""
 
+import argparse
+import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
+FAILED, USAGE_ERROR = 1, 2
+"""Exit codes of commands, beside 0."""
 Parse = Callable[[str], Any]
-"""From an option's text to its value. Raises ValueError, whose text says what is allowed."""
-
+"""Parses an option's text into its value. Raises ValueError, whose text says what is allowed."""
 _SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-class ConfigError(ValueError):
-    """An option holds what it must not. The text is one line for the operator."""
+class OptionError(ValueError):
+    """An option has a value that is not allowed. The text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How one field of the configuration is given, and what an operator should know of it.
+    """One field of the configuration: how it is set, and its help.
 
-    `flag` without dashes is a positional argument. `metavar` None makes it a switch. One that `is_many` may be given
+    `flag` without dashes is a positional argument. `metavar` None makes a switch. An option that `is_many` may be given
     several times, and in its variable with `separator` between; its value is a tuple.
     """
 
@@ -40,14 +44,14 @@ class Option:
         return self.own_variable or "SLUICE_" + self.flag.removeprefix("--").replace("-", "_").upper()
 
     def read(self, text: str, source: str) -> Any:
-        """The value of `text`, which stood at `source`. Raises ConfigError."""
+        """Return the value of `text`, which came from `source`. Raises OptionError."""
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ConfigError(f"{source} must be {error}, got {text!r}") from None
+            raise OptionError(f"{source} must be {error}, got {text!r}") from None
 
     def read_many(self, texts: Iterable[str], source: str) -> tuple[Any, ...]:
-        """The values of `texts`. Raises ConfigError."""
+        """Return the values of `texts`. Raises OptionError."""
         return tuple(self.read(text, source) for text in texts)
 
 
@@ -63,19 +67,19 @@ def option(
     separator: str = ",",
     variable: str = "",
 ) -> Any:
-    """A dataclass field that is an option. A secret one is left out of the configuration's repr."""
+    """Return a dataclass field that is an option. A secret one is left out of the configuration's repr."""
     declared = Option(flag, parse, help, metavar, aliases, is_many, separator, variable)
     return field(default=default, repr=not secret, metadata={"option": declared})
 
 
-def option_of(declared: "Field[Any]") -> Option:
-    """The option behind a field made by `option`."""
+def declared_option(declared: "Field[Any]") -> Option:
+    """Return the option behind a field made by `option`."""
     found: Option = declared.metadata["option"]
     return found
 
 
 def integer(low: int, high: int | None = None) -> Parse:
-    """Whole numbers from `low` to `high`, which is included."""
+    """Return a parser of whole numbers from `low` to `high`, which is included."""
     allowed = f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
 
     def parse(text: str) -> int:
@@ -90,7 +94,7 @@ def integer(low: int, high: int | None = None) -> Parse:
 
 
 def seconds(low: float) -> Parse:
-    """Finite seconds of at least `low`."""
+    """Return a parser of finite seconds of at least `low`."""
     allowed = f"a number of seconds of at least {low:g}"
 
     def parse(text: str) -> float:
@@ -102,7 +106,7 @@ def seconds(low: float) -> Parse:
 
 
 def size(low: int) -> Parse:
-    """Bytes of at least `low`, with an optional binary unit."""
+    """Return a parser of sizes of at least `low` bytes, with an optional binary unit."""
     allowed = f"a size of at least {low} bytes, such as 1048576, 256M or 2G"
 
     def parse(text: str) -> int:
@@ -118,7 +122,7 @@ def size(low: int) -> Parse:
 
 
 def choice(*allowed: str) -> Parse:
-    """One of a few words."""
+    """Return a parser of one of a few words."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -128,21 +132,21 @@ def choice(*allowed: str) -> Parse:
     return parse
 
 
-def member(kind: type[StrEnum]) -> Parse:
-    """One of an enumeration's values."""
+def enum_member(kind: type[StrEnum]) -> Parse:
+    """Return a parser of an enumeration's values."""
     allowed = choice(*kind)
     return lambda text: kind(allowed(text))
 
 
 def fraction(text: str) -> float:
-    """A share: above 0, at most 1."""
+    """Parse a share: above 0, at most 1."""
     if not re.fullmatch(r"\d*\.?\d+", text, re.ASCII) or not 0 < float(text) <= 1:
         raise ValueError("a number above 0 and at most 1")
     return float(text)
 
 
 def weights(text: str) -> dict[str, float]:
-    """Names with positive numbers: a=2,b=1."""
+    """Parse names with positive numbers: a=2,b=1."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.rpartition("=")
@@ -156,8 +160,8 @@ def _is_weight(text: str) -> bool:
     return re.fullmatch(r"\d*\.?\d+", text, re.ASCII) is not None and float(text) > 0
 
 
-def text_of(what: str) -> Parse:
-    """Any printable text that is not empty; `what` describes it."""
+def printable_text(what: str) -> Parse:
+    """Return a parser of printable text that is not empty; `what` describes it."""
 
     def parse(text: str) -> str:
         if not text.strip() or not text.isprintable():
@@ -168,7 +172,7 @@ def text_of(what: str) -> Parse:
 
 
 def pattern(text: str) -> str:
-    """A regular expression."""
+    """Parse a regular expression; its value is the text."""
     try:
         re.compile(text)
     except re.error as error:
@@ -177,8 +181,25 @@ def pattern(text: str) -> str:
 
 
 def truth(text: str) -> bool:
-    """A switch, as an environment variable says it."""
+    """Parse a switch, as an environment variable spells it."""
     try:
         return _TRUTHS[text.lower()]
     except KeyError:
         raise ValueError("1, true, yes, on, 0, false, no or off") from None
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports an error in one line, without the usage, and suggests an option for an unknown one."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        known, unknown = super().parse_known_args(*args, **kwargs)
+        for word in unknown:
+            flag = word.partition("=")[0]
+            near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
+            if flag.startswith("--") and near:
+                self.error(f"unknown option {flag}; did you mean {near[0]}?")
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        sys.exit(USAGE_ERROR)

@@ -1,10 +1,11 @@
-"""The options of `sluice serve` for retrieval-augmented generation."""
+"""Options of retrieval-augmented generation: those of `sluice serve`, and those of its client `sluice rag`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from gateway.options.option import ConfigError, integer, option, size, text_of, truth
+from gateway.options.option import OptionError, integer, option, printable_text, size, truth
 
 if TYPE_CHECKING:
     from pipelines.rag.library import LibrarySettings
@@ -27,7 +28,7 @@ class RagOptions:
     store: str | None = option(
         "--rag-store",
         None,
-        text_of("the path of a file, or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
+        printable_text("the path of a file, or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
         "PATH|URL",
         "where documents, their text and vectors are kept: a SQLite file, or a Postgres with pgvector, which several "
         "servers may share. Default: sluice/rag.sqlite in $XDG_DATA_HOME or ~/.local/share",
@@ -36,7 +37,7 @@ class RagOptions:
     data_home: str | None = option(
         "--data-home",
         None,
-        text_of("the path of a folder"),
+        printable_text("the path of a folder"),
         "PATH",
         "where sluice/rag.sqlite lies unless --rag-store says otherwise",
         variable="XDG_DATA_HOME",
@@ -44,7 +45,7 @@ class RagOptions:
     encoder: str = option(
         "--rag-encoder",
         "query_encoder",
-        text_of("the name of a model"),
+        printable_text("the name of a model"),
         "NAME",
         "the model that makes vectors of texts, for new collections: any with a text or token input",
     )
@@ -71,25 +72,76 @@ class RagOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check what options say together. Raises ConfigError."""
+        """Check options against each other. Raises OptionError."""
         if self.chunk_overlap_tokens * 2 > self.chunk_tokens:
-            raise ConfigError(
+            raise OptionError(
                 f"--rag-chunk-overlap must be at most half of --rag-chunk-tokens ({self.chunk_tokens}), "
                 f"got {self.chunk_overlap_tokens}"
             )
 
     def store_place(self) -> str:
-        """The file or URL of the store."""
+        """Return the file or URL of the store."""
         if self.store is not None:
             return self.store
         home = Path(self.data_home) if self.data_home is not None else Path.home() / ".local" / "share"
         return str(home / "sluice" / "rag.sqlite")
 
     def library_settings(self) -> "LibrarySettings":
-        """The library's part."""
+        """Return the library's settings."""
         from pipelines.rag.chunker import ChunkOptions
         from pipelines.rag.documents.parse import ParseLimits
         from pipelines.rag.library import LibrarySettings
 
         chunks = ChunkOptions(self.chunk_tokens, self.chunk_overlap_tokens)
         return LibrarySettings(self.encoder, chunks, ParseLimits(max_bytes=self.max_document_bytes))
+
+
+def parse_web_address(text: str) -> str:
+    """Parse the URL of an HTTP server, without the slash at its end."""
+    allowed = "the URL of a server, such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not is_one or parts.query or parts.fragment or not text.isprintable():
+        raise ValueError(allowed)
+    return text.rstrip("/")
+
+
+def parse_header_text(text: str) -> str:
+    """Parse text that a header can carry."""
+    if not text.strip() or not text.isascii() or not text.isprintable():
+        raise ValueError("printable ASCII text that is not empty")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class RagClientOptions:
+    """The server"""
+
+    url: str = option(
+        "--url",
+        "http://127.0.0.1:8000",
+        parse_web_address,
+        "URL",
+        "the server's address. Default: http://127.0.0.1:8000",
+    )
+    api_key: str | None = option(
+        "--api-key",
+        None,
+        parse_header_text,
+        "KEY",
+        "the server's API key, where it asks for one. Better set SLUICE_API_KEY: every user of the machine can read a "
+        "command line",
+        secret=True,
+    )
+    collection_key: str | None = option(
+        "--key",
+        None,
+        parse_header_text,
+        "KEY",
+        "the collection's owner key; a collection that ingest makes is owned by it. Better set SLUICE_COLLECTION_KEY",
+        secret=True,
+        variable="SLUICE_COLLECTION_KEY",
+    )

@@ -1,4 +1,4 @@
-"""The options of `sluice serve` that only TensorRT-LLM obeys."""
+"""Options that only TensorRT-LLM obeys."""
 
 import shlex
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
-from gateway.options.option import ConfigError, integer, option, text_of
+from gateway.options.option import OptionError, integer, option, printable_text
 from sluice.errors import SluiceError
 
 
-def _pair(what: str) -> Any:
-    """NAME=TEXT; `what` describes it."""
+def _pair_parser(what: str) -> Any:
+    """Return a parser of NAME=TEXT, which `what` describes."""
 
     def parse(text: str) -> tuple[str, str]:
         name, _, value = (part.strip() for part in text.partition("="))
@@ -22,8 +22,8 @@ def _pair(what: str) -> Any:
     return parse
 
 
-def _words(text: str) -> list[str]:
-    """A command, as a shell would split it."""
+def _parse_command(text: str) -> list[str]:
+    """Split a command as a shell would."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -33,8 +33,8 @@ def _words(text: str) -> list[str]:
     return words
 
 
-def _llm_arguments(path: str) -> dict[str, Any]:
-    """What a YAML file holds."""
+def _read_llm_arguments(path: str) -> dict[str, Any]:
+    """Read the arguments in a YAML file."""
     from pipelines.llm.model_folder import read_argument_file
 
     try:
@@ -67,7 +67,7 @@ class TensorRtLlmOptions:
     runtime_settings: tuple[tuple[str, str], ...] = option(
         "--runtime-setting",
         (),
-        _pair("KEY=VALUE, such as moe_expert_parallel_size=8"),
+        _pair_parser("KEY=VALUE, such as moe_expert_parallel_size=8"),
         "KEY=VALUE",
         "a setting that has no option of its own, by one of the names in docs/tensorrt-llm.md; those of trtllm-serve "
         "and tensorrtllm_backend are among them. May be given several times",
@@ -77,7 +77,7 @@ class TensorRtLlmOptions:
     llm_arguments: dict[str, Any] | None = option(
         "--extra-llm-api-options",
         None,
-        _llm_arguments,
+        _read_llm_arguments,
         "FILE",
         "YAML file of arguments of TensorRT-LLM's LLM class, as trtllm-serve takes it. It goes over all other options, "
         "of every model",
@@ -86,7 +86,7 @@ class TensorRtLlmOptions:
     lora_modules: tuple[tuple[str, str], ...] = option(
         "--lora-modules",
         (),
-        _pair("NAME=FOLDER, such as sql=/loras/sql"),
+        _pair_parser("NAME=FOLDER, such as sql=/loras/sql"),
         "NAME=FOLDER",
         "a LoRA adapter of MODEL. Clients ask for it as the model MODEL:NAME. May be given several times",
         is_many=True,
@@ -94,7 +94,7 @@ class TensorRtLlmOptions:
     engine_python: str | None = option(
         "--engine-python",
         None,
-        text_of("the path of a Python"),
+        printable_text("the path of a Python"),
         "PYTHON",
         "Python that TensorRT-LLM is installed for, where it has an environment of its own: it pins other releases of "
         "libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
@@ -103,31 +103,31 @@ class TensorRtLlmOptions:
     launcher: list[str] | None = option(
         "--engine-launcher",
         None,
-        _words,
+        _parse_command,
         "COMMAND",
         "command that starts the engine's process, for several nodes: 'mpirun -n 16 trtllm-llmapi-launch'. Default: "
         "none, TensorRT-LLM itself starts a process for each GPU of this machine",
     )
 
     def __post_init__(self) -> None:
-        """Check what takes more than one option's text. Raises ConfigError."""
+        """Check values as a whole: repeated names, absent folders, unknown settings. Raises OptionError."""
         for flag, pairs in (("--runtime-setting", self.runtime_settings), ("--lora-modules", self.lora_modules)):
             names = [name for name, _ in pairs]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                raise ConfigError(f"{flag} names {repeated!r} more than once")
+                raise OptionError(f"{flag} names {repeated!r} more than once")
         missing = next((folder for _, folder in self.lora_modules if not Path(folder).exists()), None)
         if missing is not None:
-            raise ConfigError(f"--lora-modules must name folders that there are, got {missing!r}")
+            raise OptionError(f"--lora-modules must name folders that there are, got {missing!r}")
         if self.runtime_settings:
-            _check(dict(self.runtime_settings))
+            _check_settings(dict(self.runtime_settings))
 
     def sets(self, field: str) -> bool:
-        """Whether a setting says the same as that field of EngineConfig."""
+        """Whether a runtime setting stands for that field of EngineConfig."""
         return any(SETTINGS[name] is SETTINGS[field] for name, _ in self.runtime_settings)
 
     def engine_fields(self) -> dict[str, Any]:
-        """As fields of EngineConfig."""
+        """Return the fields of EngineConfig that these options set."""
         return {
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size,
@@ -139,8 +139,8 @@ class TensorRtLlmOptions:
         }
 
 
-def _check(settings: dict[str, str]) -> None:
+def _check_settings(settings: dict[str, str]) -> None:
     try:
         SETTINGS.check(settings)
     except SluiceError as error:
-        raise ConfigError(f"--runtime-setting: {error.message}") from None
+        raise OptionError(f"--runtime-setting: {error.message}") from None

@@ -1,16 +1,15 @@
-"""The response cache's families: of each model that has one, and of all caches together."""
+"""Families of response caches: one value for each model that has a cache, and one for all caches together."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gateway.telemetry.families import COUNTER, ModelFamily, Source, model_family
+from gateway.telemetry.families import COUNTER, ModelFamily, ModelSeries, build_model_family
 from serving.statistics import CacheUsage
 
 _NS_PER_US = 1000
-
-COUNTS = (
+_COUNTS = (
     ModelFamily("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.infer.cache_hit.count),
     ModelFamily(
         "nv_cache_hit_duration_per_model",
@@ -56,19 +55,21 @@ _DURATIONS = (
     ),
 )
 _UTILIZATION = "nv_cache_util"
-NAMES = frozenset({_UTILIZATION, *(each.name for each in (*COUNTS, *_CONTENTS, *_EVICTIONS, *_LOOKUPS, *_DURATIONS))})
+CACHE_NAMES = frozenset(
+    {_UTILIZATION, *(each.name for each in (*_COUNTS, *_CONTENTS, *_EVICTIONS, *_LOOKUPS, *_DURATIONS))}
+)
 
 
-def cache_counters(sources: Iterable[Source]) -> Iterator[Metric]:
-    """Of the models that have a cache; nothing where none has."""
-    cached = [source for source in sources if source.statistics.cache is not None]
+def cache_counters(series: Iterable[ModelSeries]) -> Iterator[Metric]:
+    """Yield the counters of the models that have a cache."""
+    cached = [each for each in series if each.statistics.cache is not None]
     if cached:
-        for declared in COUNTS:
-            yield model_family(declared, COUNTER, cached)
+        for declared in _COUNTS:
+            yield build_model_family(declared, COUNTER, cached)
 
 
 def cache_gauges(usages: Iterable[CacheUsage]) -> Iterator[Metric]:
-    """Of all caches together, where there are any. What a cache in another process holds, that process tells."""
+    """Yield the sums over all caches, where there are any. A remote cache's server reports its contents."""
     caches = list({id(usage): usage for usage in usages}.values())
     local = [usage for usage in caches if usage.size_bytes is not None]
     remote = [usage for usage in caches if usage.size_bytes is None]

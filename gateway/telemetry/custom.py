@@ -1,15 +1,13 @@
-"""Metrics that models make themselves: families by name, series by labels, each there as long as somebody holds it."""
+"""Metrics that models make: families by name, series by labels, each present while somebody holds it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.families import COUNTER, GAUGE, Labels, empty_family
-from gateway.telemetry.latencies import add_histogram
-from gateway.telemetry.reserved import is_reserved
+from gateway.telemetry.families import COUNTER, GAUGE, Labels, add_histogram, empty_family
 from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
@@ -33,7 +31,7 @@ class _Series:
 
 
 class _Family:
-    """What all holders of a name share. It stays until all have deleted it: a counter goes on after a reload."""
+    """A family that all holders of its name share. It stays until all have released it: a counter survives a reload."""
 
     def __init__(self, name: str, description: str, kind: CustomMetricKind) -> None:
         self.name = name
@@ -53,20 +51,22 @@ class _Family:
 
 
 class CustomMetricRegistry(Collector):
-    """All of a server: what `CustomMetrics` asks for. Event loop's thread only, the scrape too."""
+    """All custom families of a server; implements `CustomMetrics`. Event loop's thread only, the scrape too."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_reserved: Callable[[str], bool]) -> None:
+        """`is_reserved` tells the names of the server's own families."""
+        self._is_reserved = is_reserved
         self._families: dict[str, _Family] = {}
 
     def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
-        """The family of that name; the description is that of who came first.
+        """Return the family of that name; the first holder sets the description.
 
-        Raises SluiceError INVALID for a name that Prometheus does not take, ALREADY_EXISTS for one of the server's own
-        and for one that is there with another kind.
+        Raises SluiceError INVALID for a name that Prometheus does not accept, ALREADY_EXISTS for one of the server's
+        own and for one that exists with another kind.
         """
         found = self._families.get(name)
         if found is None:
-            _check_name(name)
+            self._check_name(name)
             found = self._families[name] = _Family(name, description, kind)
         elif found.kind is not kind:
             raise SluiceError(
@@ -75,13 +75,19 @@ class CustomMetricRegistry(Collector):
         return _FamilyHandle(self, found)
 
     def release(self, family: _Family) -> None:
-        """One of its holders has deleted it."""
+        """Count one holder less; the last one deletes the family."""
         family.num_holders -= 1
         if family.num_holders == 0:
             del self._families[family.name]
 
+    def _check_name(self, name: str) -> None:
+        if _NAME.fullmatch(name) is None:
+            raise SluiceError(ErrorCode.INVALID, f"'{name}' is no name for a metric family: [a-zA-Z_:][a-zA-Z0-9_:]*")
+        if self._is_reserved(name):
+            raise SluiceError(ErrorCode.ALREADY_EXISTS, f"metric family '{name}' is one of the server's own")
+
     def collect(self) -> Iterator[Metric]:
-        """The families that have series."""
+        """Yield the families that have series."""
         for family in self._families.values():
             if family.series:
                 yield family.exposed()
@@ -156,13 +162,6 @@ class _MetricHandle:
 
     def release(self) -> None:
         self._is_released = True
-
-
-def _check_name(name: str) -> None:
-    if _NAME.fullmatch(name) is None:
-        raise SluiceError(ErrorCode.INVALID, f"'{name}' is no name for a metric family: [a-zA-Z_:][a-zA-Z0-9_:]*")
-    if is_reserved(name):
-        raise SluiceError(ErrorCode.ALREADY_EXISTS, f"metric family '{name}' is one of the server's own")
 
 
 def _check_labels(labels: Mapping[str, str], kind: CustomMetricKind) -> None:

@@ -1,4 +1,4 @@
-"""The engine's state as Prometheus families, read from its last frame when somebody scrapes."""
+"""The engine's state as Prometheus families, read from its last frame at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -78,14 +78,14 @@ _LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
     ("sluice_kv_blocks", "KV blocks that the engine has.", lambda i: i.num_blocks),
 )
 
-_PULSE: tuple[tuple[str, str, Supervised], ...] = (
+_LIVENESS: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", lambda e: e.heartbeat_age_s()),
     ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.last_recovery_s),
 )
 
 
 class ServedModels(Protocol):
-    """The server that is watched."""
+    """The parts of the service that the collector reads."""
 
     @property
     def repository(self) -> ModelRepository: ...
@@ -98,7 +98,7 @@ class ServedModels(Protocol):
 
 
 class EngineCollector(Collector):
-    """Families of every loaded language model's engine, and of the server as a whole.
+    """Collects the families of every loaded language model's engine, and of the server as a whole.
 
     An engine's own state goes back as far as its start.
     """
@@ -114,7 +114,7 @@ class EngineCollector(Collector):
             yield _counter(name, text, {model: of_stats(engine.stats) for model, engine in engines.items()})
         for name, text, of_engine in _SUPERVISION:
             yield _counter(name, text, {model: of_engine(engine) for model, engine in engines.items()})
-        for name, text, of_engine in _PULSE:
+        for name, text, of_engine in _LIVENESS:
             yield _gauge(name, text, {model: of_engine(engine) for model, engine in engines.items()})
         for name, text, of_info in _LIMITS:
             yield _gauge(name, text, {model: of_info(engine.info) for model, engine in engines.items()})

@@ -1,10 +1,12 @@
-"""Families made by hand: what Triton calls by names that Prometheus' library would change."""
+"""Metric families made by hand, under Triton's names, some of which Prometheus' library would change."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
+from prometheus_client.utils import floatToGoString
 
+from serving.latencies import Histogram
 from serving.model import Model
 from serving.statistics import ModelStatistics
 
@@ -14,8 +16,8 @@ Labels = dict[str, str]
 class _CounterType(str):
     """The word "counter", which the library does not recognize.
 
-    For counters that it does recognize it names the family `…_total`; Triton's have no such ending, and the
-    dashboards made for them ask for the bare names.
+    It names families of counters that it recognizes `…_total`. Triton's have no such ending, and dashboards made for
+    Triton use the bare names.
     """
 
     __slots__ = ()
@@ -37,34 +39,48 @@ class ModelFamily(NamedTuple):
     read: Callable[[ModelStatistics], float]
 
 
-class Source(NamedTuple):
-    """A loaded model version: the labels of its series, and where their values are."""
+class ModelSeries(NamedTuple):
+    """A loaded model version: the labels of its series, and the statistics with their values."""
 
     labels: Labels
     statistics: ModelStatistics
 
 
-def source_of(model: Model) -> Source:
-    """With the tags that the model's configuration adds: as with Triton, an underscore before each name."""
+def model_series(model: Model) -> ModelSeries:
+    """Return a model's labels and statistics. Its configured tags get an underscore before the name, as in Triton."""
     tags = {f"_{name}": value for name, value in model.config.metric_tags.items()}
-    return Source({**tags, "model": model.name, "version": str(model.spec.version)}, model.statistics)
+    return ModelSeries({**tags, "model": model.name, "version": str(model.spec.version)}, model.statistics)
 
 
 def empty_family(name: str, text: str, kind: str) -> Metric:
-    """To be filled with samples of whatever names."""
-    family = Metric(name, text, "unknown")
-    family.type = kind
-    return family
+    """Return a family without samples; samples may have any names."""
+    build_family = Metric(name, text, "unknown")
+    build_family.type = kind
+    return build_family
 
 
-def family(name: str, text: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Metric:
-    """One sample for each of `values`."""
+def build_family(name: str, text: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Metric:
+    """Return a family with one sample for each of `values`."""
     made = empty_family(name, text, kind)
     for labels, value in values:
         made.add_sample(name, labels, value)
     return made
 
 
-def model_family(declared: ModelFamily, kind: str, sources: Iterable[Source]) -> Metric:
-    values = ((source.labels, declared.read(source.statistics)) for source in sources)
-    return family(declared.name, declared.text, kind, values)
+def build_model_family(declared: ModelFamily, kind: str, series: Iterable[ModelSeries]) -> Metric:
+    """Return a family with one sample for each model."""
+    values = ((each.labels, declared.read(each.statistics)) for each in series)
+    return build_family(declared.name, declared.text, kind, values)
+
+
+def add_histogram(made: Metric, labels: Labels, histogram: Histogram) -> None:
+    """Add the samples of `histogram` to `made`, as Prometheus has them."""
+    cumulative = histogram.cumulative()
+    for bound, count in cumulative:
+        made.add_sample(f"{made.name}_bucket", {**labels, "le": _format_bound(bound)}, count)
+    made.add_sample(f"{made.name}_count", labels, cumulative[-1][1])
+    made.add_sample(f"{made.name}_sum", labels, histogram.total)
+
+
+def _format_bound(value: float) -> str:
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]

@@ -5,16 +5,15 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
-from prometheus_client.utils import floatToGoString
 
-from gateway.options.metrics_settings import Quantile
-from gateway.telemetry.families import Labels, ModelFamily, Source, empty_family
-from serving.latencies import FIRST_RESPONSE_FAMILY, Histogram, LatencySummaries, SlidingSketch
+from gateway.options.telemetry import Quantile
+from gateway.telemetry.families import ModelFamily, ModelSeries, add_histogram, empty_family
+from serving.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, SlidingSketch
 from serving.statistics import Duration, InferStatistics
 
 _NS_PER_US = 1000
 
-COUNTS = (
+LATENCY_COUNTS = (
     ModelFamily(
         "nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
@@ -44,7 +43,7 @@ COUNTS = (
 
 
 class _Summary(NamedTuple):
-    """`sketch` gives the quantiles, `duration` the count and the sum since the model was loaded."""
+    """A summary: `sketch` has the quantiles, `duration` the count and the sum since the model was loaded."""
 
     name: str
     text: str
@@ -98,24 +97,26 @@ _CACHE_SUMMARIES = (
         lambda infer: infer.cache_miss,
     ),
 )
-NAMES = frozenset({FIRST_RESPONSE_FAMILY, *(each.name for each in (*COUNTS, *_SUMMARIES, *_CACHE_SUMMARIES))})
-SAMPLE_NAMES = frozenset(f"{name}_{end}" for name in NAMES for end in ("bucket", "count", "sum"))
+LATENCY_NAMES = frozenset(
+    {FIRST_RESPONSE_FAMILY, *(each.name for each in (*LATENCY_COUNTS, *_SUMMARIES, *_CACHE_SUMMARIES))}
+)
+LATENCY_SAMPLE_NAMES = frozenset(f"{name}_{end}" for name in LATENCY_NAMES for end in ("bucket", "count", "sum"))
 
 
-def latency_summaries(sources: Sequence[Source], quantiles: Sequence[Quantile]) -> Iterator[Metric]:
-    """Of the models whose summaries are measured; those of the cache, of those that have one."""
+def latency_summaries(series: Sequence[ModelSeries], quantiles: Sequence[Quantile]) -> Iterator[Metric]:
+    """Yield the summaries of the models that measure them; those of the cache for models that have one."""
     now = perf_counter_ns()
     for declared in _SUMMARIES:
-        yield _summary(declared, sources, quantiles, now)
-    cached = [source for source in sources if source.statistics.cache is not None]
+        yield _summary(declared, series, quantiles, now)
+    cached = [each for each in series if each.statistics.cache is not None]
     if cached:
         for declared in _CACHE_SUMMARIES:
             yield _summary(declared, cached, quantiles, now)
 
 
-def _summary(declared: _Summary, sources: Sequence[Source], quantiles: Sequence[Quantile], now: int) -> Metric:
+def _summary(declared: _Summary, series: Sequence[ModelSeries], quantiles: Sequence[Quantile], now: int) -> Metric:
     made = empty_family(declared.name, declared.text, "summary")
-    for labels, statistics in sources:
+    for labels, statistics in series:
         recorder = statistics.latencies
         if recorder is None or recorder.summaries is None:
             continue
@@ -128,23 +129,10 @@ def _summary(declared: _Summary, sources: Sequence[Source], quantiles: Sequence[
     return made
 
 
-def first_response_histogram(sources: Sequence[Source]) -> Metric:
-    """Of the models of which it is measured."""
+def first_response_histogram(series: Sequence[ModelSeries]) -> Metric:
+    """Return the histogram of the models that measure it."""
     made = empty_family(FIRST_RESPONSE_FAMILY, "Duration from request to first response in milliseconds", "histogram")
-    for labels, statistics in sources:
+    for labels, statistics in series:
         if statistics.latencies is not None and statistics.latencies.first_response_ms is not None:
             add_histogram(made, labels, statistics.latencies.first_response_ms)
     return made
-
-
-def add_histogram(made: Metric, labels: Labels, histogram: Histogram) -> None:
-    """Its samples as Prometheus has them."""
-    cumulative = histogram.cumulative()
-    for bound, count in cumulative:
-        made.add_sample(f"{made.name}_bucket", {**labels, "le": _bound(bound)}, count)
-    made.add_sample(f"{made.name}_count", labels, cumulative[-1][1])
-    made.add_sample(f"{made.name}_sum", labels, histogram.total)
-
-
-def _bound(value: float) -> str:
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]

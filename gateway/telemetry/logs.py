@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import TextIO
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
-"""The id of the request that this task serves."""
+"""Id of the request that this task serves."""
 
 _STDERR = 2
 _FORMAT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
@@ -22,12 +22,12 @@ class RequestIdFilter(logging.Filter):
 
 
 def configure_logging(level: str, file: str = "") -> None:
-    """Send everything from `level` up to standard error, or to `file`. The web server's small talk shows at debug only.
+    """Log from `level` up to standard error, or to `file`. The web server's own lines show at debug only.
 
-    What engines, workers and libraries write to standard error goes to the file too; what the command itself has to
-    say, to `sys.stderr`, still reaches the terminal. Raises OSError for a file that cannot be written.
+    With `file`, lines that engines, workers and libraries write to standard error go there too; the command's own, to
+    `sys.stderr`, still reach the terminal. Raises OSError for a file that cannot be written.
     """
-    handler = logging.StreamHandler(_redirected(file) if file else None)
+    handler = logging.StreamHandler(_redirect_stderr(file) if file else None)
     handler.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), format=_FORMAT, handlers=[handler])
     if level != "debug":
@@ -35,8 +35,8 @@ def configure_logging(level: str, file: str = "") -> None:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
 
 
-def _redirected(file: str) -> TextIO:
-    """Standard error as file descriptor, which child processes inherit, now leads to `file`."""
+def _redirect_stderr(file: str) -> TextIO:
+    """Redirect the descriptor of standard error, which child processes inherit, to `file`."""
     with open(file, "a") as opened:
         terminal = os.dup(_STDERR)
         os.dup2(opened.fileno(), _STDERR)

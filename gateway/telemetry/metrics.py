@@ -1,8 +1,8 @@
-"""What the gateway counts, as Prometheus families. docs/metrics.md explains each to an operator.
+"""The gateway's own counts, as Prometheus families. docs/metrics.md explains each to an operator.
 
 Per request to an LLM the library's own metrics are used. Per token they cost four times as much as plain numbers
 (1.1 against 0.3 microseconds: a lock and a loop over buckets each), so tokens, the gaps between them and
-HTTP answers are kept as those, and turned into families when somebody scrapes. All of it belongs to the event loop's
+HTTP answers are kept as plain numbers, and turned into families at each scrape. All of it belongs to the event loop's
 thread, the scrape too.
 """
 
@@ -39,7 +39,7 @@ class TokenTally:
         self.bucket_counts = [0] * (len(ITL_BUCKETS_S) + 1)
 
     def add(self, other: "TokenTally") -> None:
-        """What another one has counted as well."""
+        """Add the counts of `other`."""
         self.num_open += other.num_open
         self.prompt_tokens += other.prompt_tokens
         self.generation_tokens += other.generation_tokens
@@ -51,13 +51,13 @@ class TokenTally:
         self.gap_seconds += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus writes a histogram."""
+        """Return cumulative counts by upper bound, as Prometheus writes a histogram."""
         bounds = [*map(str, ITL_BUCKETS_S), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.bucket_counts)), strict=True))
 
 
 class RequestRecord:
-    """The measurements of one request, from when the service took it to its end."""
+    """Measurements of one request, from when the service took it to its end."""
 
     __slots__ = (
         "_clock",
@@ -86,7 +86,7 @@ class RequestRecord:
         tally.num_open += 1
 
     def observe(self, event: TextEvent) -> None:
-        """An event is about to go to the client."""
+        """Count an event that is about to go to the client."""
         now = self._clock()
         tally = self._tally
         if self._last:
@@ -108,30 +108,30 @@ class RequestRecord:
         self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
 
     def _count_prompt(self, event: TextEvent) -> None:
-        """With the first event, and with the last: models that live elsewhere tell it at the end."""
+        """Count the prompt with the first event and the last: remote models report its tokens at the end."""
         self._tally.prompt_tokens += event.prompt_tokens - self._prompt_tokens
         self._prompt_tokens = event.prompt_tokens
 
     def fail(self, error: Exception) -> None:
-        """The request ends with `error`."""
+        """Note that the request ends with `error`."""
         code = error.code if isinstance(error, SluiceError) else ErrorCode.INTERNAL
         self._outcome = code.value
 
     def close(self) -> None:
-        """The request is over; without a finish reason or a failure, because its client left."""
+        """End the request; without a finish reason or a failure, its client has disconnected."""
         self._tally.num_open -= 1
         self._metrics.request_duration.labels(self._model).observe(self._clock() - self._started)
         self._metrics.requests.labels(self._model, self._protocol, self._outcome).inc()
 
 
 class GatewayMetrics(Collector):
-    """The gateway's families in `registry`, which is its own and not the library's global one."""
+    """The gateway's families, in `registry`, which is not the library's global one."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.registry = CollectorRegistry(auto_describe=False)
         self._tallies: dict[tuple[str, str], TokenTally] = {}
-        """By model and protocol."""
+        """Tallies by model and protocol."""
         self._responses: dict[tuple[str, int], int] = defaultdict(int)
         self.requests = Counter(
             "sluice_requests",
@@ -164,18 +164,18 @@ class GatewayMetrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def count_response(self, protocol: str, status: int) -> None:
-        """One HTTP answer."""
+        """Count one HTTP answer."""
         self._responses[protocol, status] += 1
 
     def open_request(self, model: str, protocol: str) -> RequestRecord:
-        """Begin to measure a request. `close` the record when it is over."""
+        """Begin to measure a request. The caller closes the record at its end."""
         tally = self._tallies.get((model, protocol))
         if tally is None:
             tally = self._tallies[model, protocol] = TokenTally()
         return RequestRecord(self, tally, model, protocol)
 
     def collect(self) -> Iterable[Metric]:
-        """The families of the plain numbers."""
+        """Return the families of the plain numbers."""
         responses = CounterMetricFamily(
             "sluice_http_responses",
             "HTTP answers by protocol and status, refused ones included.",
@@ -183,9 +183,9 @@ class GatewayMetrics(Collector):
         )
         for (protocol, status), count in self._responses.items():
             responses.add_metric((protocol, str(status)), count)
-        return *self._of_models(), *self._of_protocols(), responses
+        return *self._model_families(), *self._protocol_families(), responses
 
-    def _of_models(self) -> Iterable[Metric]:
+    def _model_families(self) -> Iterable[Metric]:
         prompt = CounterMetricFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", labels=("model",))
         generated = CounterMetricFamily("sluice_generation_tokens", "Tokens sent to clients.", labels=("model",))
         gaps = HistogramMetricFamily(
@@ -203,7 +203,7 @@ class GatewayMetrics(Collector):
             tallies.setdefault(model, TokenTally()).add(tally)
         return tallies
 
-    def _of_protocols(self) -> Iterable[Metric]:
+    def _protocol_families(self) -> Iterable[Metric]:
         labels = ("model", "protocol")
         tokens = CounterMetricFamily(
             "sluice_tokens", "Tokens of answered prompts, and tokens sent to clients.", labels=(*labels, "kind")

@@ -1,7 +1,7 @@
-"""The families of Triton's TensorRT-LLM backend, of every language model, whatever runs it.
+"""The families of Triton's TensorRT-LLM backend, for every language model, whatever runs it.
 
-Where TensorRT-LLM runs a model they are its own numbers of its last iteration. Of our own executor, and where
-TensorRT-LLM does not tell, they are worked out from the engine's last frame and from what its clients are waiting for.
+Where TensorRT-LLM runs a model they are its own numbers of its last iteration. For our own executor, and for numbers
+that TensorRT-LLM does not report, they are derived from the engine's last frame and from its clients' open requests.
 """
 
 import time
@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 
 from engine.config import SchedulerPolicy
 from engine.types import IterationStats
-from gateway.telemetry.families import GAUGE, Labels, empty_family, family, source_of
-from gateway.telemetry.latencies import add_histogram
+from gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
 from pipelines.llm.model import LlmModel
 from serving.model import Model
 
@@ -24,14 +23,14 @@ if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from serving.latencies import Histogram
 
 _US_PER_S = 1_000_000
-_OF_THE_BATCH = {"num_active", "num_scheduled", "num_context", "num_generation", "num_paused", "context_tokens"}
-"""What is over once nothing runs: TensorRT-LLM's last iteration still had the requests that ended in it."""
+_BATCH_FIELDS = {"num_active", "num_scheduled", "num_context", "num_generation", "num_paused", "context_tokens"}
+"""Fields that are stale once nothing runs: TensorRT-LLM's last iteration includes the requests that ended in it."""
 
 Read = Callable[[IterationStats], float | None]
 
 
 class _Gauge(NamedTuple):
-    """A family whose values have a label more than model and version."""
+    """A family whose values have one more label than model and version."""
 
     name: str
     text: str
@@ -104,23 +103,23 @@ _GAUGES = (
     ),
 )
 _OUTPUT_LENGTHS, _INPUT_LENGTHS = "nv_llm_output_token_len", "nv_llm_input_token_len"
-NAMES = frozenset({*(gauge.name for gauge in _GAUGES), _OUTPUT_LENGTHS, _INPUT_LENGTHS})
-SAMPLE_NAMES = frozenset(
+TRT_LLM_NAMES = frozenset({*(gauge.name for gauge in _GAUGES), _OUTPUT_LENGTHS, _INPUT_LENGTHS})
+TRT_LLM_SAMPLE_NAMES = frozenset(
     f"{name}_{end}" for name in (_OUTPUT_LENGTHS, _INPUT_LENGTHS) for end in ("bucket", "count", "sum")
 )
 
 
 class TrtLlmCollector(Collector):
-    """Of the language models there are when somebody scrapes. To be scraped on the event loop's thread."""
+    """Collects the families of the language models that are loaded at the scrape, on the event loop's thread."""
 
     def __init__(self, models: Callable[[], Iterable[Model]]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        texts = [(source_of(model).labels, model.text) for model in self._models() if isinstance(model, LlmModel)]
+        texts = [(model_series(model).labels, model.text) for model in self._models() if isinstance(model, LlmModel)]
         iterations = [(labels, last_iteration(text)) for labels, text in texts]
         for gauge in _GAUGES:
-            yield family(gauge.name, gauge.text, GAUGE, _values(gauge, iterations))
+            yield build_family(gauge.name, gauge.text, GAUGE, _values(gauge, iterations))
         activities = [(labels, text.activity) for labels, text in texts]
         outputs = [(labels, activity.output_lengths) for labels, activity in activities]
         yield _lengths(_OUTPUT_LENGTHS, "Tokens of answers", "total_output_tokens", outputs)
@@ -129,16 +128,16 @@ class TrtLlmCollector(Collector):
 
 
 def last_iteration(text: "LlmText") -> IterationStats:
-    """What TensorRT-LLM says of itself; of what it does not say, and of other engines, what the gateway knows."""
-    known, stats = _known(text), text.engine.stats
+    """Return TensorRT-LLM's own numbers, and for absent ones and other engines what the gateway knows."""
+    derived, stats = _derive_iteration(text), text.engine.stats
     if stats.iteration is None:
-        return known
-    told = {name: value for name, value in msgspec.structs.asdict(stats.iteration).items() if value is not None}
-    over = _OF_THE_BATCH if stats.num_running == 0 else set()
-    return msgspec.structs.replace(known, **{name: value for name, value in told.items() if name not in over})
+        return derived
+    reported = {name: value for name, value in msgspec.structs.asdict(stats.iteration).items() if value is not None}
+    stale = _BATCH_FIELDS if stats.num_running == 0 else set()
+    return msgspec.structs.replace(derived, **{name: value for name, value in reported.items() if name not in stale})
 
 
-def _known(text: "LlmText") -> IterationStats:
+def _derive_iteration(text: "LlmText") -> IterationStats:
     stats, info, unstarted = text.engine.stats, text.info, text.activity.unstarted()
     num_context = min(max(unstarted.num_requests - stats.num_waiting, 0), stats.num_running)
     context_tokens = max(unstarted.num_prompt_tokens - stats.num_tokens_waiting, 0) if num_context else 0

@@ -15,10 +15,10 @@ _SUPPORTED = frozenset(
 
 
 def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool) -> Tensor:
-    """The `count` highest values of each row, or all where there are fewer, as BYTES `value:index[:label]`.
+    """Return the `count` highest values of each row, or all of fewer, as BYTES `value:index[:label]`.
 
     A row is one item of the batch, flattened; without a batch the whole tensor is one. Equal values come in the order
-    of their indices, NaN comes last. Raises INVALID for a type that has no order in the protocol.
+    of their indices, NaN comes last. Raises INVALID for a type without order in the protocol.
     """
     if tensor.datatype not in _SUPPORTED:
         message = f"class result not available for output due to unsupported type '{tensor.datatype}'"
@@ -35,7 +35,7 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
 
 
 def _highest(row: Array) -> NDArray[np.intp]:
-    """Indices from the highest value to the lowest."""
+    """Return the indices from the highest value to the lowest."""
     if row.dtype.kind == "f":
         return np.argsort(-row, kind="stable")
     # Integers cannot be negated without overflow; the reversed order is sorted instead, so that ties stay in order.

@@ -1,4 +1,4 @@
-"""POSIX shared memory that clients have registered: tensors lie there, and requests only say where."""
+"""POSIX shared memory that clients register: tensors lie there, and requests only name their places."""
 
 import mmap
 import os
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sluice.errors import ErrorCode, SluiceError
 
 _FOLDER = "/dev/shm"
-"""Where Linux keeps what `shm_open` opens."""
+"""Folder of the objects that `shm_open` opens on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`byte_size` bytes from `offset` on of the shared memory object `key`, as its client calls it."""
+    """A registered part of the shared memory object `key`: `byte_size` bytes from `offset` on, under a name."""
 
     name: str
     key: str
@@ -24,29 +24,32 @@ class Region:
 class SharedMemoryRegistry:
     """Registered regions, by name. Event loop's thread only.
 
-    What `read` and `window` give stays mapped for as long as somebody holds it, whatever is unregistered meanwhile.
+    Memory from `read` and `window` stays mapped while somebody holds the view, whatever is unregistered meanwhile.
     """
 
     def __init__(self) -> None:
-        self._mapped: dict[str, _Mapped] = {}
+        self._mapped: dict[str, _MappedRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a region. Raises ALREADY_EXISTS for a known name, INTERNAL where `key` cannot be opened, INVALID for
-        what does not lie within it."""
+        """Map a region.
+
+        Raises ALREADY_EXISTS for a known name, INTERNAL where `key` cannot be opened, INVALID for a region that
+        exceeds it.
+        """
         if name in self._mapped:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        self._mapped[name] = _Mapped(Region(name, key, offset, byte_size))
+        self._mapped[name] = _MappedRegion(Region(name, key, offset, byte_size))
 
     def unregister(self, name: str) -> None:
-        """Forget a region; one that is not known is no error."""
+        """Unregister a region; an unknown one is no error."""
         self._mapped.pop(name, None)
 
     def unregister_all(self) -> None:
-        """Forget every region."""
+        """Unregister every region."""
         self._mapped.clear()
 
     def status(self, name: str | None = None) -> list[Region]:
-        """The region called `name`, else all of them by name. Raises NOT_FOUND."""
+        """Return the region called `name`, or all regions by name. Raises NOT_FOUND."""
         if not name:
             return [self._mapped[each].region for each in sorted(self._mapped)]
         if name not in self._mapped:
@@ -54,25 +57,25 @@ class SharedMemoryRegistry:
         return [self._mapped[name].region]
 
     def read(self, name: str, offset: int, byte_size: int) -> memoryview:
-        """`byte_size` bytes of a region from its `offset` on, read-only and not copied: clients may change them.
+        """Return `byte_size` bytes of a region from its `offset` on, read-only and not copied: clients may change them.
 
-        Raises NOT_FOUND, and INVALID for what lies outside the region.
+        Raises NOT_FOUND, and INVALID for bytes outside the region.
         """
         return self.window(name, offset, byte_size).toreadonly()
 
     def window(self, name: str, offset: int, byte_size: int) -> memoryview:
-        """The same, to be written: checked when a request comes, filled when its response does. Raises as `read`."""
+        """Return writable memory like `read`: checked when a request comes, filled when its response does."""
         mapped = self._mapped.get(name)
         if mapped is None:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         return mapped.window(offset, byte_size)
 
     def close(self) -> None:
-        """Forget everything; what nobody holds is unmapped."""
+        """Unregister every region; memory that nobody holds is unmapped."""
         self._mapped.clear()
 
 
-class _Mapped:
+class _MappedRegion:
     """A region in this process's memory. The mapping ends with the last view of it."""
 
     def __init__(self, region: Region) -> None:
@@ -87,7 +90,7 @@ class _Mapped:
             raise SluiceError(ErrorCode.INVALID, f"Invalid offset for shared memory region: '{region.name}'")
         # A client may have cut its object short, and touching what is gone would end the process.
         available = min(region.byte_size, self._map.size() - region.offset)
-        # Triton reckons with the last byte: there is none of nothing at the beginning.
+        # Triton computes the last byte's place, which an empty range at the beginning lacks.
         if not 0 <= byte_size <= available - offset or offset == byte_size == 0:
             message = f"Invalid offset + byte size for shared memory region: '{region.name}'"
             raise SluiceError(ErrorCode.INVALID, message)
@@ -98,7 +101,7 @@ class _Mapped:
 def _map(region: Region, page_offset: int) -> mmap.mmap:
     descriptor = _open(region.key)
     try:
-        size = _size_of(descriptor, region.key)
+        size = _read_size(descriptor, region.key)
         if region.offset < 0 or region.byte_size < 0 or region.offset + region.byte_size > size:
             raise _not_registered(region, "invalid args")
         if region.byte_size == 0:
@@ -109,7 +112,7 @@ def _map(region: Region, page_offset: int) -> mmap.mmap:
 
 
 def _open(key: str) -> int:
-    """As shm_open: slashes before the name are left out, and none may be inside."""
+    """Open like shm_open: slashes before the name are left out, and none may be inside."""
     name = key.lstrip("/")
     if not name or "/" in name or name in (".", ".."):
         raise _not_opened(key)
@@ -119,7 +122,7 @@ def _open(key: str) -> int:
         raise _not_opened(key) from None
 
 
-def _size_of(descriptor: int, key: str) -> int:
+def _read_size(descriptor: int, key: str) -> int:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _not_opened(key)

@@ -1,23 +1,49 @@
-"""Traces of requests in Triton's JSON: when each came, waited, was computed and was answered."""
+"""Triton's trace extension: its settings, the requests that they pick, and their traces in Triton's JSON."""
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)
-
 Record = dict[str, object]
+TraceValue = str | list[str]
+LEVELS = ("TIMESTAMPS", "TENSORS")
+TRACE_SETTINGS = ("trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency")
+"""Names of the settings, in the order in which Triton checks them."""
+_FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
+_INTEGER = re.compile(r"\s*[+-]?\d+", re.ASCII)
+_MAX_INT32 = 2**31 - 1
+_RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MAX_INT32), "log_frequency": (0, 2**32 - 1)}
+"""The ranges that Triton's errors name. It accepts nothing above 32 bits with a sign."""
+_MAX_KEPT = 1000
+"""Most traces that wait in memory for their group; where groups have no size, they go to the file then."""
+_UNCHANGED: Any = object()
+_CLEARED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSetting:
+    """The setting of a model or of all models. `count` -1: no limit. `log_frequency` 0: all traces go into one file."""
+
+    levels: frozenset[str] = frozenset()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
 
 
 class Trace:
-    """One sampled request. Times are those of `perf_counter_ns`, which on Linux is the clock that Triton reads too."""
+    """The trace of one request. Times are those of `perf_counter_ns`, which on Linux is the clock that Triton reads."""
 
     def __init__(
         self, number: int, levels: frozenset[str], model: Model, request: InferRequest, done: Callable[["Trace"], None]
@@ -42,7 +68,7 @@ class Trace:
         """Note the values of `tensors` (TENSOR_QUEUE_INPUT, TENSOR_BACKEND_OUTPUT)."""
         if "TENSORS" in self._levels:
             for tensor in tensors:
-                self.records.append({"id": self._number, "activity": activity, "tensor": _described(tensor)})
+                self.records.append({"id": self._number, "activity": activity, "tensor": _describe_tensor(tensor)})
 
     def capture_job(self, job: InferJob) -> None:
         """Note where the job's time went. Points that it did not pass are left out."""
@@ -61,13 +87,13 @@ class Trace:
                 self.capture(name, at_ns)
 
     def finish(self) -> None:
-        """The request is over. Idempotent."""
+        """Hand over the trace: the request has ended. Idempotent."""
         done, self._done = self._done, None
         if done is not None:
             done(self)
 
 
-def _described(tensor: Tensor) -> Record:
+def _describe_tensor(tensor: Tensor) -> Record:
     elements = tensor.array.ravel().tolist()
     if tensor.datatype == "BYTES":
         data = ",".join(f'"{element.decode(errors="replace")}"' for element in elements)
@@ -82,7 +108,7 @@ def _described(tensor: Tensor) -> Record:
 
 
 class TraceFile:
-    """Where traces go: into one array at `path`, and groups of them into `path.0`, `path.1` …"""
+    """Writes traces into one array at `path`, and groups of them into `path.0`, `path.1` …"""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -90,7 +116,7 @@ class TraceFile:
         self._has_begun = False
 
     def write_group(self, records: list[Record]) -> None:
-        """A file of their own for `records`."""
+        """Write `records` into a file of their own."""
         self._write(f"{self.path}.{self._next_index}", "w", f"[{_json(records)}]")
         self._next_index += 1
 
@@ -115,3 +141,182 @@ class TraceFile:
 
 def _json(records: list[Record]) -> str:
     return ",".join(json.dumps(record, separators=(",", ":")) for record in records)
+
+
+class TraceSettings:
+    """The setting for all models, and for single models their differences from it."""
+
+    def __init__(self, file: str = "", defaults: TraceSetting | None = None) -> None:
+        """`file` is the path that traces are written to; without one tracing cannot be switched on."""
+        self._file = TraceFile(file)
+        self._defaults = defaults or TraceSetting()
+        self._num_traces = 0
+        self._all = _Sampling(self._defaults, {}, self._file)
+        self._models: dict[str, _Sampling] = {}
+
+    def get(self, model: str | None = None) -> dict[str, TraceValue]:
+        """Return the setting of `model`, or of all models, as the protocol writes it."""
+        sampling = self._sampling(model)
+        setting = sampling.setting
+        return {
+            "trace_level": [level for level in LEVELS if level in setting.levels] or ["OFF"],
+            "trace_rate": str(setting.rate),
+            "trace_count": str(sampling.count_left),
+            "log_frequency": str(setting.log_frequency),
+            "trace_file": self._file.path,
+            "trace_mode": "triton",
+        }
+
+    def update(self, values: Mapping[str, TraceValue | None], model: str | None = None) -> None:
+        """Change the settings that `values` name; None takes a change back. Unknown names are ignored.
+
+        Raises SluiceError, and then nothing has changed.
+        """
+        new = {name: _parse_setting(name, values[name]) for name in TRACE_SETTINGS if name in values}
+        changes = {_FIELDS[name]: value for name, value in new.items() if value is not _UNCHANGED}
+        if model:
+            self._change_model(model, changes)
+        else:
+            self._change_all(changes)
+
+    def begin(self, model: Model, request: InferRequest) -> Trace | None:
+        """Begin the trace of `request`, where it is to be traced."""
+        sampling = self._models.get(model.name, self._all) if self._models else self._all
+        if not sampling.takes_next():
+            return None
+        self._num_traces += 1
+        return Trace(self._num_traces, sampling.setting.levels, model, request, sampling.collect)
+
+    def close(self) -> None:
+        """Write the traces that are still in memory."""
+        for sampling in (*self._models.values(), self._all):
+            sampling.flush()
+        self._file.close()
+
+    def _sampling(self, model: str | None) -> "_Sampling":
+        return self._models.get(model, self._all) if model else self._all
+
+    def _change_all(self, changes: Mapping[str, Any]) -> None:
+        own = _apply_changes(self._all, changes)
+        sampling = _Sampling(replace(self._defaults, **own), own, self._file)
+        sampling.check(self._file)
+        self._all.flush()
+        self._all = sampling
+        for name in list(self._models):
+            self._change_model(name, {})
+
+    def _change_model(self, model: str, changes: Mapping[str, Any]) -> None:
+        present = self._models.get(model)
+        own = _apply_changes(present, changes)
+        above = replace(self._all.setting, count=self._all.count_left)
+        sampling = _Sampling(replace(above, **own), own, self._file)
+        sampling.check(self._file)
+        if present is not None:
+            present.flush()
+        if own:
+            self._models[model] = sampling
+        else:
+            self._models.pop(model, None)
+
+
+def _apply_changes(present: "_Sampling | None", changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the differences from the setting above after `changes`."""
+    own = dict(present.own) if present is not None else {}
+    if present is not None and "count" in own:
+        own["count"] = present.count_left
+    own.update(changes)
+    return {name: value for name, value in own.items() if value is not _CLEARED}
+
+
+def _parse_setting(name: str, value: TraceValue | None) -> Any:
+    """Return the value of a setting. Raises SluiceError in Triton's words."""
+    if name == "trace_file":
+        text = "trace file location can not be updated through network protocol"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, text)
+    if value is None:
+        return _CLEARED
+    if name == "trace_level":
+        return _parse_levels(value if isinstance(value, list) else [str(value)])
+    return _parse_number(name, value[0] if isinstance(value, list) and value else str(value))
+
+
+def _parse_levels(values: Sequence[str]) -> Any:
+    if "OFF" in values:
+        if len(values) != 1:
+            raise invalid("trace_level", "Expect only one trace level 'OFF' is specified")
+        return frozenset[str]()
+    known = frozenset(values) & frozenset(LEVELS)
+    return known or _UNCHANGED
+
+
+def _parse_number(name: str, text: str) -> int:
+    match = _INTEGER.match(text)
+    if match is None:
+        raise invalid(name, f"Unable to parse '{name}', got: {text}")
+    value = int(match[0]) if len(match[0]) < 20 else _MAX_INT32 + 1
+    lowest, highest = _RANGES[name]
+    if name == "trace_count" and -_MAX_INT32 <= value < lowest:
+        raise invalid(name, f"Unable to parse 'trace_count'. Expecting value >= -1, got:{text}")
+    if not lowest <= value <= _MAX_INT32:
+        reach = f"value is out of range [ {lowest}, {highest} ]"
+        raise invalid(name, f"Unable to parse '{name}', {reach}, got: {text}")
+    return value
+
+
+class _Sampling:
+    """Picks requests by one setting, and collects their traces."""
+
+    def __init__(self, setting: TraceSetting, own: dict[str, Any], file: TraceFile) -> None:
+        """`own` has the fields of `setting` that differ from the setting above it."""
+        self.setting = setting
+        self.own = own
+        self.count_left = setting.count
+        self._file = file
+        self._is_on = bool(setting.levels) and setting.rate > 0
+        self._num_seen = 0
+        self._num_open = 0
+        self._kept: list[list[Record]] = []
+
+    def check(self, file: TraceFile) -> None:
+        """Raise INVALID for a setting that cannot be applied."""
+        if not self.setting.levels:
+            return
+        reason = "sample rate must be non-zero" if self.setting.rate == 0 else ""
+        if not reason and not file.path:
+            reason = "trace file name is not given"
+        if reason:
+            raise invalid("trace_level", f"Attempting to set invalid trace setting :{reason}")
+
+    def takes_next(self) -> bool:
+        """Whether the next request is traced."""
+        if not self._is_on or self.count_left == 0:
+            return False
+        self._num_seen += 1
+        if self._num_seen % self.setting.rate:
+            return False
+        if self.count_left > 0:
+            self.count_left -= 1
+        self._num_open += 1
+        return True
+
+    def collect(self, trace: Trace) -> None:
+        """Take a finished trace; write the group that it completes."""
+        self._num_open -= 1
+        self._kept.append(trace.records)
+        frequency = self.setting.log_frequency
+        is_last = self.count_left == 0 and self._num_open == 0
+        if is_last or 0 < frequency <= len(self._kept):
+            self._file.write_group(self._take())
+        elif len(self._kept) >= _MAX_KEPT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the collected traces."""
+        if self._kept:
+            write = self._file.write_group if self.setting.log_frequency else self._file.append
+            write(self._take())
+
+    def _take(self) -> list[Record]:
+        records = [record for trace in self._kept for record in trace]
+        self._kept.clear()
+        return records

@@ -8,7 +8,7 @@ import pytest
 from cli import serve
 from cli.__main__ import BROKEN_PIPE, main
 from gateway.options.command_line import parse_flags
-from gateway.options.config import GROUPS, options_of
+from gateway.options.config import GROUPS, list_options
 
 HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load"}
 
@@ -70,7 +70,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         serve.command(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for group in GROUPS.values():
-        for _, _, declared in options_of(group):
+        for _, _, declared in list_options(group):
             assert declared.flag in shown
     assert "8001 gRPC" in shown
     assert "Default: 64M" in shown

@@ -18,8 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import EngineStats, IterationStats
-from gateway.telemetry.gpu import GpuSample, gpu_families
-from gateway.telemetry.gpu_processes import GpuProcess, process_memory
+from gateway.telemetry.machine import GpuProcess, GpuSample, gpu_families, process_memory
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from pipelines.llm.text import TextActivity
 from tests.pipelines.llm.doubles import language_model

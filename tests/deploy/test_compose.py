@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config, unknown_variables
+from gateway.options.config import find_unknown_variables, read_config
 from tests import paths
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.programs import program
@@ -120,7 +120,7 @@ def test_the_gateway_s_options_are_options(name: str) -> None:
     service = SERVICES[name]
     _, image = stages(GATEWAYS[name])
     environment = image.environment() | service["environment"]
-    assert unknown_variables(environment) == []
+    assert find_unknown_variables(environment) == []
     command = service.get("command", image.command("CMD"))
     assert command[0] == "serve"
     config = read_config(parse_flags(command[1:]), environment)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.options.config import GROUPS, options_of
+from gateway.options.config import GROUPS, list_options
 from tests.deploy.prometheus import SHIPPED, configured, needs_prometheus, promtool
 
 ROOT = SHIPPED.parents[1]
@@ -83,7 +83,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> Non
 
 
 def test_options_that_alerts_dashboards_and_images_name_are_options() -> None:
-    known = {option.flag for group in GROUPS.values() for _, _, option in options_of(group)}
+    known = {option.flag for group in GROUPS.values() for _, _, option in list_options(group)}
     for path in (ROOT / "deploy").rglob("*.*"):
         if path.suffix in (".yml", ".py", ".md"):
             named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text()))

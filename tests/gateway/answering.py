@@ -1,4 +1,4 @@
-"""One model behind real ports of both protocols, over whatever engine, and what clients get but for ids and times."""
+"""One model behind real ports of both protocols, over any engine, and its answers without ids and times."""
 
 import asyncio
 import re
@@ -19,8 +19,8 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 from engine.client.base import EngineClient
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.options.grpc import GrpcOptions
 from gateway.service import InferenceService
@@ -33,7 +33,7 @@ REQUEST_ID = {"x-request-id": "same"}
 PATIENCE_S = 60.0
 _CREATED = re.compile(rb'"created":\d+')
 _LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
-"""Of log probabilities: what grows with the text."""
+"""Fields of log probabilities that grow with the text."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Answering:
     service: InferenceService
 
     def openai(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Status and answer; of a stream, its events with the pieces of a text taken together."""
+        """Return status and answer; for a stream, its events with the pieces of a text joined."""
         answer = self.client.post(path, json={"model": MODEL, **body}, headers=REQUEST_ID)
         content = _CREATED.sub(b'"created":0', answer.content)
         if not body.get("stream") or answer.status_code != 200:
@@ -58,7 +58,7 @@ class Answering:
         return answer.status_code, answer.content
 
     def generate_stream(self, body: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
-        """Status, the last event's keys, and all events as one."""
+        """Return the status, the last event's keys, and all events joined."""
         answer = self.client.post(f"/v2/models/{MODEL}/generate_stream", json=body, headers=REQUEST_ID)
         if answer.status_code != 200:
             return answer.status_code, [], answer.json()
@@ -66,20 +66,20 @@ class Answering:
         return answer.status_code, list(events[-1]), summed(events)
 
     def infer(self, inputs: list[dict[str, Any]], **parameters: Any) -> tuple[int, bytes]:
-        """v2 JSON."""
+        """Infer over HTTP with JSON."""
         body = {"id": "same", "inputs": inputs, "parameters": parameters}
         answer = self.client.post(f"/v2/models/{MODEL}/infer", json=body, headers=REQUEST_ID)
         return answer.status_code, answer.content
 
     def model_infer(self, request: service_pb2.ModelInferRequest) -> bytes:
-        """gRPC; the whole answer as it is on the wire, or status and text of what it was refused with."""
+        """Infer over gRPC. Return the answer as on the wire, or status and text of the refusal."""
         try:
             return bytes(self.stub.ModelInfer(request, timeout=PATIENCE_S).SerializeToString(deterministic=True))
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}".encode()
 
     def model_stream_infer(self, request: service_pb2.ModelInferRequest) -> dict[str, Any]:
-        """gRPC: all responses as one, or the error."""
+        """Stream over gRPC. Return all responses joined, or the error."""
         answers = list(self.stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S))
         errors = [answer.error_message for answer in answers if answer.error_message]
         responses = [answer.infer_response for answer in answers]
@@ -94,7 +94,7 @@ def _parameters(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
 
 
 def _tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
-    """The flat elements, by name."""
+    """Return the flat elements of each output by name."""
     found = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.datatype == "BYTES":
@@ -107,7 +107,7 @@ def _tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
 
 
 def joined(events: Sequence[Any]) -> list[Any]:
-    """OpenAI's events: how a text falls into pieces depends on who was how fast, all else does not."""
+    """Join OpenAI's events: only how a text is split into pieces depends on timing."""
     told: list[Any] = []
     for event in events:
         if told and _is_piece(event) and _is_piece(told[-1]) and _choice(event)["index"] == _choice(told[-1])["index"]:
@@ -140,7 +140,7 @@ def _add(before: Any, more: Any) -> None:
 
 
 def summed(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """v2's responses as one: texts and token ids in a row, lengths together, of all else the last."""
+    """Join v2's responses: texts and token ids concatenated, lengths added, the last value of all else."""
     whole: dict[str, Any] = {}
     for response in responses:
         for name, value in response.items():
@@ -159,13 +159,13 @@ def _sum(before: Any, more: Any, name: str) -> Any:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """JSON has a lone element without a list around it."""
+    """Return a list: JSON has a single element without one."""
     return value if isinstance(value, list) else [value]
 
 
 @contextmanager
 def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iterator[Answering]:
-    """The model in `checkpoint` over an engine that is made, started and stopped on a thread of the server's own."""
+    """Serve the model in `checkpoint` over an engine that is made, started and stopped on the server's thread."""
     ready, over = threading.Event(), threading.Event()
     started: list[tuple[str, str, EngineClient, InferenceService] | BaseException] = []
 
@@ -185,7 +185,7 @@ def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iter
         )
         http.start()
         target = f"127.0.0.1:{await rpc.start()}"
-        started.append((url_of(listener), target, engine, service))
+        started.append((listener_url(listener), target, engine, service))
         ready.set()
         await asyncio.to_thread(over.wait)
         await rpc.stop(0)

@@ -1,4 +1,4 @@
-"""A small server that answers as a Hugging Face hub does, for the models it is given."""
+"""A small server that answers like a Hugging Face hub."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(slots=True)
 class FakeHub:
-    """Its address, and the files that were fetched from it."""
+    """The hub's address, and the files that were fetched from it."""
 
     url: str
     fetched: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ def fake_hub(models: Mapping[str, Files], gated: str = "") -> Iterator[FakeHub]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Tests are quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         hub = FakeHub(f"http://127.0.0.1:{server.server_address[1]}")

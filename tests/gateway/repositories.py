@@ -13,7 +13,7 @@ from serving.repository.settings import ControlMode
 
 
 def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
-    """One without folders; `await start()` makes it ready."""
+    """Return a repository without folders; `await start()` makes it ready."""
 
     def context(models: ModelLookup) -> BackendContext:
         return BackendContext(models)
@@ -22,6 +22,6 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
 
 
 def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:
-    """The checkpoint's text side over an engine that has started."""
+    """Return a language model of the checkpoint over an engine that has started."""
     config = add_engine_parameters(default_llm_config(name), engine.info)
     return LlmModel(config, LlmText.load(name, checkpoint, engine), engine, metrics.open_request)

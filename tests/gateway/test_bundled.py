@@ -1,4 +1,4 @@
-"""What comes with Sluice, and the pipeline of it around another model."""
+"""The bundled files, and the bundled pipeline around another model."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from cli.serve import bundled_pipeline
 from gateway.bundled import PIPELINE, documentation, models_folder, pipeline_repository
 from gateway.options.config import ServeConfig
 from gateway.options.engine import ModelOptions
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 
 
 def config_of(repository: str, model: str) -> ModelConfig:
@@ -50,7 +50,7 @@ def test_what_was_chosen_for_the_bundled_model_stays_with_it_and_with_nothing_el
 
 @pytest.mark.parametrize("name", PIPELINE)
 def test_a_language_model_cannot_have_the_name_of_a_step(name: str) -> None:
-    expected = pytest.raises(ConfigError, match=f"'{name}' is a model of the bundled pipeline")
+    expected = pytest.raises(OptionError, match=f"'{name}' is a model of the bundled pipeline")
     with expected, pipeline_repository(name, is_bundled=False):
         pass
 

@@ -1,4 +1,4 @@
-"""Sequences and clients over versions that share requests, as the service hands them out."""
+"""The service routes sequences and clients over versions that share requests."""
 
 from collections.abc import AsyncIterator
 

@@ -19,7 +19,7 @@ from gateway.listeners import listen
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer, serve_command
 
 SOON_S = 8.0
-"""Much less than the shutdown's own deadlines, so that an end within it shows that nothing waited for them."""
+"""Much less than the shutdown's timeouts, so that an end within it shows that nothing waited for them."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -30,7 +30,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]]:
-    """The events of a completion, as the text after `data: `; the first one has arrived when this returns."""
+    """Stream a completion's events, as the text after `data: `. The first one has arrived when this returns."""
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, response.read()
@@ -46,7 +46,7 @@ def connect(server: ServerProcess) -> socket.socket:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """The sum of a metric over its labels."""
+    """Return the sum of a metric over its labels."""
     lines = httpx.get(server.metrics_url).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
@@ -79,6 +79,9 @@ def test_health_and_models(server: ServerProcess) -> None:
         assert client.get("/v2/health/ready").status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
         assert client.get("/openapi.json").json()["info"]["title"] == "Sluice"
+        overview = client.get("/").json()
+        assert (overview["ready"], overview["models"]) == (True, ["tiny"])
+        assert overview["metrics"] == {"port": httpx.URL(server.metrics_url).port, "path": "/metrics"}
 
 
 def test_unknown_routes_and_methods_answer_in_the_protocol_s_shape(server: ServerProcess) -> None:
@@ -204,7 +207,7 @@ def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServ
 
 @contextmanager
 def restarting(server: ServerProcess) -> Iterator[None]:
-    """The engine is killed, and seen to be gone; at the end another one is ready."""
+    """Kill the engine for the context's duration; at its end another one is ready."""
     server.engine().kill()
     with server.client() as client:
         until(lambda: client.get("/v2/health/ready").status_code != 200)

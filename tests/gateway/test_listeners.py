@@ -2,13 +2,13 @@ import socket
 
 import pytest
 
-from gateway.listeners import ListenError, is_loopback, listen, url_of
+from gateway.listeners import ListenError, is_loopback, listen, listener_url
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
 def test_listens_and_says_where(host: str, shown: str) -> None:
     with listen(host, 0, "--http-port") as listener:
-        assert url_of(listener) == f"{shown}{listener.getsockname()[1]}"
+        assert listener_url(listener) == f"{shown}{listener.getsockname()[1]}"
         assert is_loopback(listener)
         socket.create_connection(listener.getsockname()[:2], 5).close()
 

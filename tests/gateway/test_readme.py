@@ -28,7 +28,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 def events_of(output: str) -> list[Any]:
-    """Every event or object of an answer, without what differs from run to run."""
+    """Return every event or object of an answer, without fields that differ from run to run."""
     payloads = [line.removeprefix("data: ") for line in output.splitlines() if line]
     events = [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
     return [event if isinstance(event, str) else _lasting(event) for event in events]
@@ -39,7 +39,7 @@ def _lasting(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(events: list[Any]) -> str:
-    """The text of all events: how tokens share events depends on how fast they are read."""
+    """Return the text of all events: how tokens share events depends on how fast they are read."""
     text = ""
     for event in events:
         if isinstance(event, dict):

@@ -1,4 +1,4 @@
-"""The README's checkpoint of one's own: made as it says, and served."""
+"""The README's way to make and serve a checkpoint of one's own."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""A crash that nobody notices: a real server, 32 streams, and `kill -9` of its engine."""
+"""Recovery from a crash: a real server, 32 streams, and `kill -9` of its engine."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 NUM_STREAMS = 32
 MAX_TOKENS = 150
 BEFORE_KILL = 5
-"""Events that every stream has brought when the engine is killed."""
+"""Events that every stream has received when the engine is killed."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Reader:
         return {"prompt": f"Story number {self.number}:", **fixed, **sampling}
 
     async def read(self, client: httpx.AsyncClient) -> str:
-        """The whole text."""
+        """The whole text of the answer."""
         async with client.stream("POST", "/v1/completions", json=self.body) as response:
             assert response.status_code == 200
             async for line in response.aiter_lines():

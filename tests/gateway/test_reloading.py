@@ -1,4 +1,4 @@
-"""Models that come and go leave nothing behind in the gateway: asked for over HTTP, counted as objects."""
+"""Models that are loaded and unloaded leave no objects behind in the gateway."""
 
 import asyncio
 import gc
@@ -20,10 +20,10 @@ from prometheus_client import generate_latest
 
 from gateway.assembly import make_service
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
-from gateway.options.repository import RepositoryOptions
+from gateway.options.serving import RepositoryOptions
 from gateway.service import InferenceService
 from serving.repository.managed_model import ModelState
 from serving.repository.settings import ControlMode
@@ -33,7 +33,7 @@ from tests.serving.repository.small_models import write_python
 
 PATIENCE_S = 30.0
 WARM_UP = 8
-"""Rounds after which libraries have what they keep for good."""
+"""Rounds after which libraries have cached everything that they keep."""
 ROUNDS = {"onnxruntime": 20, "openvino": 20, "tensorflow": 20, "ensemble": 20, "python": 10}
 BLOCKS_A_ROUND = 20
 SAVED_MODEL = paths.DATA / "tensorflow" / "dense" / "model.savedmodel"
@@ -48,7 +48,7 @@ ensemble_scheduling { step [ { model_name: "onnxruntime" model_version: -1
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of each backend, called as that is."""
+    """A repository with a model of each backend, under the backend's name."""
     root = tmp_path_factory.mktemp("models")
     for name in ("onnxruntime", "openvino"):
         put(root / name, f'backend: "{name}" default_model_filename: "model.onnx"')
@@ -75,7 +75,7 @@ async def serving(models: Path) -> AsyncIterator[tuple[InferenceService, httpx.A
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
-        async with httpx.AsyncClient(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
             yield service, client
     finally:
         await server.stop(PATIENCE_S)
@@ -104,7 +104,7 @@ async def settle() -> None:
 
 
 def objects() -> Counter[str]:
-    """What the garbage collector knows, by kind."""
+    """Count the garbage collector's objects by kind."""
     kinds: Counter[str] = Counter()
     for each in gc.get_objects():
         kinds[f"{type(each).__module__}.{type(each).__name__}"] += 1
@@ -112,7 +112,7 @@ def objects() -> Counter[str]:
 
 
 def grown(before: Counter[str], num_rounds: int) -> dict[str, int]:
-    """The kinds of objects of which there are more, by one in two rounds."""
+    """Return the kinds of objects that grow by at least one in two rounds."""
     return {kind: number for kind, number in (objects() - before).items() if number >= num_rounds // 2}
 
 
@@ -121,7 +121,7 @@ def num_files() -> int:
 
 
 def run(check: Coroutine[None, None, None]) -> None:
-    """On the loop that the server has: asyncio's own keeps cancelled timers for long."""
+    """Run on uvloop, like the server: asyncio's own loop keeps cancelled timers for long."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(check)
 

@@ -31,7 +31,7 @@ FIRST_STEPS = 10
 
 
 class HeldRunner(EchoRunner):
-    """Runs as many steps as `allow` has let it."""
+    """Runs as many steps as `allow` permits."""
 
     def __init__(self) -> None:
         super().__init__(max_model_len=8192, num_blocks=512)
@@ -54,7 +54,7 @@ class Rig:
     loaded: LlmModel
 
     def serve(self) -> None:
-        """Done loading."""
+        """End the loading."""
         self.service.repository.add(self.loaded)
         self.service.begin_serving()
 

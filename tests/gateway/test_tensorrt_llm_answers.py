@@ -40,7 +40,7 @@ def tokens_after(prompt: tuple[int, ...], count: int = NUM_TOKENS) -> list[int]:
 
 
 EOS = tokens_after(tuple(IDS))[9]
-"""So IDS are answered with ten tokens, and what nobody chose with as many as are wanted."""
+"""Token that ends the answer to IDS after ten tokens; other answers get as many tokens as requested."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(checkpoint: Path) -> EngineConfig:
-    """Without reuse: one flavour does not tell what was in the cache. The sampler is one that has penalties in both."""
+    """Settings for both engines: no prefix reuse, which one of them does not report, and a sampler with penalties."""
     return EngineConfig(
         model_path=str(checkpoint),
         tokenizer_path=str(checkpoint),
@@ -139,7 +139,7 @@ class TestOpenAI:
     def test_stop_strings(
         self, own: Answering, theirs: Answering, path: str, stream: bool, place: int, tokenizer: Tokenizer
     ) -> None:
-        """One that begins in the middle of a token and ends in another."""
+        """A stop string that begins in the middle of a token and ends in another."""
         whole = json.loads(own.openai(path, asked(path, False, {"max_tokens": NUM_TOKENS}))[1])["choices"][0]
         text = whole["text"] if "text" in whole else whole["message"]["content"]
         body = asked(path, stream, {"max_tokens": NUM_TOKENS, "stop": [text[place : place + 4], "never"]})
@@ -236,7 +236,7 @@ FACES = [*TEXT_FACE, *TOKEN_FACE]
 
 
 def rounded(value: Any) -> Any:
-    """Log probabilities are of 32 bits here and of 64 there."""
+    """Log probabilities have 32 bits in one engine and 64 in the other."""
     if isinstance(value, bytes):
         try:
             return rounded(json.loads(value))
@@ -302,7 +302,7 @@ NUMPY: dict[str, Any] = {
 
 
 def as_array(name: str, value: Any) -> tuple[str, Any]:
-    """The datatype that is declared, and the elements."""
+    """Return the declared datatype, and the elements."""
     datatype = DATATYPES.get(name, "INT32")
     array = np.array(value if isinstance(value, list) else [value], NUMPY[datatype])
     return datatype, array.reshape(2, -1) if name.endswith("words_list") else array

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM has and our own executor has not, through both protocols: adapters, beams, its statistics."""
+"""Capabilities that only TensorRT-LLM has, through both protocols: adapters, beams, its statistics."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.stand_ins.paths import PYTHONPATH
 
 FLAVOURS = ("1.2.1", "1.3.0")
 ADAPTER_SHIFT = 31
-"""The stand-in adds so much to each token for each place of an adapter."""
+"""Amount that the stand-in adds to each token for each place of an adapter."""
 IDS = [11, 12, 13, 14]
 NUM_TOKENS = 8
 MAX_BEAM_WIDTH = 4
@@ -68,7 +68,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 
 def tokens_of(adapter: int) -> list[int]:
-    """What IDS are answered with by the adapter at this place; 0 for none."""
+    """Return the answer to IDS by the adapter at this place; 0 for none."""
     ids = list(IDS)
     for _ in range(NUM_TOKENS):
         ids.append((echo_next(ids, VOCAB_SIZE) + adapter * ADAPTER_SHIFT) % VOCAB_SIZE)
@@ -87,7 +87,7 @@ def generate(theirs: Answering, **fields: Any) -> httpx.Response:
 
 @pytest.mark.parametrize(("model", "place"), [("rill", 0), ("rill:french", 1), ("rill:polite", 2), ("rill", 0)])
 def test_each_adapter_answers_for_itself(theirs: Answering, tokenizer: Tokenizer, model: str, place: int) -> None:
-    """In the order of these cases, whatever of the other's prompt is in the cache."""
+    """Cases run in this order, whatever the cache holds of another's prompt."""
     detokenizer = tokenizer.detokenizer()
     answer = complete(theirs, model=model)
     assert answer.json()["choices"][0]["text"] == detokenizer.feed(tokens_of(place)) + detokenizer.flush()

@@ -26,7 +26,7 @@ NUM_TRIES = 10
 
 
 def write_repository(folder: Path, checkpoint: Path) -> Path:
-    """The templates filled in as a user fills them: what has a default stays as it is."""
+    """Fill in the templates like a user: values with a default stay as they are."""
     shutil.copytree(REPOSITORY, folder)
     values = {
         "triton_backend": "tensorrtllm",
@@ -53,7 +53,7 @@ def write_repository(folder: Path, checkpoint: Path) -> Path:
 def server(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """With the one-model text face of the same checkpoint beside it."""
+    """Serve the five models with the one-model text interface of the same checkpoint beside them."""
     folder = tmp_path_factory.mktemp("tensorrtllm_backend")
     repository = write_repository(folder / "models", checkpoint)
     flags = ["--native-text-stages"] if request.param == "native" else []
@@ -81,7 +81,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prompt(client: httpx.Client) -> str:
-    """One whose answer's tokens are whole characters each: an ensemble shows each alone."""
+    """A prompt whose answer's tokens are whole characters, as an ensemble decodes each alone."""
     for prompt in PROMPTS:
         text = generate(client, MODEL, text_input=prompt)
         if text and text.isascii():
@@ -104,7 +104,7 @@ def streamed(client: httpx.Client, model: str, **fields: Any) -> list[str]:
 
 
 def stop_word(tokenizer: Tokenizer, text: str) -> str:
-    """A word of the text that is one token wherever it stands, and does not begin it."""
+    """A word of the text that is one token wherever it stands, and is not the first."""
     ids = tokenizer.encode_words(text, "text")
     for token_id in ids[2:]:
         word = tokenizer.decode([token_id], skip_special_tokens=True)
@@ -240,7 +240,7 @@ def _inputs(library: Any, prompts: list[str]) -> list[Any]:
 
 
 def _stream_one(triton: Any, model: str, inputs: list[Any]) -> Any:
-    """The first response; a decoupled model answers a gRPC client on a stream alone."""
+    """Return the first response. A decoupled model answers gRPC clients only on streams."""
     found: list[Any] = []
     triton.start_stream(lambda result, error: found.append(error or result))
     triton.async_stream_infer(model, inputs)

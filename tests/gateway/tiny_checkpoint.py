@@ -1,4 +1,4 @@
-"""A Llama of two layers with random weights and the bundled model's tokenizer: quick, and never short of words."""
+"""A Llama of two layers with random weights and the bundled model's tokenizer, which is fast and never ends a text."""
 
 import json
 import shutil

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -49,7 +49,7 @@ async def http_client(models: ModelRepository) -> AsyncGenerator[httpx.AsyncClie
     server = HttpServer(create_app(service, ServeConfig()), listener)
     server.start()
     try:
-        async with httpx.AsyncClient(base_url=url_of(listener)) as client:
+        async with httpx.AsyncClient(base_url=listener_url(listener)) as client:
             yield client
     finally:
         await server.stop(1.0)

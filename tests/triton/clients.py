@@ -34,7 +34,7 @@ class Library:
             client.close()
 
     def ask(self, client: Any, method: str, *arguments: Any) -> Any:
-        """The answer as JSON, whose integers gRPC writes as text."""
+        """Return the answer as JSON, whose integers gRPC writes as text."""
         return getattr(client, method)(*arguments, **self.as_json)
 
     def tensor(self, name: str, values: NDArray[Any], datatype: str = "", **settings: Any) -> Any:

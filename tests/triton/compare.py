@@ -1,4 +1,4 @@
-"""How far a server's answer lies from the real server's.
+"""The differences between a server's answer and the real server's.
 
 Only what a client acts on must be equal: status, shape of the answer, values. The wording of an error, its content type
 and the order of the outputs are reported as `text`. Clock readings are not compared.
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Comparison:
-    """What was found different so far, worst first."""
+    """Differences found so far, worst first."""
 
     differences: list[str] = field(default_factory=list)
     wordings: list[str] = field(default_factory=list)

@@ -58,7 +58,7 @@ def client(library: Library, triton: ServerProcess) -> Iterator[Any]:
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Hold]:
-    """Released at the end, so that a failed test does not keep the model's instances."""
+    """A request to the `held` model, released at the end: a failed test would otherwise keep an instance."""
     hold = Hold(tmp_path / "request")
     yield hold
     hold.release()

@@ -1,4 +1,4 @@
-"""The `held` model, which keeps a request until told, from the test's side."""
+"""The test's side of the `held` model, which keeps a request until its release."""
 
 import shutil
 import time
@@ -24,7 +24,7 @@ def write_held_models(repository: Path) -> None:
 
 
 def wait_until(happened: Callable[[], bool], what: str) -> None:
-    """The model's process can tell only by files."""
+    """Wait until `happened`. It is polled, because the model's process reports by files alone."""
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < deadline, f"never happened: {what}"
@@ -51,7 +51,7 @@ class Hold:
         return self._file("started").exists()
 
     def wait_started(self) -> int:
-        """The id of the process that holds the request."""
+        """Id of the process that holds the request."""
         wait_until(lambda: self.is_started, "the model starts")
         return int(self._file("started").read_text())
 

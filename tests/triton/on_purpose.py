@@ -23,10 +23,11 @@ _REASONS = {
     "an empty header is forwarded as the empty text that it is, not as a space": "http/params/header_empty",
     "an empty list of content codings names none, so there is nothing to refuse": "http/request_coding/empty",
     "an error is UTF-8 text whatever bytes it quotes": "http/json/not_utf8",
+    "the root says what this server is, and where things are": "http/route/",
 }
 
 ON_PURPOSE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Reasons by the exchange's name."""
 
 BY_CHANCE = {"http/index/after_unload": "whether the model is gone yet, right after it was unloaded"}
-"""Answers that may differ or not."""
+"""Answers that may differ or be equal."""

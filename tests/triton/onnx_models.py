@@ -1,4 +1,4 @@
-"""Small ONNX models, made on the spot."""
+"""Small ONNX models, made when a test runs."""
 
 from pathlib import Path
 

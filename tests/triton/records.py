@@ -56,7 +56,7 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
 
 
 def http_body(request: Json) -> bytes:
-    """The body to send: given whole, or generated as prefix, `count` times fill, suffix."""
+    """The body to send: recorded whole, or generated as prefix, `count` times fill, suffix."""
     if "body_gen" not in request:
         return b64decode(request.get("body_b64", ""))
     generated = request["body_gen"]

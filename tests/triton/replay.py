@@ -1,4 +1,4 @@
-"""Asks a live server the recorded questions and compares its answers with the real server's.
+"""Sends a live server the recorded questions and compares its answers with the real server's.
 
     python -m tests.triton.replay --http http://127.0.0.1:8000 --grpc 127.0.0.1:8001 [--only TEXT] [-v]
 
@@ -41,7 +41,7 @@ def replay_each(exchanges: Iterable[Exchange], http_url: str, grpc_address: str)
 
 
 def chosen(exchanges: Iterable[Exchange], only: str) -> Iterator[Exchange]:
-    """Local steps stay: what is left of the exchanges may need their shared memory."""
+    """Keep local steps: the chosen exchanges may need their shared memory."""
     return (exchange for exchange in exchanges if exchange.protocol == "local" or only in exchange.name)
 
 

@@ -23,13 +23,13 @@ def copy_models(repository: Path, names: Iterable[str]) -> Path:
 
 
 def http_address(server: ServerProcess) -> str:
-    """As tritonclient takes it: without a scheme."""
+    """The address as tritonclient expects it: without a scheme."""
     return server.base_url.removeprefix("http://")
 
 
 @contextmanager
 def serving(repository: Path, log_path: Path, *flags: str) -> Iterator[ServerProcess]:
-    """A server whose models are loaded. It is asked to end, and must do so without an error."""
+    """Run a server whose models are loaded. It must shut down without an error."""
     command = serve_command("--model-repository", str(repository), *FREE_PORTS, *flags)
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

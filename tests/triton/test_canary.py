@@ -1,4 +1,4 @@
-"""Versions that share requests: shares set and taken back while they serve, clients that stay where they are."""
+"""Versions that share requests: weights set and taken back while they serve, and clients that stay on a version."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What tritonclient asks besides inference: health, descriptions, counts, what is loaded, settings."""
+"""tritonclient's calls except inference: health, metadata, statistics, the repository, settings."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class TritonPythonModel:
 
 @pytest.fixture
 def on_demand(client: Any) -> Iterator[str]:
-    """A model that is loaded by the test, and by no other."""
+    """Name of a model that is loaded by the test alone, and unloaded after it."""
     yield "on_demand"
     client.unload_model("on_demand")
 

@@ -29,7 +29,7 @@ def check_sums(result: Any) -> None:
 
 
 def echoed(client: Any, library: Library, **settings: Any) -> dict[str, Any]:
-    """What the model saw of the request."""
+    """Return the request as the model received it."""
     result = client.infer("params_echo", [library.tensor("INPUT0", np.array([1], np.int32))], **settings)
     seen: dict[str, Any] = json.loads(result.as_numpy("PARAMS")[0])
     return seen

@@ -1,4 +1,4 @@
-"""tritonclient's gRPC streams, and requests that their clients give up."""
+"""tritonclient's gRPC streams, and requests that clients cancel."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ Answer = tuple[Any, InferenceServerException | None]
 
 
 class Answers:
-    """What a stream's callback was given."""
+    """Results that a stream's callback received."""
 
     def __init__(self) -> None:
         self._arrived: queue.Queue[Answer] = queue.Queue()

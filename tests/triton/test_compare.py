@@ -1,4 +1,4 @@
-"""The comparison tells what a client would notice from what it would not."""
+"""The comparison separates differences that a client would notice from others."""
 
 from base64 import b64encode
 from dataclasses import replace

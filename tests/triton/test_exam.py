@@ -1,4 +1,4 @@
-"""Sluice answers what the real server was asked as the real server did."""
+"""Sluice answers the recorded questions like the real server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server as the real one was when its answers were recorded."""
+    """A server set up like the real one when its answers were recorded."""
     names = sorted(folder.name for folder in MODELS.iterdir())
     folder = tmp_path_factory.mktemp("examined")
     loads = [f"--load-model={name}" for name in names if name not in NOT_LOADED]
@@ -32,13 +32,13 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 
 
 def different_answers(server: ServerProcess, exchanges: Path) -> dict[str, tuple[str, ...]]:
-    """What a client would notice, by the exchange's name."""
+    """Return the differences that a client would notice, by the exchange's name."""
     replayed = replay(read_exchanges(exchanges), server.base_url, server.grpc_address)
     return {answer.name: answer.reasons[:4] for answer in replayed if answer.verdict is Verdict.DIFFERS}
 
 
 def test_the_sample_is_answered_as_recorded(examined: ServerProcess) -> None:
-    """First: what is asked below leaves a model that cannot be loaded."""
+    """This test runs first: the questions below leave a model that cannot be loaded."""
     assert different_answers(examined, SAMPLE) == {}
 
 

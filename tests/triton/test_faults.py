@@ -1,4 +1,4 @@
-"""What breaks stays with whom it concerns: dead workers, clients that vanish, garbage, models that cannot load."""
+"""Faults stay isolated: dead workers, vanished clients, malformed data, models that cannot load."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.triton.onnx_models import write_scale
 from tests.triton.server import copy_models, serving
 
 INSTANCES = 2
-"""Of the model `held`."""
+"""Instances of the model `held`."""
 ROW = np.ones((1, 4), np.float32)
 
 
@@ -41,7 +41,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture
 def holds(tmp_path: Path) -> Iterator[list[Hold]]:
-    """More than there are instances, so that some wait."""
+    """More requests than there are instances, so that some wait."""
     holds = [Hold(tmp_path / str(number)) for number in range(3 * INSTANCES)]
     yield holds
     for hold in holds:
@@ -68,7 +68,7 @@ def check_add_sub(library: Library, server: ServerProcess) -> None:
 
 
 def started(holds: list[Hold]) -> list[Hold]:
-    """Those that have an instance, once every instance has one."""
+    """Return the requests that have an instance, once every instance has one."""
     wait_until(lambda: sum(hold.is_started for hold in holds) == INSTANCES, "every instance is busy")
     return [hold for hold in holds if hold.is_started]
 
@@ -134,7 +134,7 @@ def _pending(server: ServerProcess, model: str) -> int:
 
 
 def post(address: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """The connection after the whole request was sent."""
+    """Send a whole request, and return its connection."""
     split = urlsplit(address)
     connection = socket.create_connection((split.hostname, split.port), timeout=PATIENCE_S)
     content = json.dumps(body).encode()
@@ -206,7 +206,7 @@ def test_garbage_harms_nobody(triton: ServerProcess, port: str, garbage: bytes) 
 
 
 def test_large_tensors(client: Any, library: Library) -> None:
-    """100 MB in, 100 MB out."""
+    """A request and an answer of 100 MB each."""
     values = np.arange(25_000_000, dtype=np.float32).reshape(5000, 5000)
     result = client.infer("identity", [library.tensor("INPUT0", values)])
     assert np.array_equal(result.as_numpy("OUTPUT0"), values)
@@ -216,7 +216,7 @@ def test_large_tensors(client: Any, library: Library) -> None:
 
 
 def test_a_failed_load_says_why(library: Library, fragile: ServerProcess) -> None:
-    """The server is not ready from then on, even where the model is unloaded: so the real one has it."""
+    """The server is not ready from then on, even after the model is unloaded, as with Triton."""
     with library.client(fragile) as client:
         with pytest.raises(InferenceServerException, match=r"load failed for model 'bad_load'.*cannot start"):
             client.load_model("bad_load")

@@ -1,4 +1,4 @@
-"""Restricted parts of the protocols, asked by the stock clients and by OpenAI's."""
+"""Restricted parts of the protocols, with the stock clients and OpenAI's."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -25,7 +25,7 @@ from tests.triton.test_clients_stream import streaming
 PROMPT = "Once upon a time"
 MAX_TOKENS = 12
 INPUT_IDS = np.array([[101, 2054, 2003, 1996, 2034, 102]], np.int64)
-"""What the printed program asks the classifier."""
+"""The printed program's input of the classifier."""
 WITHOUT_MASK = {
     "platform": "onnxruntime_onnx",
     "max_batch_size": 64,
@@ -102,7 +102,7 @@ def token_inputs(library: Library, tokens: list[int], **more: NDArray[Any]) -> l
 
 
 def greedy_answer(server: ServerProcess, tokens: list[int]) -> list[int]:
-    """The prompt and what the model says after it, over HTTP and in one piece."""
+    """Return the prompt and its continuation, from one HTTP answer."""
     with HTTP.client(server) as client:
         result = client.infer("llama3_8b", token_inputs(HTTP, tokens))
     [length] = result.as_numpy("sequence_length")[0]
@@ -155,7 +155,7 @@ def test_the_llm_over_a_stream(seeded: ServerProcess, tokenizer: Any, is_streami
 
 
 def test_streaming_must_be_declared(seeded: ServerProcess) -> None:
-    """As NVIDIA's backend has it."""
+    """A request to stream to a model that is not decoupled is refused, as by NVIDIA's backend."""
     inputs = token_inputs(HTTP, [1, 2, 3], streaming=np.array([[True]]))
     with HTTP.client(seeded) as client, pytest.raises(InferenceServerException, match="deployed using decoupled mode"):
         client.infer("llama3_8b", inputs)
@@ -179,7 +179,7 @@ def test_the_classifier_answers_as_onnxruntime_does(seeded: ServerProcess, class
 
 
 def test_the_classifier_program_forgets_an_input(seeded: ServerProcess) -> None:
-    """Printed as it is, it does not fit the configuration printed beside it; Triton refuses it too."""
+    """The program as printed does not fit the configuration printed beside it; Triton refuses it too."""
     with pytest.raises(InferenceServerException, match=r"missing required input.*attention_mask"):
         run_program("triton_grpc_classifier.py", ADDRESS=seeded.grpc_address)
 
@@ -187,7 +187,7 @@ def test_the_classifier_program_forgets_an_input(seeded: ServerProcess) -> None:
 def test_the_classifier_program(
     seeded: ServerProcess, classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a model without the forgotten input, loaded over the other one."""
+    """The program runs with a model that lacks the input that it forgets, loaded over the other one."""
     model = write_text_classifier(tmp_path, is_masked=False).read_bytes()
     with GRPC.client(seeded) as client:
         client.load_model("text_classifier", config=json.dumps(WITHOUT_MASK), files={"file:1/model.onnx": model})

@@ -1,4 +1,4 @@
-"""Asks one recorded question of a live server and returns the answer as it is recorded.
+"""Sends one recorded question to a live server and returns the answer in the form of the records.
 
 HTTP goes over a bare socket, since a library would correct the faults that the questions are about.
 """
@@ -28,7 +28,7 @@ def base64_text(data: bytes) -> str:
 
 
 class Wire:
-    """A server's two doors. Not for use from several threads."""
+    """Connections to a server's two ports. Not for use from several threads."""
 
     def __init__(self, http_url: str, grpc_address: str) -> None:
         split = urlsplit(http_url)

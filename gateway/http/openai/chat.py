@@ -1,23 +1,21 @@
-"""`POST /v1/chat/completions`: its prompt and the shape of its answers."""
+"""`POST /v1/chat/completions`: its prompt, and the shape of its answers."""
 
 from collections.abc import Sequence
 
-from gateway.http.frames import event_frame
-from gateway.http.openai.beams import wants_beams
-from gateway.http.openai.job import Job, job_of
-from gateway.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
+from gateway.http.openai.reply import Choice, JsonObject, OpenAIReply, chat_logprobs, ending_fields, prompt_logprobs
+from gateway.http.openai.requests import Job, parse_job, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
+from gateway.http.sse import event_frame
 from pipelines.text.types import ChatMessage, TextEvent, TextLogprob
 from sluice.errors import invalid
 
 
-def chat_job(request: ChatCompletionRequest) -> Job:
-    """Answers to the conversation. Raises INVALID for fields that contradict each other."""
+def parse_chat_request(request: ChatCompletionRequest) -> Job:
+    """Parse a conversation to answer. Raises INVALID for fields that contradict each other."""
     _check_best_of(request)
     conversation = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
     is_newer = request.max_completion_tokens is not None
-    return job_of(
+    return parse_job(
         request,
         [conversation],
         ChatReply,
@@ -33,7 +31,7 @@ def _check_best_of(request: ChatCompletionRequest) -> None:
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
-    """The newer field or the older one; None leaves the answer all that the context has."""
+    """Return the newer field or the older one; None leaves the answer all of the context."""
     old, new = request.max_tokens, request.max_completion_tokens
     if None not in (old, new) and old != new:
         raise invalid(
@@ -45,7 +43,7 @@ def _max_tokens(request: ChatCompletionRequest) -> int | None:
 
 
 def _logprobs(request: ChatCompletionRequest) -> int | None:
-    """How many alternatives to tell; None for no log probabilities."""
+    """Return how many alternatives the answer has; None for no log probabilities."""
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:
@@ -53,8 +51,8 @@ def _logprobs(request: ChatCompletionRequest) -> int | None:
     return None
 
 
-class ChatReply(Reply):
-    """Answers with messages."""
+class ChatReply(OpenAIReply):
+    """Formats answers as messages."""
 
     protocol = "openai_chat"
     id_prefix = "chatcmpl"
@@ -72,17 +70,17 @@ class ChatReply(Reply):
         return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
 
     def last_piece(self, index: int, end: TextEvent, logprobs: JsonObject | None) -> JsonObject:
-        return {"index": index, "delta": {}, "logprobs": logprobs, **ending(end)}
+        return {"index": index, "delta": {}, "logprobs": logprobs, **ending_fields(end)}
 
     def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, **ending(choice.end)}
+        return {"index": index, "message": message, "logprobs": logprobs, **ending_fields(choice.end)}
 
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         return chat_logprobs(entries, num_top)
 
-    def fields_of(self, choices: Sequence[Choice]) -> JsonObject:
-        """vLLM has the prompt's log probabilities beside the choices here."""
+    def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
+        """Return the prompt's log probabilities, which vLLM has beside the choices here."""
         num_top, entries = self._options.prompt_logprobs, choices[0].prompt_logprobs
         if num_top is None or entries is None:
             return {}

@@ -1,23 +1,28 @@
-"""`POST /v1/completions`: its prompts and the shape of its answers."""
+"""`POST /v1/completions`: its prompts, and the shape of its answers."""
 
 from collections.abc import Sequence
 from typing import cast
 
-from gateway.http.openai.beams import wants_beams
-from gateway.http.openai.job import Job, job_of
-from gateway.http.openai.logprobs import completion_logprobs, prompt_logprobs
-from gateway.http.openai.reply import Choice, JsonObject, Reply, ending
+from gateway.http.openai.reply import (
+    Choice,
+    JsonObject,
+    OpenAIReply,
+    completion_logprobs,
+    ending_fields,
+    prompt_logprobs,
+)
+from gateway.http.openai.requests import Job, parse_job, wants_beams
 from gateway.http.openai.schemas import CompletionRequest
 from pipelines.text.types import PlainPrompt, TextEvent, TextLogprob
 from sluice.errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 
 
-def completion_job(request: CompletionRequest) -> Job:
-    """`n` choices for each prompt. Raises INVALID for fields that contradict each other."""
-    return job_of(
+def parse_completion_request(request: CompletionRequest) -> Job:
+    """Parse prompts to continue, with `n` choices each. Raises INVALID for fields that contradict each other."""
+    return parse_job(
         request,
         _prompts(request),
         CompletionReply,
@@ -30,7 +35,7 @@ def completion_job(request: CompletionRequest) -> Job:
 
 
 def _best_of(request: CompletionRequest) -> int:
-    """How many sequences are generated for each prompt; of a beam search one, whatever its beams."""
+    """Return how many sequences each prompt gets; one in a beam search, whatever its beams."""
     n, best_of = request.n or 1, request.best_of
     if best_of is None or wants_beams(request):
         return n
@@ -49,8 +54,8 @@ def _prompts(request: CompletionRequest) -> list[PlainPrompt]:
     return cast(list[PlainPrompt], prompt)
 
 
-class CompletionReply(Reply):
-    """Answers with plain texts."""
+class CompletionReply(OpenAIReply):
+    """Formats answers as plain texts."""
 
     protocol = "openai_completions"
     id_prefix = "cmpl"
@@ -61,14 +66,14 @@ class CompletionReply(Reply):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def last_piece(self, index: int, end: TextEvent, logprobs: JsonObject | None) -> JsonObject:
-        return {"index": index, "text": "", "logprobs": logprobs, **ending(end)}
+        return {"index": index, "text": "", "logprobs": logprobs, **ending_fields(end)}
 
     def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
-        shown = {"index": index, "text": choice.text, "logprobs": logprobs, **ending(choice.end)}
+        fields = {"index": index, "text": choice.text, "logprobs": logprobs, **ending_fields(choice.end)}
         num_top = self._options.prompt_logprobs
         if num_top is None or choice.prompt_logprobs is None:
-            return shown
-        return {**shown, "prompt_logprobs": prompt_logprobs(choice.prompt_logprobs, num_top)}
+            return fields
+        return {**fields, "prompt_logprobs": prompt_logprobs(choice.prompt_logprobs, num_top)}
 
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         return completion_logprobs(entries, num_top)

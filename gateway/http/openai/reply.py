@@ -1,4 +1,4 @@
-"""What the two OpenAI answers have in common: chunks when streamed, one object when whole."""
+"""The shape of OpenAI's answers: chunks when streamed, one object when whole; token counts and log probabilities."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,20 +8,22 @@ from typing import Any, ClassVar
 import orjson
 
 from gateway.http.errors import openai_error_body
-from gateway.http.frames import DONE, HOLE, TextFrame, event_frame
-from gateway.http.retrieval import citations_of, sources_of
-from pipelines.text.types import TextDetail, TextEvent, TextLogprob
+from gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
+from pipelines.text.citations import to_json_objects
+from pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import SluiceError
 
 JsonObject = dict[str, Any]
+LOWEST = -9999.0
+"""Log probability of a token that cannot come, as OpenAI writes it: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """What the client wants to be told besides text.
+    """The parts of an answer that the client chooses.
 
-    Of each of `num_prompts` prompts `n` choices. With `include_usage` a stream ends with the token counts.
-    `top_logprobs` and `prompt_logprobs` say how many alternatives to tell; None tells no log probabilities at all.
+    Each of `num_prompts` prompts gets `n` choices. With `include_usage` a stream ends with the token counts.
+    `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
     """
 
     num_prompts: int
@@ -33,7 +35,7 @@ class ReplyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished text, the event that ended it, and what the events before told."""
+    """One finished text, the event that ended it, and the log probabilities of all its events."""
 
     text: str
     end: TextEvent
@@ -42,44 +44,13 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of every token, the one that ended the text included."""
+        """Mean over every token, the one that ended the text included."""
         detail = self.end.detail
         return detail.total_logprob / self.end.completion_tokens if detail is not None else 0.0
 
 
-def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
-    """OpenAI's token counts, from the last events of a request's streams, those of one prompt together.
-
-    A prompt counts once, however often it was continued. None where a pipeline's model does not count.
-    """
-    if not all(end.completion_tokens for end in ends):
-        return None
-    of_one_prompt = len(ends) // num_prompts
-    groups = [ends[start : start + of_one_prompt] for start in range(0, len(ends), of_one_prompt)]
-    prompt_tokens = sum(group[0].prompt_tokens for group in groups)
-    completion_tokens = sum(end.completion_tokens for end in ends)
-    # The other sequences find what the first one computed.
-    cached_tokens = sum(min(end.cached_tokens for end in group) for group in groups)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
-def ending(end: TextEvent) -> JsonObject:
-    """A choice's last fields. `stop_reason` is vLLM's: the stop string or token id that matched."""
-    return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason, **citations_of(end)}
-
-
-def error_frame(error: SluiceError) -> bytes:
-    """The last event of a stream that failed; no `[DONE]` follows it."""
-    return b"data: " + openai_error_body(error) + b"\n\n"
-
-
-class Reply(ABC):
-    """The shapes of one answer: its head, and what a subclass says of its choices."""
+class OpenAIReply(ABC):
+    """Formats one answer: its head here, its choices in a subclass."""
 
     protocol: ClassVar[str]
     id_prefix: ClassVar[str]
@@ -95,30 +66,30 @@ class Reply(ABC):
 
     @abstractmethod
     def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
-        """A streamed choice with more text."""
+        """Return a streamed choice with more text."""
 
     @abstractmethod
     def last_piece(self, index: int, end: TextEvent, logprobs: JsonObject | None) -> JsonObject:
-        """A streamed choice that says why it ended."""
+        """Return a streamed choice with its finish reason."""
 
     @abstractmethod
     def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
-        """A whole choice."""
+        """Return a whole choice."""
 
     @abstractmethod
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
-        """Log probabilities of a choice or of a piece of one."""
+        """Return the log probabilities of a choice or of a piece of one."""
 
     def opening(self) -> bytes:
-        """What a stream sends before its first text."""
+        """Return the frames that a stream sends before its first text."""
         return b""
 
-    def fields_of(self, choices: Sequence[Choice]) -> JsonObject:
-        """Further fields of a whole answer."""
+    def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
+        """Return further fields of a whole answer."""
         return {}
 
     def frame(self, index: int, event: TextEvent) -> bytes:
-        """`event` of stream `index`: its text, and its end where it is the last."""
+        """Return the frames of an event of stream `index`: its text, and its end where it is the last."""
         if event.detail is not None:
             return self._detailed_frame(index, event, event.detail)
         frame = self._text_frames[index].fill(event.text) if event.text else b""
@@ -127,38 +98,38 @@ class Reply(ABC):
         return frame
 
     def _detailed_frame(self, index: int, event: TextEvent, detail: TextDetail) -> bytes:
-        told, frame = self._told(detail.logprobs or ()), b""
+        logprobs, frame = self._format_logprobs(detail.logprobs or ()), b""
         if event.finish_reason is None and detail.retrieval is not None:
-            # With a choice, as many clients look into the first one of every chunk.
-            frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_of(detail)})
+            # The chunk has an empty choice, because many clients read the first choice of every chunk.
+            frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_field(detail)})
         if event.text:
-            frame += event_frame(self.chunk(self.piece(index, event.text, told)))
-            told = None
+            frame += event_frame(self.chunk(self.piece(index, event.text, logprobs)))
+            logprobs = None
         if event.finish_reason is not None:
-            frame += event_frame(self.chunk(self.last_piece(index, event, told if detail.logprobs else None)))
+            frame += event_frame(self.chunk(self.last_piece(index, event, logprobs if detail.logprobs else None)))
         return frame
 
     def closing(self, ends: Sequence[TextEvent]) -> bytes:
-        """What a stream sends after all its choices ended as `ends`."""
+        """Return the frames that a stream sends after all its choices ended as `ends`."""
         if not self._options.include_usage:
             return DONE
         counts = usage(ends, self._options.num_prompts)
         return event_frame({**self._chunk_head, "choices": [], "usage": counts}) + DONE
 
     def whole(self, sequences: Sequence[Choice]) -> bytes:
-        """The answer as one object. Of each prompt's sequences, which stand together, it tells the likeliest."""
+        """Return the answer as one object, with the likeliest of each prompt's sequences, which stand side by side."""
         counts = usage([sequence.end for sequence in sequences], self._options.num_prompts)
         choices = self._likeliest(sequences)
-        shown = [self.choice(i, choice, self._told(choice.logprobs)) for i, choice in enumerate(choices)]
-        answer = {**self._head, "choices": shown, "usage": counts, **self.fields_of(choices)}
-        return orjson.dumps({**answer, **self._sources(choices, shown)})
+        objects = [self.choice(i, choice, self._format_logprobs(choice.logprobs)) for i, choice in enumerate(choices)]
+        answer = {**self._head, "choices": objects, "usage": counts, **self.extra_fields(choices)}
+        return orjson.dumps({**answer, **self._sources(choices, objects)})
 
-    def _sources(self, choices: Sequence[Choice], shown: Sequence[JsonObject]) -> JsonObject:
-        """Beside the choices, whose prompt is one; of several prompts, with each choice."""
+    def _sources(self, choices: Sequence[Choice], objects: Sequence[JsonObject]) -> JsonObject:
+        """Return the sources of the one prompt; with several prompts, add each prompt's to its choices."""
         if self._options.num_prompts == 1:
-            return sources_of(choices[0].end.detail)
-        for choice, fields in zip(choices, shown, strict=True):
-            fields |= sources_of(choice.end.detail)
+            return sources_field(choices[0].end.detail)
+        for choice, fields in zip(choices, objects, strict=True):
+            fields |= sources_field(choice.end.detail)
         return {}
 
     def _likeliest(self, sequences: Sequence[Choice]) -> Sequence[Choice]:
@@ -169,12 +140,12 @@ class Reply(ABC):
         ranked = [sorted(group, key=lambda choice: choice.mean_logprob, reverse=True) for group in groups]
         return [choice for group in ranked for choice in group[: self._options.n]]
 
-    def _told(self, entries: Sequence[TextLogprob]) -> JsonObject | None:
+    def _format_logprobs(self, entries: Sequence[TextLogprob]) -> JsonObject | None:
         num_top = self._options.top_logprobs
         return None if num_top is None else self.logprobs(entries, num_top)
 
     def chunk(self, piece: JsonObject) -> JsonObject:
-        """A stream's object with one choice."""
+        """Return a stream's object with one choice."""
         chunk = {**self._chunk_head, "choices": [piece]}
         return {**chunk, "usage": None} if self._options.include_usage else chunk
 
@@ -183,4 +154,108 @@ class Reply(ABC):
         return self._options.num_prompts * self._options.n
 
     def _text_frame(self, index: int) -> TextFrame:
-        return TextFrame.around(self.chunk(self.piece(index, HOLE, None)))
+        return TextFrame.around(self.chunk(self.piece(index, PLACEHOLDER, None)))
+
+
+def error_frame(error: SluiceError) -> bytes:
+    """Return the last event of a stream that failed; no `[DONE]` follows it."""
+    return b"data: " + openai_error_body(error) + b"\n\n"
+
+
+def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
+    """Return OpenAI's token counts, from the last events of a request's streams, those of one prompt side by side.
+
+    A prompt counts once, however often it was continued. None where a pipeline's model does not count.
+    """
+    if not all(end.completion_tokens for end in ends):
+        return None
+    group_size = len(ends) // num_prompts
+    groups = [ends[start : start + group_size] for start in range(0, len(ends), group_size)]
+    prompt_tokens = sum(group[0].prompt_tokens for group in groups)
+    completion_tokens = sum(end.completion_tokens for end in ends)
+    # The other sequences find what the first one computed.
+    cached_tokens = sum(min(end.cached_tokens for end in group) for group in groups)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def ending_fields(end: TextEvent) -> JsonObject:
+    """Return a choice's last fields. `stop_reason` is vLLM's: the stop string or token id that matched."""
+    return {"finish_reason": end.finish_reason, "stop_reason": end.stop_reason, **citations_field(end)}
+
+
+def sources_field(detail: TextDetail | None) -> dict[str, Any]:
+    """Return the field `sources` of an answer, where documents were retrieved."""
+    found = detail.retrieval if detail is not None else None
+    return {} if found is None else {"sources": to_json_objects(found.sources)}
+
+
+def citations_field(end: TextEvent) -> dict[str, Any]:
+    """Return the field `citations` of a choice, where documents were retrieved."""
+    found = end.detail.retrieval if end.detail is not None else None
+    return {} if found is None else {"citations": to_json_objects(found.citations)}
+
+
+def chat_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a chat completion."""
+    content = [
+        {
+            **_chat_token(entry.token, entry.logprob),
+            "top_logprobs": [_chat_token(token, logprob) for token, logprob in entry.top[:num_top]],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: TokenText, logprob: float | None) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _finite(logprob), "bytes": list(token.spelled)}
+
+
+def completion_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a completion."""
+    return {
+        "text_offset": [entry.start for entry in entries],
+        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "tokens": [entry.token.text for entry in entries],
+        "top_logprobs": [_by_text(entry, num_top) for entry in entries],
+    }
+
+
+def _by_text(entry: TextLogprob, num_top: int) -> dict[str, float | None] | None:
+    """Return the likeliest tokens and the chosen one by text. Of tokens with equal texts, the likeliest counts."""
+    if entry.logprob is None:
+        return None
+    logprobs: dict[str, float | None] = {}
+    for token, logprob in (*entry.top[:num_top], (entry.token, entry.logprob)):
+        logprobs.setdefault(token.text, _finite(logprob))
+    return logprobs
+
+
+def prompt_logprobs(entries: Sequence[TextLogprob], num_top: int) -> list[dict[str, Any] | None]:
+    """Return vLLM's `prompt_logprobs`: for each token of the prompt, its own and the likeliest by token id."""
+    return [_by_id(entry, num_top) for entry in entries]
+
+
+def _by_id(entry: TextLogprob, num_top: int) -> dict[str, Any] | None:
+    """Return the token and the likeliest ones by token id. `rank` counts from 1; null: not among the likeliest."""
+    if entry.logprob is None:
+        return None
+    ranks = {token.token_id: rank for rank, (token, _) in enumerate(entry.top, 1)}
+    shown = [(entry.token, entry.logprob), *entry.top[:num_top]]
+    return {
+        str(token.token_id): {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token.token_id),
+            "decoded_token": token.text,
+        }
+        for token, logprob in shown
+    }
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST)

@@ -1,30 +1,30 @@
-"""What the OpenAI routes take: field names and types.
+"""Field names and types of requests to the OpenAI routes.
 
-Everything is strict: "5" is no number and 1 is no boolean. What values are allowed is decided where they
-are used (`engine.validation`, `pipelines.text`), so that every protocol refuses the same ones in the same
-words. Null means that a field was not given. Lists fail fast, as only the first error is told.
+Everything is strict: "5" is no number and 1 is no boolean. The allowed values are decided where they are used
+(`engine.validation`, `pipelines.text`), so that every protocol refuses the same ones in the same words. Null counts as
+absent. Lists fail fast, because only the first error is reported.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.http.json_fields import Message, RequestObject, StopStrings, expected
+from gateway.http.parsing import Message, RequestObject, StopStrings, union_error
 
 MAX_PROMPTS = 512
-"""Prompts in one completion request: each is a sequence of its own."""
+"""Most prompts in one completion request: each is a sequence of its own."""
 
 MAX_CHOICES = 128
-"""Answers to one prompt: OpenAI's limit."""
+"""Most answers to one prompt: OpenAI's limit."""
 
 MAX_SEQUENCES = 512
-"""Prompts times answers of one request."""
+"""Most sequences of one request: prompts times answers."""
 
 MAX_LOGPROBS = 20
-"""Alternatives to one token: OpenAI's limit."""
+"""Most alternatives to one token: OpenAI's limit."""
 
 MAX_PROMPT_TOKENS = 1 << 20
-"""Token ids in one prompt, far above any context; checking many millions would hold up all other streams."""
+"""Most token ids in one prompt, far above any context: checking many millions would hold up all other streams."""
 
 
 def _text_or_object(value: Any) -> str | None:
@@ -40,7 +40,7 @@ def _flag_or_number(value: Any) -> str | None:
 
 
 def _prompt_kind(value: Any) -> str | None:
-    """Which member of `Prompt` the value's first element asks for."""
+    """Return the member of `Prompt` that the value's first element belongs to."""
     if isinstance(value, str):
         return "<text>"
     if not isinstance(value, list):
@@ -53,22 +53,21 @@ def _prompt_kind(value: Any) -> str | None:
 
 TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
 
-
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-    Discriminator(_text_or_object, **expected("a JSON schema, as an object or as text")),
+    Discriminator(_text_or_object, **union_error("a JSON schema, as an object or as text")),
 ]
 
 EarlyStopping = Annotated[
     Annotated[bool, Tag("<flag>")] | Annotated[int, Tag("<number>")],
-    Discriminator(_flag_or_number, **expected("true, false or an integer")),
+    Discriminator(_flag_or_number, **union_error("true, false or an integer")),
 ]
 
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(RequestObject):
-    """What a stream carries besides the text."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
@@ -82,14 +81,14 @@ class JsonSchema(RequestObject):
 
 
 class ResponseFormat(RequestObject):
-    """What an answer must be."""
+    """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(RequestObject):
-    """vLLM's; one of the fields says what the output must match."""
+    """vLLM's constraints. One of the fields says what the output must match."""
 
     json_: JsonText | None = Field(None, alias="json")
     regex: str | None = None
@@ -98,8 +97,8 @@ class StructuredOutputs(RequestObject):
     json_object: bool | None = None
 
 
-class RagOptions(RequestObject):
-    """What a pipeline looks for its answer in. Null and what is left out: as the pipeline is set up."""
+class RetrievalFields(RequestObject):
+    """Where and how a pipeline retrieves documents. Null and absent fields: as the pipeline is configured."""
 
     collection: str | None = None
     top_k: int | None = Field(None, ge=1, description="How many chunks to find.")
@@ -108,7 +107,7 @@ class RagOptions(RequestObject):
 
 
 class LoraRequest(RequestObject):
-    """trtllm-serve's and vLLM's way to name a LoRA adapter."""
+    """A LoRA adapter, as trtllm-serve and vLLM name one."""
 
     lora_name: str = Field(min_length=1)
     lora_int_id: int | None = Field(None, description="Accepted and not used.")
@@ -169,7 +168,7 @@ class GenerationRequest(RequestObject):
     cache_salt: str | None = Field(
         None, max_length=256, description="vLLM's; prompts are reused only between requests of one salt."
     )
-    rag: RagOptions | None = Field(None, description="Sluice's; for pipelines that retrieve documents.")
+    rag: RetrievalFields | None = Field(None, description="Sluice's; for pipelines that retrieve documents.")
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -188,7 +187,7 @@ Prompt = Annotated[
     | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<id lists>")],
     Discriminator(
         _prompt_kind,
-        **expected("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
+        **union_error("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
     ),
 ]
 

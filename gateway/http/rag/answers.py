@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from gateway.http.errors import openai_error_body
-from gateway.http.frames import DONE, encode_text
 from gateway.http.rag.bodies import JsonObject
+from gateway.http.sse import DONE, encode_text
 from pipelines.text.citations import to_json_objects
 from pipelines.text.types import Retrieval, TextEvent
 from sluice.errors import SluiceError

@@ -7,9 +7,9 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.http.body import read_body
-from gateway.http.parsing import parse, warning_header
-from gateway.options.config import HttpOptions
+from gateway.http.parsing import parse_body, warning_header
+from gateway.http.request import read_body
+from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
 from pipelines.rag.types import CollectionInfo, DocumentInfo
 
@@ -22,10 +22,12 @@ def collection_key(request: Request) -> str:
     return request.headers.get(owner_keys.HEADER, "")
 
 
-async def parse_body(request: Request, schema: type[RequestT], options: HttpOptions) -> tuple[RequestT, dict[str, str]]:
+async def read_fields(
+    request: Request, schema: type[RequestT], options: HttpOptions
+) -> tuple[RequestT, dict[str, str]]:
     """Read and parse the body. Returns its fields, and the headers that the response must carry."""
     body = await read_body(request, options.max_input_bytes)
-    fields, ignored = parse(schema, body, options.is_strict)
+    fields, ignored = parse_body(schema, body, options.is_strict)
     return fields, warning_header(ignored)
 
 

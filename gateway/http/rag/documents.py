@@ -8,13 +8,12 @@ from typing import Annotated
 import orjson
 from fastapi import Query, Request, Response
 
-from gateway.http.disconnect import run_while_connected
 from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
 from gateway.http.parsing import warning_header
 from gateway.http.rag.bodies import JsonObject, collection_key, format_document, format_list, json_response
 from gateway.http.rag.uploads import UnreadableUpload, read_upload, read_uploads
-from gateway.http.request_id import request_id_of
-from gateway.options.config import HttpOptions
+from gateway.http.request import get_request_id, run_while_connected
+from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
 from pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
 from pipelines.rag.upload import Upload
@@ -45,7 +44,7 @@ class DocumentRoutes:
         """
         check_collection_name(collection)
         uploads, ignored = await read_uploads(request, self._options)
-        batch = UploadBatch(self._library, collection, collection_key(request), force, request_id_of(request))
+        batch = UploadBatch(self._library, collection, collection_key(request), force, get_request_id(request))
         outcomes = await run_while_connected(request.receive, put_all(batch, uploads))
         return build_response(outcomes, warning_header(ignored))
 

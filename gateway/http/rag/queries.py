@@ -4,13 +4,11 @@ from contextlib import aclosing
 
 from fastapi import Request, Response
 
-from gateway.http.disconnect import run_while_connected
+from gateway.http.parsing import retriever_parameters
 from gateway.http.rag.answers import AnswerHead, Events, collect_answer, encode_error, stream_answer
-from gateway.http.rag.bodies import collection_key, format_list, json_response, parse_body
+from gateway.http.rag.bodies import collection_key, format_list, json_response, read_fields
 from gateway.http.rag.schemas import QueryRequest, SearchRequest
-from gateway.http.request_id import request_id_of
-from gateway.http.retrieval import step_parameters
-from gateway.http.scheduling import Scheduling, scheduling_of
+from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -49,7 +47,7 @@ class QueryRoutes:
 
     async def search(self, request: Request, collection: str) -> Response:
         """Find the chunks that may answer a question, best first."""
-        fields, headers = await parse_body(request, SearchRequest, self._options)
+        fields, headers = await read_fields(request, SearchRequest, self._options)
         query = SearchQuery(fields.question, None, parse_filter(fields.filter))
         search = self._library.search(collection, query, build_search_options(fields), key=collection_key(request))
         hits = await run_while_connected(request.receive, search)
@@ -60,10 +58,10 @@ class QueryRoutes:
 
         Streamed as server-sent events: `sources`, a `token` for each piece of text, `citations`, `usage`, then [DONE].
         """
-        fields, headers = await parse_body(request, QueryRequest, self._options)
-        scheduling = scheduling_of(request.headers, self._defaults)
+        fields, headers = await read_fields(request, QueryRequest, self._options)
+        scheduling = parse_scheduling(request.headers, self._defaults)
         model = find_pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
-        request_id = request_id_of(request)
+        request_id = get_request_id(request)
         parameters = build_retrieval_parameters(fields, collection, collection_key(request))
         text_request = build_text_request(fields, request_id, scheduling, parameters)
         events = _rename_param(self._service.generate(model, text_request, _PROTOCOL))
@@ -110,7 +108,7 @@ def build_search_options(fields: SearchRequest) -> SearchOptions:
 def build_retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
     """Build the request parameters of the retrieval step. Raises INVALID for a bad filter."""
     parse_filter(fields.filter)
-    return step_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
+    return retriever_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
 
 
 def build_text_request(

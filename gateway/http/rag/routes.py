@@ -6,12 +6,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from gateway.http import openapi
-from gateway.http.rag.bodies import collection_key, format_collection, format_list, json_response, parse_body
+from gateway.http.rag.bodies import collection_key, format_collection, format_list, json_response, read_fields
 from gateway.http.rag.documents import DocumentRoutes
 from gateway.http.rag.queries import QueryRoutes
 from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
-from gateway.http.scheduling import OPENAPI_PARAMETERS
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.http.request import SCHEDULING_PARAMETERS
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from gateway.service import InferenceService
 from pipelines.rag import owner_keys
 from pipelines.rag.library import DocumentLibrary
@@ -59,7 +60,7 @@ class CollectionRoutes:
 
     async def create(self, request: Request) -> Response:
         """Create an empty collection, owned by the key in x-sluice-collection-key if there is one."""
-        fields, headers = await parse_body(request, CollectionRequest, self._options)
+        fields, headers = await read_fields(request, CollectionRequest, self._options)
         info = await self._library.create_collection(fields.name, fields.encoder or "", collection_key(request))
         return json_response(format_collection(info), 201, headers)
 
@@ -106,17 +107,17 @@ def _add_documents(api: APIRouter, routes: DocumentRoutes) -> None:
 
 def _describe_body(schema: type[BaseModel]) -> dict[str, Any]:
     """Describe an operation's JSON body and headers."""
-    return {**openapi.body_of(schema), **_WITH_KEY}
+    return {**openapi.describe_body(schema), **_WITH_KEY}
 
 
 def _add_scheduling(operation: dict[str, Any]) -> dict[str, Any]:
     """Add the headers that decide when a request is served."""
-    return {**operation, "parameters": [*operation["parameters"], *OPENAPI_PARAMETERS]}
+    return {**operation, "parameters": [*operation["parameters"], *SCHEDULING_PARAMETERS]}
 
 
 def _describe_documents() -> dict[str, Any]:
     """Describe a body of several documents, in any of its forms, or of one document as it is."""
-    json = openapi.body_of(DocumentsRequest)["requestBody"]["content"]
+    json = openapi.describe_body(DocumentsRequest)["requestBody"]["content"]
     content = {**json, "application/x-ndjson": _LINES, "multipart/form-data": _FORM, **_RAW}
     document_id = _query_parameter("id", "Id of a body that is one document.")
     return {

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gateway.http.json_fields import Message, StopStrings
+from gateway.http.parsing import Message, StopStrings
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64

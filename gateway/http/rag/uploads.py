@@ -12,10 +12,10 @@ from fastapi import Request
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gateway.http.body import read_body
-from gateway.http.parsing import parse, printable, shown
+from gateway.http.parsing import parse_body, quote_name, quote_value
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
-from gateway.options.config import HttpOptions
+from gateway.http.request import read_body
+from gateway.options.http import HttpOptions
 from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
 from pipelines.rag.types import DocumentFormat, Metadata
@@ -71,7 +71,7 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
         return _read_lines(await read_body(request, options.max_input_bytes)), []
     document_id = request.query_params.get("id", "")
     if not document_id:
-        what = f"a body of type {printable(media_type)}" if media_type else "a body without content type"
+        what = f"a body of type {quote_name(media_type)}" if media_type else "a body without content type"
         raise invalid("id", f"id is required: {what} is one document, which ?id=NAME names")
     return [await read_upload(request, options, document_id)], []
 
@@ -82,7 +82,7 @@ def _media_type(request: Request) -> str:
     header["content-type"] = request.headers.get("content-type", "")
     charset = header.get_content_charset("utf-8")
     if charset not in _CHARSETS:
-        raise invalid("content-type", f"documents must be UTF-8, got charset {printable(charset)}")
+        raise invalid("content-type", f"documents must be UTF-8, got charset {quote_name(charset)}")
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -93,8 +93,8 @@ def _parse_metadata(text: str) -> Metadata:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid("metadata", f"metadata must be a JSON object, got {shown(text)} ({error})") from None
-    fields, _ = parse(MetadataObject, orjson.dumps({"metadata": value}), is_strict=True)
+        raise invalid("metadata", f"metadata must be a JSON object, got {quote_value(text)} ({error})") from None
+    fields, _ = parse_body(MetadataObject, orjson.dumps({"metadata": value}), is_strict=True)
     return fields.metadata
 
 
@@ -110,7 +110,7 @@ def _check_count(num_documents: int) -> None:
 
 def _read_json(body: bytes, is_strict: bool) -> tuple[list[Upload | UnreadableUpload], list[str]]:
     """Read documents from JSON. Also returns the paths of unknown fields. Raises INVALID for missing or bad fields."""
-    fields, ignored = parse(DocumentsRequest, body, is_strict)
+    fields, ignored = parse_body(DocumentsRequest, body, is_strict)
     return [_build_upload(item) for item in _items(fields)], ignored
 
 
@@ -212,7 +212,7 @@ def _check_form(files: Sequence[UploadFile], fields: Mapping[str, str]) -> None:
 def _unknown_fields(fields: Mapping[str, str], is_strict: bool) -> list[str]:
     unknown = [name for name in fields if name not in _FORM_FIELDS]
     if unknown and is_strict:
-        name = printable(unknown[0])
+        name = quote_name(unknown[0])
         raise invalid(name, f"unknown field {name}; this server refuses what it does not know")
     return unknown
 

@@ -1,53 +1,129 @@
 """Triton's HTTP protocol as one ASGI application. It parses its paths itself: infer is too hot for a framework."""
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import as_sluice_error
-from gateway.http.v2.body import BodyReader
-from gateway.http.v2.changes import SettingRoutes
-from gateway.http.v2.control import RepositoryRoutes
-from gateway.http.v2.errors import method_not_allowed, not_found, reply_error
-from gateway.http.v2.exchange import Exchange
+from gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
+from gateway.http.v2.exchange import Exchange, RequestTarget, method_not_allowed, not_found, reply_error
 from gateway.http.v2.generate import GenerateRoute
-from gateway.http.v2.headers import STICKY, HeaderReader
 from gateway.http.v2.infer import InferRoute
-from gateway.http.v2.models import ModelRoutes
-from gateway.http.v2.regions import CudaMemoryRoutes, SystemMemoryRoutes
-from gateway.http.v2.router import Router, get, get_or_post, post
-from gateway.http.v2.routing import RoutingRoute
-from gateway.http.v2.target import Target
+from gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
+from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
+from gateway.http.v2.settings import SettingRoutes
+from gateway.http.v2.shared_memory import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.options.config import ServeConfig
-from gateway.v2.service import Service
+from gateway.v2.server import V2Service
 from serving.model import Model
 
 log = logging.getLogger(__name__)
-
-_CLIENT_CLOSED_REQUEST = 499
-"""nginx's number for a client that left; only our own log and metrics ever see it."""
-
-_MOST_PATHS = 1024
-"""Paths whose routes are remembered; clients ask for few."""
+_MAX_CACHED_PATHS = 1024
+"""Most paths whose routes are remembered; clients use few."""
+Handler = Callable[[Exchange, RequestTarget], Awaitable[None]]
+_NO_TARGET = RequestTarget()
 
 
-def create_v2(service: Service, config: ServeConfig, forwarded_headers: str = "") -> ASGIApp:
-    """The application for /v2 and all below. `forwarded_headers` is the pattern of headers that become parameters."""
-    return V2App(service, config, forwarded_headers)
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handler of a path, and the methods that it takes."""
+
+    handler: Handler
+    methods: frozenset[str]
+
+
+def _get(handler: Handler) -> Route:
+    return Route(handler, frozenset(("GET",)))
+
+
+def _post(handler: Handler) -> Route:
+    return Route(handler, frozenset(("POST",)))
+
+
+def _get_or_post(handler: Handler) -> Route:
+    return Route(handler, frozenset(("GET", "POST")))
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The routes by the fixed words of their paths.
+
+    The keys of `fixed` are whole paths; those of `model_actions` follow /v2/models/NAME or …/versions/NUMBER, and
+    `metadata` answers where nothing follows. `region_actions` has, by kind of shared memory, the words that follow the
+    kind or …/region/NAME; those of `repository_actions` follow /v2/repository/models/NAME.
+    """
+
+    fixed: Mapping[str, Route]
+    metadata: Route
+    model_trace: Route
+    model_actions: Mapping[str, Route]
+    region_actions: Mapping[str, Mapping[str, Route]]
+    repository_actions: Mapping[str, Route]
+    refuse_repository: Route
+
+    def find(self, path: str) -> tuple[Route, RequestTarget] | None:
+        """Return the route, and what the path names; None where there is no route."""
+        route = self.fixed.get(path)
+        if route is not None:
+            return route, _NO_TARGET
+        _, _, *parts = path.split("/")
+        match parts:
+            case ["models", name, *rest] if name:
+                return self._model(name, rest)
+            case ["repository", *rest]:
+                return self._repository(rest)
+            case [kind, "region", region, action] if region:
+                return _named(self.region_actions.get(kind, {}).get(action), RequestTarget(region))
+            case [kind, action]:
+                return _named(self.region_actions.get(kind, {}).get(action), _NO_TARGET)
+        return None
+
+    def _model(self, name: str, rest: list[str]) -> tuple[Route, RequestTarget] | None:
+        match rest:
+            case [action]:
+                return _named(self.model_actions.get(action), RequestTarget(name))
+            case []:
+                return self.metadata, RequestTarget(name)
+            case ["versions", version] if _is_number(version):
+                return self.metadata, RequestTarget(name, version)
+            case ["versions", version, action] if _is_number(version):
+                return _named(self.model_actions.get(action), RequestTarget(name, version))
+            case ["trace", "setting"]:
+                return self.model_trace, RequestTarget(name)
+        return None
+
+    def _repository(self, rest: list[str]) -> tuple[Route, RequestTarget] | None:
+        match rest:
+            case ["models", name, action] if name:
+                return _named(self.repository_actions.get(action), RequestTarget(name))
+            case [repository, "index"] if repository:
+                return self.fixed["/v2/repository/index"], _NO_TARGET
+            case [repository, "models", name, action] if repository and name and action in self.repository_actions:
+                return self.refuse_repository, RequestTarget(name)
+        return None
+
+
+def _is_number(version: str) -> bool:
+    return version.isascii() and version.isdigit()
+
+
+def _named(route: Route | None, target: RequestTarget) -> tuple[Route, RequestTarget] | None:
+    return None if route is None else (route, target)
 
 
 class V2App:
-    """Routes a request, and turns failures into Triton's answers."""
+    """The application for /v2 and all below: routes a request, and turns failures into Triton's answers."""
 
-    def __init__(self, service: Service, config: ServeConfig, forwarded_headers: str) -> None:
+    def __init__(self, service: V2Service, config: ServeConfig) -> None:
         self._service = service
         body = BodyReader(config.http.max_input_bytes)
-        headers = HeaderReader(config.requests, forwarded_headers)
+        headers = HeaderReader(config.requests, config.http.forwarded_headers)
         self._infer = InferRoute(service, body, headers)
         self._generate = GenerateRoute(service, body, headers)
-        self._find = lru_cache(_MOST_PATHS)(self._routes(body).find)
+        self._find = lru_cache(_MAX_CACHED_PATHS)(self._routes(body).find)
 
     def _routes(self, body: BodyReader) -> Router:
         models = ModelRoutes(self._service)
@@ -56,54 +132,54 @@ class V2App:
         system, cuda = SystemMemoryRoutes(self._service, body), CudaMemoryRoutes(body)
         return Router(
             fixed={
-                "/v2": get(models.server),
-                "/v2/health/live": get(models.live),
-                "/v2/health/ready": get(models.ready),
-                "/v2/models/stats": get(models.statistics),
-                "/v2/trace/setting": get_or_post(settings.trace),
-                "/v2/logging": get_or_post(settings.log),
-                "/v2/repository/index": post(repository.index),
+                "/v2": _get(models.server),
+                "/v2/health/live": _get(models.live),
+                "/v2/health/ready": _get(models.ready),
+                "/v2/models/stats": _get(models.statistics),
+                "/v2/trace/setting": _get_or_post(settings.trace),
+                "/v2/logging": _get_or_post(settings.log),
+                "/v2/repository/index": _post(repository.index),
             },
-            metadata=get(models.metadata),
-            trace_of_model=get_or_post(settings.trace),
-            of_model={
-                "infer": post(self._answer_infer),
-                "generate": post(self._answer_generate),
-                "generate_stream": post(self._answer_generate_stream),
-                "ready": get(models.model_ready),
-                "config": get(models.config),
-                "stats": get(models.statistics),
+            metadata=_get(models.metadata),
+            model_trace=_get_or_post(settings.trace),
+            model_actions={
+                "infer": _post(self._answer_infer),
+                "generate": _post(self._answer_generate),
+                "generate_stream": _post(self._answer_generate_stream),
+                "ready": _get(models.model_ready),
+                "config": _get(models.config),
+                "stats": _get(models.statistics),
             },
-            of_region={
+            region_actions={
                 "systemsharedmemory": {
-                    "status": get(system.status),
-                    "register": post(system.register),
-                    "unregister": post(system.unregister),
+                    "status": _get(system.status),
+                    "register": _post(system.register),
+                    "unregister": _post(system.unregister),
                 },
                 "cudasharedmemory": {
-                    "status": get(cuda.status),
-                    "register": post(cuda.register),
-                    "unregister": post(cuda.unregister),
+                    "status": _get(cuda.status),
+                    "register": _post(cuda.register),
+                    "unregister": _post(cuda.unregister),
                 },
             },
-            of_repository={
-                "load": post(repository.load),
-                "unload": post(repository.unload),
-                "routing": get_or_post(RoutingRoute(self._service, body).answer),
+            repository_actions={
+                "load": _post(repository.load),
+                "unload": _post(repository.unload),
+                "routing": _get_or_post(VersionRoutingRoute(self._service, body).answer),
             },
-            refuse_repository=post(repository.refuse_repository),
+            refuse_repository=_post(repository.refuse_repository),
         )
 
-    def _model(self, exchange: Exchange, target: Target) -> Model:
-        return self._service.route(target.name, target.version_number, exchange.header(STICKY))
+    def _model(self, exchange: Exchange, target: RequestTarget) -> Model:
+        return self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
 
-    async def _answer_infer(self, exchange: Exchange, target: Target) -> None:
+    async def _answer_infer(self, exchange: Exchange, target: RequestTarget) -> None:
         await self._infer.answer(exchange, self._model(exchange, target), target)
 
-    async def _answer_generate(self, exchange: Exchange, target: Target) -> None:
+    async def _answer_generate(self, exchange: Exchange, target: RequestTarget) -> None:
         await self._generate.answer_whole(exchange, self._model(exchange, target), target)
 
-    async def _answer_generate_stream(self, exchange: Exchange, target: Target) -> None:
+    async def _answer_generate_stream(self, exchange: Exchange, target: RequestTarget) -> None:
         await self._generate.answer_stream(exchange, self._model(exchange, target), target)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,12 +188,12 @@ class V2App:
         try:
             await self._answer(exchange)
         except ClientDisconnect:
-            await exchange.reply(_CLIENT_CLOSED_REQUEST)
+            await exchange.reply(CLIENT_CLOSED_REQUEST)
         except Exception as error:
             if exchange.has_started:
                 raise  # the server closes the connection, so that nothing looks complete
             refusal = as_sluice_error(error, exchange.request_id)
-            # It holds the frames that it passed, and they the job and its response that hold it. Left to the garbage
+            # The traceback holds frames that hold the job and its response, which hold the error. Left to the garbage
             # collector, refusals under load would stop everything else for a tenth of a second every other second.
             error.__traceback__ = None
             await reply_error(exchange, refusal)

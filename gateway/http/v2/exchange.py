@@ -1,18 +1,41 @@
-"""One request and its answer, straight over ASGI."""
+"""One request and its answer, straight over ASGI: what its path names, replies, and errors in Triton's statuses."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
-Headers = Iterable[tuple[bytes, bytes]]
+from gateway.http.errors import HTTP_STATUS, error_response
+from gateway.v2.server import parse_version
+from sluice.errors import ErrorCode, SluiceError
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"
 EVENTS = b"text/event-stream; charset=utf-8"
+Headers = Iterable[tuple[bytes, bytes]]
+_TRITON_STATUS = {ErrorCode.ALREADY_EXISTS: 400, ErrorCode.CANCELLED: 400, ErrorCode.UNKNOWN: 400}
+"""Statuses where Triton differs from the other protocols. Codes that Triton lacks keep theirs."""
+V2_STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, **_TRITON_STATUS}
+_OWN_HEADERS = (b"content-type", b"content-length")
+_MAX_VERSION_DIGITS = 4000
+"""Digits of a version that are read and repeated in an error: Python refuses to read more than 4300."""
+
+
+class RequestTarget(NamedTuple):
+    """The model and version, or the shared memory region, that a path names, as it spells them. "" where absent."""
+
+    name: str = ""
+    version: str = ""
+
+    @property
+    def version_number(self) -> int:
+        """The version; LATEST where none is named. Raises INVALID for one that exceeds 64 bits."""
+        return parse_version(self.version[:_MAX_VERSION_DIGITS])
 
 
 class Exchange:
-    """What came, and how to answer it. `headers` by lower-case name; of equal ones the last."""
+    """A request, and the means to answer it. `headers` is by lower-case name; of equal names the last counts."""
 
     __slots__ = ("has_started", "headers", "method", "path", "receive", "scope", "send")
 
@@ -26,13 +49,13 @@ class Exchange:
         self.has_started = False
 
     def header(self, name: bytes) -> str:
-        """A header's text; "" where it is absent."""
+        """Return a header's text; "" where it is absent."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else ""
 
     @property
     def request_id(self) -> str:
-        """The id that the middleware gave to the request; the log has it."""
+        """The id that the middleware gave to the request, as in the log."""
         request_id: str = self.scope.get("state", {}).get("request_id", "-")
         return request_id
 
@@ -56,3 +79,37 @@ class Exchange:
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class UnknownEncodingError(SluiceError):
+    """The request's Content-Encoding is unknown. The answer says which are known."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.UNIMPLEMENTED, "Unsupported compression type", param="content-encoding")
+
+
+def not_found() -> SluiceError:
+    """Return the error for a path without a route."""
+    return SluiceError(ErrorCode.NOT_FOUND, "Not Found")
+
+
+def method_not_allowed() -> SluiceError:
+    return SluiceError(ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed")
+
+
+async def reply_error(exchange: Exchange, error: SluiceError) -> None:
+    """Answer with `error`, in Triton's status."""
+    response = error_response(exchange.path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))
+    more = [header for header in response.raw_headers if header[0] not in _OWN_HEADERS]
+    if isinstance(error, UnknownEncodingError):
+        more.append((b"accept-encoding", b"gzip, deflate"))
+    await exchange.reply(V2_STATUS[error.code], error_json(error), JSON, more)
+
+
+def error_json(error: SluiceError) -> bytes:
+    """Return the body for an error. Characters that are no Unicode are replaced."""
+    return orjson.dumps({"error": _readable(error)})
+
+
+def _readable(error: SluiceError) -> str:
+    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()

@@ -1,61 +1,106 @@
-"""The generate and generate_stream routes, over any model that takes and gives what JSON can say."""
+"""The generate and generate_stream routes, over any model whose tensors JSON can carry."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from gateway.http.disconnect import run_while_connected
+import orjson
+
 from gateway.http.errors import as_sluice_error
-from gateway.http.v2.body import BodyReader
-from gateway.http.v2.errors import error_json
-from gateway.http.v2.exchange import EVENTS, Exchange
-from gateway.http.v2.generate_request import read_generate
-from gateway.http.v2.generate_response import WRONG_COUNT, GenerateWriter, error_event
-from gateway.http.v2.headers import STICKY, HeaderReader
+from gateway.http.request import run_while_connected
+from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
+from gateway.http.v2.generate_request import parse_generate_request
 from gateway.http.v2.infer_request import LARGE_BYTES
-from gateway.http.v2.target import Target
-from gateway.v2.service import Service
+from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
+from gateway.http.v2.tensor_json import encode_value
+from gateway.v2.server import V2Service
 from gateway.v2.trace import Trace
 from pipelines.llm.model import LlmModel
 from serving.model import Model, ResponseStream
 from serving.request import InferRequest, InferResponse
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 
+_NOT_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
 _MODEL_FAILED = 400
-"""Whatever a model's error says: Triton forgets the code before it looks at it."""
-_MOST_SINGLE = 8
-_MOST_TOGETHER = 64
-"""Events that a stream is behind before they share chunks, and how many do: long turns of the loop delay the others."""
+"""Status of every model error: Triton drops the code before it looks at it."""
+_MAX_SINGLE_EVENTS = 8
+_EVENTS_PER_CHUNK = 64
+"""Events that may wait in a stream before they share chunks, and the most in one: long turns delay other streams."""
 _NOT_BUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Tells proxies to pass each event on as it comes."""
+"""Headers that tell proxies to forward each event at once."""
+
+
+class _ResponseWriter:
+    """Writes the responses to one request: flat JSON objects, keys in alphabetical order."""
+
+    def __init__(self, model: Model, request_id: str) -> None:
+        self._head = {
+            "model_name": b'"model_name":' + orjson.dumps(model.name),
+            "model_version": b'"model_version":"%d"' % model.version,
+        }
+        if request_id:
+            self._head["id"] = b'"id":' + orjson.dumps(request_id)
+        self._keys: dict[str, bytes] = {}
+
+    def body(self, response: InferResponse) -> bytes:
+        """Return the JSON of a response that is no error. Raises SluiceError where an output cannot be JSON."""
+        members = self._head.copy()
+        for name, value in response.parameters.items():
+            members.setdefault(name, self._key(name) + orjson.dumps(value))
+        for tensor in response.outputs:
+            members.setdefault(tensor.name, self._key(tensor.name) + encode_value(tensor))
+        return b"{" + b",".join([members[name] for name in sorted(members)]) + b"}"
+
+    def event(self, response: InferResponse) -> bytes:
+        """Return the response, or its error, as a server-sent event."""
+        if response.error is not None:
+            return _error_event(response.error)
+        try:
+            return b"data: " + self.body(response) + b"\n\n"
+        except SluiceError as error:
+            return _error_event(error)
+
+    def _key(self, name: str) -> bytes:
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = orjson.dumps(name) + b":"
+        return key
+
+
+def _error_event(error: SluiceError) -> bytes:
+    """Return the event of a response that failed; the stream may go on."""
+    return b"data: " + error_json(error) + b"\n\n"
 
 
 class GenerateRoute:
     """Answers POST …/generate and …/generate_stream."""
 
-    def __init__(self, service: Service, body: BodyReader, headers: HeaderReader) -> None:
+    def __init__(self, service: V2Service, body: BodyReader, headers: HeaderReader) -> None:
         self._service = service
         self._body = body
         self._headers = headers
 
-    async def answer_whole(self, exchange: Exchange, model: Model, target: Target) -> None:
-        """One response, as one JSON object. Raises SluiceError, and ClientDisconnect where nobody waits any more."""
+    async def answer_whole(self, exchange: Exchange, model: Model, target: RequestTarget) -> None:
+        """Answer with the one response, as a JSON object. Raises SluiceError, and ClientDisconnect."""
         request = await self._read(exchange, model, is_streaming=False)
         if model.is_retired:  # while the body came in
-            model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
+            model = self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
         _refuse_stream(model, request)
         if model.spec.has_sequences:
-            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
+            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY_HEADER))
         trace = self._service.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_whole(exchange, model, request, trace))
 
-    async def answer_stream(self, exchange: Exchange, model: Model, target: Target) -> None:
-        """Every response, as server-sent events. Raises as `answer_whole`, before the first event."""
+    async def answer_stream(self, exchange: Exchange, model: Model, target: RequestTarget) -> None:
+        """Answer with every response, as server-sent events. Raises like `answer_whole`, before the first event."""
         request = await self._read(exchange, model, is_streaming=True)
         if model.is_retired:  # while the body came in
-            model = self._service.route(target.name, target.version_number, exchange.header(STICKY))
+            model = self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
         if model.spec.has_sequences:
-            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY))
+            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY_HEADER))
         trace = self._service.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_stream(exchange, model, request, trace))
 
@@ -64,25 +109,27 @@ class GenerateRoute:
             raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
         body = await self._body.read(exchange)
         if len(body) < LARGE_BYTES:
-            request = read_generate(body, model, is_streaming)
+            request = parse_generate_request(body, model, is_streaming)
         else:
-            request = await asyncio.to_thread(read_generate, body, model, is_streaming)
+            request = await asyncio.to_thread(parse_generate_request, body, model, is_streaming)
         self._headers.schedule(exchange, request)
         return request
 
 
 def _refuse_stream(model: Model, request: InferRequest) -> None:
-    """What is asked to stream gives many responses, which is known before it begins.
+    """Raise INVALID for a request that asks for a stream: it has many responses.
 
-    Models that never give one are asked all the same, as Triton asks them.
+    Decoupled models that stream of themselves run all the same, as with Triton.
     """
     if model.is_decoupled_for(request) and not model.streams_unasked:
-        raise invalid("stream", WRONG_COUNT)
+        raise invalid("stream", _NOT_ONE_RESPONSE)
 
 
-def _responses(model: Model, request: InferRequest, trace: Trace | None) -> AsyncGenerator[list[InferResponse], None]:
-    """The responses that count, as many at a time as have come. Closing it cancels the request, and ends its trace."""
-    batches = _counted(model, request)
+def _read_responses(
+    model: Model, request: InferRequest, trace: Trace | None
+) -> AsyncGenerator[list[InferResponse], None]:
+    """Yield the responses that count, as many at a time as have arrived. Closing cancels the request."""
+    batches = _countable(model, request)
     return batches if trace is None else _traced(batches, trace)
 
 
@@ -100,45 +147,45 @@ async def _traced(
         trace.finish()
 
 
-async def _counted(model: Model, request: InferRequest) -> AsyncGenerator[list[InferResponse], None]:
+async def _countable(model: Model, request: InferRequest) -> AsyncGenerator[list[InferResponse], None]:
     stream = ResponseStream(model, request)
     gives_any_number = model.is_decoupled_for(request)
     try:
         is_over = False
         while not is_over:
-            come = await stream.wait()
-            is_over = come[-1].is_final
+            arrived = await stream.wait()
+            is_over = arrived[-1].is_final
             if gives_any_number:
-                come = [response for response in come if not response.is_empty]
-            if come:
-                yield come
+                arrived = [response for response in arrived if not response.is_empty]
+            if arrived:
+                yield arrived
     finally:
         stream.cancel()
 
 
 async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
     counted: list[InferResponse] = []
-    async with aclosing(_responses(model, request, trace)) as batches:
+    async with aclosing(_read_responses(model, request, trace)) as batches:
         async for batch in batches:
             counted += batch
     first_error = counted[0].error if counted else None
     if first_error is not None and _keeps_code(model, first_error):
         raise first_error
     if len(counted) == 1:
-        status, body = _json(GenerateWriter(model, request.id), counted[0])
+        status, body = _json(_ResponseWriter(model, request.id), counted[0])
     else:
         status = 200 if first_error is None else _MODEL_FAILED
-        body = error_json(SluiceError(ErrorCode.INTERNAL, WRONG_COUNT))
+        body = error_json(SluiceError(ErrorCode.INTERNAL, _NOT_ONE_RESPONSE))
     await exchange.reply(status, body)
 
 
 def _keeps_code(model: Model, error: SluiceError) -> bool:
-    """Whether the code is told: an LLM's always is, and a pipeline's where a step of it cannot serve."""
+    """Whether the client gets the error's code: an LLM's always, a pipeline's where a step cannot serve."""
     return isinstance(model, LlmModel) or (model.spec.platform == "ensemble" and error.code in CANNOT_SERVE)
 
 
-def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:
-    """Status and body of a response, or of the error that it is or becomes."""
+def _json(writer: _ResponseWriter, response: InferResponse) -> tuple[int, bytes]:
+    """Return status and body of a response, or of the error that it is or becomes."""
     try:
         if response.error is not None:
             raise response.error
@@ -148,9 +195,9 @@ def _json(writer: GenerateWriter, response: InferResponse) -> tuple[int, bytes]:
 
 
 async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
-    writer = GenerateWriter(model, request.id)
+    writer = _ResponseWriter(model, request.id)
     try:
-        async with aclosing(_responses(model, request, trace)) as batches:
+        async with aclosing(_read_responses(model, request, trace)) as batches:
             async for batch in batches:
                 if not exchange.has_started:
                     await _start_stream(exchange, model, writer, batch[0])
@@ -159,20 +206,20 @@ async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, 
     except Exception as error:
         if not exchange.has_started:
             raise
-        await exchange.write(error_event(as_sluice_error(error, exchange.request_id)))
+        await exchange.write(_error_event(as_sluice_error(error, exchange.request_id)))
     if not exchange.has_started:
         await exchange.start(200, EVENTS, _NOT_BUFFERED)
     await exchange.end()
 
 
 def _grouped(batch: list[InferResponse]) -> Iterator[list[InferResponse]]:
-    """Each event is a chunk of its own, as in Triton, but where many wait: then the writes would cost the most."""
-    size = 1 if len(batch) <= _MOST_SINGLE else _MOST_TOGETHER
+    """Split `batch` into chunks: one event each, as in Triton, unless many wait and writes would cost the most."""
+    size = 1 if len(batch) <= _MAX_SINGLE_EVENTS else _EVENTS_PER_CHUNK
     return (batch[start : start + size] for start in range(0, len(batch), size))
 
 
-async def _start_stream(exchange: Exchange, model: Model, writer: GenerateWriter, first: InferResponse) -> None:
-    """The first response decides the status. An LLM's error is raised: its stream has not begun."""
+async def _start_stream(exchange: Exchange, model: Model, writer: _ResponseWriter, first: InferResponse) -> None:
+    """Send the head: the first response decides the status. An LLM's error is raised, as its stream has not begun."""
     if first.error is not None and _keeps_code(model, first.error):
         raise first.error
     status, _ = _json(writer, first)

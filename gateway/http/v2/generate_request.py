@@ -2,11 +2,10 @@
 
 from math import prod
 
-from gateway.http.scheduling import LONGEST_S
-from gateway.http.v2.infer_request import PROTOCOL, already_exists
+from gateway.http.request import MAX_TIMEOUT_S
+from gateway.http.v2.infer_request import PROTOCOL, already_exists, parse_custom_parameter
 from gateway.http.v2.json_document import find, has, members, mistyped, parse, string, text, unreadable
-from gateway.http.v2.parameters import custom_parameter
-from gateway.http.v2.tensor_json import check_strings, tensor_of
+from gateway.http.v2.tensor_json import check_strings, parse_tensor
 from pipelines.llm.model import LlmModel
 from serving.model import Model
 from serving.request import InferRequest
@@ -15,64 +14,64 @@ from serving.tensors.datatypes import BYTES
 from sluice.errors import SluiceError, invalid
 
 _NESTED = "parameters"
-"""The key whose object counts as if its keys stood beside it."""
+"""Key of an object whose keys count as if they stood beside it."""
 
 _SCHEDULING = {
     "priority": (range(-(2**31), 2**31), "a 32-bit integer (lower runs earlier)"),
     "timeout": (
-        range(int(LONGEST_S * 1e6) + 1),
-        f"a whole number of microseconds from 0 (none) to {LONGEST_S * 1e6:.0f}",
+        range(int(MAX_TIMEOUT_S * 1e6) + 1),
+        f"a whole number of microseconds from 0 (none) to {MAX_TIMEOUT_S * 1e6:.0f}",
     ),
 }
-"""Parameters that an LLM's clients schedule with, as on its other routes. To other models they are as any others."""
+"""Parameters that schedule an LLM's requests, as on its other routes. For other models they are plain parameters."""
 
 
-def read_generate(body: bytes, model: Model, is_streaming: bool) -> InferRequest:
-    """The request to `model` in `body`. Raises SluiceError in Triton's words."""
+def parse_generate_request(body: bytes, model: Model, is_streaming: bool) -> InferRequest:
+    """Parse the request to `model` in `body`. Raises SluiceError in Triton's words."""
     document = parse(body)
     request = InferRequest(inputs={}, protocol=PROTOCOL, streams_by_default=is_streaming)
     if has(document, "id"):
         request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
     for name, value in members(document).items():
         if name != _NESTED:
-            _read_one(name, value, request, model)
+            _parse_member(name, value, request, model)
             continue
         if name in model.spec.inputs:
             raise invalid(name, f"Keyword '{name}' for nested schema also given as input tensor name")
         if not isinstance(value, dict):
             raise unreadable(f"Expected JSON object for keyword: '{name}': " + mistyped("object"))
-        _read_nested(value, request, model)
+        _parse_nested(value, request, model)
     return request
 
 
-def _read_nested(nested: dict[str, object], request: InferRequest, model: Model) -> None:
+def _parse_nested(nested: dict[str, object], request: InferRequest, model: Model) -> None:
     for name, value in nested.items():
         try:
-            _read_one(name, value, request, model)
+            _parse_member(name, value, request, model)
         except SluiceError as error:
             raise SluiceError(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from None
 
 
-def _read_one(name: str, value: object, request: InferRequest, model: Model) -> None:
+def _parse_member(name: str, value: object, request: InferRequest, model: Model) -> None:
     spec = model.spec.inputs.get(name)
     if spec is None:
         if name in _SCHEDULING and isinstance(model, LlmModel):
-            _schedule(name, value, request)
+            _parse_scheduling(name, value, request)
         else:
-            request.parameters[name] = custom_parameter(name, value)
+            request.parameters[name] = parse_custom_parameter(name, value)
         return
     dims = (-1, *spec.dims) if model.spec.max_batch_size > 0 else spec.dims
     if spec.data_type is BYTES:
         check_strings(value)  # before the shape, as Triton, which adds up their lengths first
-    num_given = len(value) if isinstance(value, list) else 1
-    shape = _shape(spec, dims, num_given)
-    tensor = tensor_of(name, spec.data_type.name, shape, value, num_given)
+    num_elements = len(value) if isinstance(value, list) else 1
+    shape = _shape(spec, dims, num_elements)
+    tensor = parse_tensor(name, spec.data_type.name, shape, value, num_elements)
     if name in request.inputs:
         raise already_exists(name, request)
     request.inputs[name] = tensor
 
 
-def _schedule(name: str, value: object, request: InferRequest) -> None:
+def _parse_scheduling(name: str, value: object, request: InferRequest) -> None:
     allowed, words = _SCHEDULING[name]
     if type(value) is not int or value not in allowed:
         raise invalid(name, f"parameter '{name}' must be {words}")
@@ -83,7 +82,7 @@ def _schedule(name: str, value: object, request: InferRequest) -> None:
 
 
 def _shape(spec: TensorSpec, dims: tuple[int, ...], num_elements: int) -> tuple[int, ...]:
-    """`dims` with the last free one as long as the elements need, and other free ones 1.
+    """Return `dims` with the last free one as long as the elements need, and other free ones 1.
 
     Raises INVALID where `num_elements` cannot be shaped so.
     """

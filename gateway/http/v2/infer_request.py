@@ -5,13 +5,24 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from gateway.http.v2.json_document import array_member, find, has, parse, string, string_member, text, unsigned
-from gateway.http.v2.outputs import AS_BINARY, OutputPlan, read_outputs, window_of
-from gateway.http.v2.parameters import read_parameters
-from gateway.http.v2.tensor_json import tensor_of
+from gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan, find_window, parse_outputs
+from gateway.http.v2.json_document import (
+    array_member,
+    boolean,
+    find,
+    has,
+    is_signed,
+    members,
+    parse,
+    string,
+    string_member,
+    text,
+    unsigned,
+)
+from gateway.http.v2.tensor_json import parse_tensor
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
-from serving.request import InferRequest
+from serving.request import InferRequest, Parameter, SequenceFlag
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES
@@ -19,25 +30,25 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PROTOCOL = "v2_http"
-_COPIED_BYTES = 4096
-"""Below this a copy costs less than a view, and lets the body go."""
 LARGE_BYTES = 1 << 20
-"""Length of JSON that is read on a thread: it would hold up every other request."""
+"""Length from which JSON is parsed on a thread: it would hold up every other request."""
+_COPIED_BYTES = 4096
+"""Size below which a copy costs less than a view, and frees the body."""
 _LEADING_INTEGER = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
 
 
 @dataclass(slots=True)
-class InferBody:
-    """What the client asks, and how it wants the answer."""
+class HttpInferRequest:
+    """A request to a model, and the form in which the client wants each output."""
 
     request: InferRequest
     plan: OutputPlan = field(default_factory=OutputPlan)
 
 
-def header_length(text: str, body_length: int) -> int:
-    """How much of the body is JSON, by Inference-Header-Content-Length. Raises INVALID.
+def parse_header_length(text: str, body_length: int) -> int:
+    """Return how many bytes of the body are JSON, by Inference-Header-Content-Length. Raises INVALID.
 
-    Like Triton's `atoi`: what is no number is 0, which says that the body is the one input.
+    Like Triton's `atoi`, text that is no number is 0, which means that the body is the one input.
     """
     match = _LEADING_INTEGER.match(text)
     length = int(match[0]) if match is not None else 0
@@ -47,34 +58,83 @@ def header_length(text: str, body_length: int) -> int:
     return length
 
 
-async def read_infer_anywhere(
+async def parse_infer_request(
     body: bytes, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
-) -> InferBody:
-    """As `read_infer`; what takes long is done on a thread, unless it needs the registry, which is the loop's."""
+) -> HttpInferRequest:
+    """Parse the request to `model` in `body`. Raises SluiceError in Triton's words.
+
+    Long JSON is parsed on a thread, unless it names shared memory: the registry belongs to the event loop's thread.
+    """
     if json_length < LARGE_BYTES or body.find(b"shared_memory_region", 0, json_length) >= 0:
-        return read_infer(body, json_length, model, shared_memory)
-    return await asyncio.to_thread(read_infer, body, json_length, model, shared_memory)
+        return _parse_infer(body, json_length, model, shared_memory)
+    return await asyncio.to_thread(_parse_infer, body, json_length, model, shared_memory)
 
 
-def read_infer(body: bytes, json_length: int, model: Model, shared_memory: SharedMemoryRegistry) -> InferBody:
-    """The request to `model` in `body`. Raises SluiceError in Triton's words."""
+def _parse_infer(body: bytes, json_length: int, model: Model, shared_memory: SharedMemoryRegistry) -> HttpInferRequest:
     if json_length == 0:
-        return _raw(body, model.spec)
+        return _parse_raw(body, model.spec)
     document = parse(body if json_length == len(body) else memoryview(body)[:json_length])
-    read = InferBody(InferRequest(inputs={}, protocol=PROTOCOL))
+    parsed = HttpInferRequest(InferRequest(inputs={}, protocol=PROTOCOL))
     if has(document, "id"):
-        read.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
-    read_parameters(document, read.request, read.plan)
-    rest = _Rest(memoryview(body)[json_length:], model.name)
+        parsed.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
+    parse_parameters(document, parsed.request, parsed.plan)
+    binary_data = _BinaryData(memoryview(body)[json_length:], model.name)
     for each in array_member(document, "inputs", "Unable to parse 'inputs': "):
-        _read_input(each, read.request, rest, shared_memory)
-    rest.check_used_up()
-    read.request.requested_outputs = read_outputs(document, read.plan, shared_memory)
-    return read
+        _parse_input(each, parsed.request, binary_data, shared_memory)
+    binary_data.check_used_up()
+    parsed.request.requested_outputs = parse_outputs(document, parsed.plan, shared_memory)
+    return parsed
 
 
-class _Rest:
-    """The bytes behind the JSON, of which inputs take theirs in order."""
+def parse_parameters(document: object, request: InferRequest, plan: OutputPlan) -> None:
+    """Put the parameters of an infer request into `request` and `plan`. Raises SluiceError."""
+    if not has(document, "parameters"):
+        return
+    for name, value in members(find(document, "parameters"), "failed to get request params.: ").items():
+        _parse_parameter(name, value, request, plan)
+
+
+def _parse_parameter(name: str, value: object, request: InferRequest, plan: OutputPlan) -> None:
+    prefix = f"Unable to parse '{name}': "
+    match name:
+        case "sequence_id":
+            is_number = type(value) is int and value >= 0
+            request.correlation_id = unsigned(value, prefix) if is_number else text(string(value, prefix), name)
+        case "sequence_start":
+            if boolean(value, prefix):
+                request.sequence |= SequenceFlag.START
+        case "sequence_end":
+            if boolean(value, prefix):
+                request.sequence |= SequenceFlag.END
+        case "priority":
+            request.priority = unsigned(value, prefix)
+        case "timeout":
+            request.timeout_us = unsigned(value, prefix)
+        case "binary_data_output":
+            plan.default = AS_BINARY if boolean(value, prefix) else AS_JSON
+        case _ if name.startswith("triton_"):
+            raise invalid(
+                name,
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+            )
+        case _:
+            request.parameters[name] = parse_custom_parameter(name, value)
+
+
+def parse_custom_parameter(name: str, value: object) -> Parameter:
+    """Return the value of a model's own parameter. Integers beyond 64 bits become doubles, as in Triton."""
+    if isinstance(value, str):
+        return text(value, text(name, "parameters"))
+    if isinstance(value, bool | float):
+        return value
+    if type(value) is int:
+        return value if is_signed(value) else float(value)
+    complaint = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+    raise invalid(name, complaint)
+
+
+class _BinaryData:
+    """The bytes behind the JSON, from which inputs take theirs in order."""
 
     def __init__(self, data: memoryview, model: str) -> None:
         self._data = data
@@ -95,7 +155,9 @@ class _Rest:
             raise invalid("inputs", f"unexpected additional input data for model '{self._model}'")
 
 
-def _read_input(each: object, request: InferRequest, rest: _Rest, shared_memory: SharedMemoryRegistry) -> None:
+def _parse_input(
+    each: object, request: InferRequest, binary_data: _BinaryData, shared_memory: SharedMemoryRegistry
+) -> None:
     parameters = find(each, "parameters")
     if parameters is not None or not has(each, "data"):
         _check_sources(each, parameters)
@@ -105,7 +167,7 @@ def _read_input(each: object, request: InferRequest, rest: _Rest, shared_memory:
     shape = tuple([unsigned(dim, "Unable to parse 'shape': ") for dim in dims])
     if name in request.inputs:
         raise already_exists(name, request)
-    raw = None if parameters is None else _elsewhere(name, datatype, parameters, rest, shared_memory)
+    raw = None if parameters is None else _binary_value(name, datatype, parameters, binary_data, shared_memory)
     num_elements = prod(shape) if shape else 0
     if raw is None and num_elements == 0:
         raw = b""  # whatever `data` holds, as in Triton
@@ -113,21 +175,21 @@ def _read_input(each: object, request: InferRequest, rest: _Rest, shared_memory:
         request.inputs[name] = Tensor(name, datatype if datatype in DATA_TYPES else "<invalid>", shape, raw)
         return
     data = array_member(each, "data", "Unable to parse 'data': ")
-    request.inputs[name] = tensor_of(name, datatype, shape, data, num_elements)
+    request.inputs[name] = parse_tensor(name, datatype, shape, data, num_elements)
 
 
-def _elsewhere(
-    name: str, datatype: str, parameters: object, rest: _Rest, shared_memory: SharedMemoryRegistry
+def _binary_value(
+    name: str, datatype: str, parameters: object, binary_data: _BinaryData, shared_memory: SharedMemoryRegistry
 ) -> bytes | memoryview | None:
-    """The data of an input that has it behind the JSON or in shared memory; None where it is in the JSON."""
+    """Return an input's data from behind the JSON or from shared memory; None where it is in the JSON."""
     if has(parameters, "binary_data_size"):
         size_bytes = unsigned(find(parameters, "binary_data_size"), "Unable to parse 'binary_data_size': ")
-        taken = rest.take(name, size_bytes)
+        taken = binary_data.take(name, size_bytes)
         return bytes(taken) if size_bytes < _COPIED_BYTES else taken
-    window = window_of(parameters, shared_memory)
+    window = find_window(parameters, shared_memory)
     if window is None:
         return None
-    # A client may change its memory while we look: lengths that were checked must stay as they were.
+    # A client may change its memory at any time: lengths that were checked must stay as they were.
     return bytes(window) if datatype == "BYTES" else window.toreadonly()
 
 
@@ -136,56 +198,56 @@ def already_exists(name: str, request: InferRequest) -> SluiceError:
 
 
 def _check_sources(each: object, parameters: object) -> None:
-    """Raise INVALID where an input does not say exactly once where its data is."""
+    """Raise INVALID where an input has no source of data or several."""
     sources = {
         "data": has(each, "data"),
         "binary_data_size": has(parameters, "binary_data_size"),
         "shared_memory_region": has(parameters, "shared_memory_region"),
     }
-    given = [f"'{name}'" for name, is_given in sources.items() if is_given]
-    if len(given) != 1:
+    sources_set = [f"'{name}'" for name, is_given in sources.items() if is_given]
+    if len(sources_set) != 1:
         complaint = (
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             "'shared_memory_region' in 'parameters'. But "
         )
-        raise invalid("inputs", complaint + ("set " + " ".join(given) if given else "no field is set"))
+        raise invalid("inputs", complaint + ("set " + " ".join(sources_set) if sources_set else "no field is set"))
 
 
-# -- a raw binary request: the body is the one input
+def _parse_raw(body: bytes, model_spec: ModelSpec) -> HttpInferRequest:
+    """Parse a raw binary request: the body is the one input, whose type is the model's.
 
-
-def _raw(body: bytes, spec: ModelSpec) -> InferBody:
-    """Shape and type are the model's. Raises INVALID where they cannot be told from the length."""
+    Raises INVALID where its shape does not follow from the length.
+    """
     request = InferRequest(inputs={}, protocol=PROTOCOL)
-    if len(spec.inputs) != 1:
+    if len(model_spec.inputs) != 1:
         complaint = (
-            f"Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs in "
-            f"'{spec.name}' model configuration"
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(model_spec.inputs)} inputs in "
+            f"'{model_spec.name}' model configuration"
         )
         raise invalid("inputs", request.log_prefix + complaint)
-    (wanted,) = spec.inputs.values()
-    dims, raw = _deduced(body, wanted, request)
-    shape = (1, *dims) if spec.max_batch_size > 0 else dims
-    tensor = Tensor(wanted.name, wanted.data_type.name, shape, raw)
-    expected = wanted.data_type.itemsize * tensor.num_elements
-    if wanted.data_type is not BYTES and expected != len(body):
-        complaint = f"input byte size mismatch for input 'raw_input' for model '{spec.name}'."
-        raise invalid(wanted.name, f"{request.log_prefix}{complaint} Expected {expected}, got {len(body)}")
-    request.inputs[wanted.name] = tensor
-    return InferBody(request, OutputPlan(otherwise=AS_BINARY))
+    (spec,) = model_spec.inputs.values()
+    dims, raw = _deduce_raw(body, spec, request)
+    shape = (1, *dims) if model_spec.max_batch_size > 0 else dims
+    tensor = Tensor(spec.name, spec.data_type.name, shape, raw)
+    expected = spec.data_type.itemsize * tensor.num_elements
+    if spec.data_type is not BYTES and expected != len(body):
+        complaint = f"input byte size mismatch for input 'raw_input' for model '{model_spec.name}'."
+        raise invalid(spec.name, f"{request.log_prefix}{complaint} Expected {expected}, got {len(body)}")
+    request.inputs[spec.name] = tensor
+    return HttpInferRequest(request, OutputPlan(default=AS_BINARY))
 
 
-def _deduced(body: bytes, wanted: TensorSpec, request: InferRequest) -> tuple[tuple[int, ...], bytes]:
-    """The dims without a batch, and the wire form."""
-    num_fixed = prod(dim for dim in wanted.dims if dim != -1)
-    num_free = wanted.dims.count(-1)
+def _deduce_raw(body: bytes, spec: TensorSpec, request: InferRequest) -> tuple[tuple[int, ...], bytes]:
+    """Return the dims without a batch, and the wire form."""
+    num_fixed = prod(dim for dim in spec.dims if dim != -1)
+    num_free = spec.dims.count(-1)
     if num_free > 1:
         complaint = "can not be deduced because there are more than one variable-sized dimension"
-        raise invalid(wanted.name, f"{request.log_prefix}The shape of the raw input '{wanted.name}' {complaint}")
-    if wanted.data_type is BYTES:
+        raise invalid(spec.name, f"{request.log_prefix}The shape of the raw input '{spec.name}' {complaint}")
+    if spec.data_type is BYTES:
         if num_free or num_fixed != 1:
-            complaint = f"For BYTE datatype raw input '{wanted.name}', the model must have input shape [1]"
-            raise invalid(wanted.name, request.log_prefix + complaint)
-        return wanted.dims, byte_strings.pack([body])
-    size = len(body) // (num_fixed * wanted.data_type.itemsize) if num_fixed else 0
-    return tuple(size if dim == -1 else dim for dim in wanted.dims), body
+            complaint = f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
+            raise invalid(spec.name, request.log_prefix + complaint)
+        return spec.dims, byte_strings.pack([body])
+    size = len(body) // (num_fixed * spec.data_type.itemsize) if num_fixed else 0
+    return tuple(size if dim == -1 else dim for dim in spec.dims), body

@@ -1,25 +1,116 @@
-"""From an InferResponse to the body of an infer answer: JSON, then the outputs that are wanted as bytes."""
+"""From an InferResponse to the body of an infer answer, each output in the form that the client requested."""
 
 import asyncio
+import zlib
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 import orjson
 
-from gateway.http.v2.outputs import Form, OutputPlan, OutputWish
-from gateway.http.v2.tensor_json import data_json
+from gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
+from gateway.http.v2.tensor_json import encode_data
 from gateway.v2.classification import classify
+from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
 from serving.request import InferResponse
 from serving.tensors.tensor import Buffer, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
+_REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _LARGE_ELEMENTS = 1 << 16
-"""Elements of JSON that are written on a thread: they would hold up every other request."""
+"""Elements of JSON from which an answer is encoded on a thread: it would hold up every other request."""
+_ENCODINGS = ("identity", "deflate", "gzip")
+_GZIP_WINDOW, _ZLIB_WINDOW = 15 | 16, 15
+_LEVEL = 1
+"""zlib's fastest level: an answer is read once, by a client that waits for it."""
+_INLINE_BYTES = 64 << 10
+"""Length below which an answer is compressed on the event loop; longer ones go to a thread."""
 
 
-class InferAnswer(NamedTuple):
-    """A body; `json_length` of it is JSON, and None says that nothing follows."""
+class OutputForm(Enum):
+    """Where an output's data goes."""
+
+    JSON = "json"
+    BINARY = "binary"
+    SHARED_MEMORY = "shared memory"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """The form of one output. `num_classes` 0: no classification. `window` is the shared memory to write it to."""
+
+    form: OutputForm
+    num_classes: int = 0
+    window: memoryview | None = None
+
+
+AS_JSON, AS_BINARY = RequestedOutput(OutputForm.JSON), RequestedOutput(OutputForm.BINARY)
+
+
+@dataclass(slots=True)
+class OutputPlan:
+    """The requested forms of a request's outputs by name, and the form of those that it does not name."""
+
+    default: RequestedOutput = AS_JSON
+    named: dict[str, RequestedOutput] = field(default_factory=dict)
+
+    def find(self, output: str) -> RequestedOutput:
+        return self.named.get(output, self.default)
+
+
+def parse_outputs(document: object, plan: OutputPlan, shared_memory: SharedMemoryRegistry) -> tuple[str, ...]:
+    """Put the requested outputs into `plan` and return their names. Raises SluiceError."""
+    if not has(document, "outputs"):
+        return ()
+    names = []
+    for output in array_member(document, "outputs", "Unable to parse 'outputs': "):
+        parameters = find(output, "parameters")
+        _check_combination(parameters)
+        name = string_member(output, "name", "Unable to parse 'name': ")
+        requested = _parse_output(parameters, shared_memory)
+        plan.named.setdefault(name, requested)
+        names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _check_combination(parameters: object) -> None:
+    if not has(parameters, _REGION):
+        return
+    if has(parameters, "classification"):
+        raise _conflict("classification")
+    if has(parameters, "binary_data") and boolean(find(parameters, "binary_data"), "Unable to set 'binary_data': "):
+        raise _conflict("binary_data")
+
+
+def _conflict(other: str) -> SluiceError:
+    return invalid("outputs", f"Output can't set both '{_REGION}' and '{other}'")
+
+
+def _parse_output(parameters: object, shared_memory: SharedMemoryRegistry) -> RequestedOutput:
+    if not isinstance(parameters, dict) or not parameters:
+        return AS_JSON
+    num_classes = 0
+    if "classification" in parameters:
+        num_classes = unsigned(parameters["classification"], "Unable to set 'classification': ")
+    window = find_window(parameters, shared_memory)
+    if window is not None:
+        return RequestedOutput(OutputForm.SHARED_MEMORY, window=window)
+    is_binary = "binary_data" in parameters and boolean(parameters["binary_data"], "Unable to parse 'binary_data': ")
+    return RequestedOutput(OutputForm.BINARY if is_binary else OutputForm.JSON, num_classes)
+
+
+def find_window(parameters: object, shared_memory: SharedMemoryRegistry) -> memoryview | None:
+    """Return the shared memory that `parameters` name; None where they name none. Raises SluiceError."""
+    if not isinstance(parameters, dict):
+        return None
+    name = string(parameters[_REGION], f"Unable to parse '{_REGION}': ") if _REGION in parameters else None
+    offset, size = (unsigned(parameters.get(each, 0), f"Unable to parse '{each}': ") for each in (_OFFSET, _SIZE))
+    return shared_memory.window(name, offset, size) if name is not None else None
+
+
+class InferBody(NamedTuple):
+    """A body whose first `json_length` bytes are JSON; None: all of it."""
 
     body: bytes
     json_length: int | None
@@ -27,40 +118,39 @@ class InferAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Pieces:
-    """An answer as it is put together."""
+    """The parts of an answer: JSON objects of outputs, and data behind the JSON."""
 
     outputs: list[bytes] = field(default_factory=list)
     binary: list[Buffer] = field(default_factory=list)
     has_binary: bool = False
 
 
-async def infer_answer_anywhere(model: Model, response: InferResponse, plan: OutputPlan) -> InferAnswer:
-    """As `infer_answer`; what takes long is done on a thread."""
-    if sum(_num_printed(tensor, plan) for tensor in response.outputs) < _LARGE_ELEMENTS:
-        return infer_answer(model, response, plan)
-    return await asyncio.to_thread(infer_answer, model, response, plan)
+async def encode_infer_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
+    """Encode the answer in the form that the client requested; outputs for shared memory are written there.
 
-
-def _num_printed(tensor: Tensor, plan: OutputPlan) -> int:
-    return tensor.num_elements if plan.wish(tensor.name).form is Form.JSON else 0
-
-
-def infer_answer(model: Model, response: InferResponse, plan: OutputPlan) -> InferAnswer:
-    """The answer in the form that the client wants; outputs for shared memory are written there.
-
-    Raises SluiceError where an output cannot be had in the form that it is wanted in.
+    Long JSON is encoded on a thread. Raises SluiceError where an output cannot have its requested form.
     """
+    if sum(_num_json_elements(tensor, plan) for tensor in response.outputs) < _LARGE_ELEMENTS:
+        return _encode_response(model, response, plan)
+    return await asyncio.to_thread(_encode_response, model, response, plan)
+
+
+def _num_json_elements(tensor: Tensor, plan: OutputPlan) -> int:
+    return tensor.num_elements if plan.find(tensor.name).form is OutputForm.JSON else 0
+
+
+def _encode_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
     pieces = _Pieces()
     for tensor in response.outputs:
-        _add(pieces, tensor, plan.wish(tensor.name), model)
+        _add_output(pieces, tensor, plan.find(tensor.name), model)
     text = b"{%s%s%s}" % (_head(model, response), b',"outputs":[', b",".join(pieces.outputs) + b"]")
     if not pieces.has_binary:
-        return InferAnswer(text, None)
-    return InferAnswer(b"".join((text, *pieces.binary)), len(text))
+        return InferBody(text, None)
+    return InferBody(b"".join((text, *pieces.binary)), len(text))
 
 
 def _head(model: Model, response: InferResponse) -> bytes:
-    """Triton's members before the outputs, in its order."""
+    """Return Triton's members before the outputs, in its order."""
     head = b'"model_name":%s,"model_version":"%d"' % (orjson.dumps(model.name), model.version)
     if response.id:
         head = b'"id":%s,%s' % (orjson.dumps(response.id), head)
@@ -69,31 +159,31 @@ def _head(model: Model, response: InferResponse) -> bytes:
     return head
 
 
-def _add(pieces: _Pieces, tensor: Tensor, wish: OutputWish, model: Model) -> None:
-    if wish.num_classes:
+def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, model: Model) -> None:
+    if requested.num_classes:
         labels = model.labels.get(tensor.name, ())
-        tensor = classify(tensor, wish.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
+        tensor = classify(tensor, requested.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
     shape = ",".join(map(str, tensor.shape))
     text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (
         orjson.dumps(tensor.name),
         tensor.datatype.encode(),
         shape.encode(),
     )
-    match wish.form:
-        case Form.JSON:
-            pieces.outputs.append(b'%s,"data":%s}' % (text, data_json(tensor)))
-        case Form.BINARY:
+    match requested.form:
+        case OutputForm.JSON:
+            pieces.outputs.append(b'%s,"data":%s}' % (text, encode_data(tensor)))
+        case OutputForm.BINARY:
             size_bytes = tensor.size_bytes
             pieces.outputs.append(b'%s,"parameters":{"binary_data_size":%d}}' % (text, size_bytes))
             pieces.binary.append(tensor.raw)
             pieces.has_binary |= size_bytes > 0
-        case Form.SHARED_MEMORY:
-            assert wish.window is not None
-            _fill(wish.window, tensor)
+        case OutputForm.SHARED_MEMORY:
+            assert requested.window is not None
+            _write_window(requested.window, tensor)
             pieces.outputs.append(text + b"}")
 
 
-def _fill(window: memoryview, tensor: Tensor) -> None:
+def _write_window(window: memoryview, tensor: Tensor) -> None:
     size_bytes = tensor.size_bytes
     if size_bytes > len(window):
         text = (
@@ -102,3 +192,42 @@ def _fill(window: memoryview, tensor: Tensor) -> None:
         )
         raise SluiceError(ErrorCode.INTERNAL, text)
     window[:size_bytes] = memoryview(tensor.raw).cast("B")
+
+
+class CompressedBody(NamedTuple):
+    """A body, and the header that names its compression."""
+
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+async def compress_body(body: bytes, accept: str) -> CompressedBody:
+    """Compress `body` by the Accept-Encoding header `accept`, as Triton does for infer answers."""
+    encoding = choose_encoding(accept) if accept else "identity"
+    if encoding == "identity":
+        return CompressedBody(body)
+    window = _GZIP_WINDOW if encoding == "gzip" else _ZLIB_WINDOW
+    if len(body) < _INLINE_BYTES:
+        compressed = _compress(body, window)
+    else:
+        compressed = await asyncio.to_thread(_compress, body, window)
+    return CompressedBody(compressed, ((b"content-encoding", encoding.encode()),))
+
+
+def _compress(body: bytes, window: int) -> bytes:
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
+    return stream.compress(body) + stream.flush()
+
+
+def choose_encoding(accept: str) -> str:
+    """Return the known encoding with the highest weight; of equal weights the first."""
+    best, highest = "identity", 0.0
+    for each in accept.split(","):
+        name, _, weight_text = each.strip().partition(";q=")
+        try:
+            weight = float(weight_text or 1)
+        except ValueError:
+            continue
+        if name in _ENCODINGS and weight > highest:
+            best, highest = name, weight
+    return best

@@ -1,6 +1,6 @@
-"""Request bodies as Triton reads JSON, and its words for what it does not find there.
+"""Reads JSON as Triton does, with its error messages for missing members and wrong types.
 
-Triton answers 500 to JSON that cannot be read or has the wrong type, so these errors are INTERNAL.
+Triton answers 500 to JSON that cannot be parsed or has a wrong type, so these errors are INTERNAL.
 """
 
 import json
@@ -20,9 +20,9 @@ _WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape char
 
 
 def parse(body: bytes | bytearray | memoryview) -> object:
-    """The document in `body`. Beyond JSON, NaN and infinities may stand as bare words, and strings hold any bytes.
+    """Return the document in `body`. Beyond JSON, NaN and infinities may be bare words, and strings hold any bytes.
 
-    Bytes that are no UTF-8 are in the strings as lone surrogates (`surrogateescape`). A byte order mark is passed over.
+    Bytes that are no UTF-8 become lone surrogates (`surrogateescape`). A byte order mark is skipped. Raises INTERNAL.
     """
     try:
         return orjson.loads(body)
@@ -50,7 +50,7 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _complaint(body: bytes) -> str:
-    """What RapidJSON, which Triton reads with, says of a document that is no JSON."""
+    """Return the message of RapidJSON, which Triton parses with, for a document that is no JSON."""
     try:
         rapidjson.loads(body.translate(_BEYOND_ASCII_AS_QUESTION_MARKS))
     except RecursionError:
@@ -63,22 +63,23 @@ def _complaint(body: bytes) -> str:
 
 
 def unreadable(message: str) -> SluiceError:
-    """An error of Triton's JSON library."""
+    """Return an error of Triton's JSON library."""
     return SluiceError(ErrorCode.INTERNAL, message)
 
 
 def missing(name: str) -> str:
+    """Return the message for an absent member."""
     return f"attempt to access non-existing object member '{name}'"
 
 
-def mistyped(wanted: str) -> str:
-    """`wanted` is Triton's word for the type: string, boolean, array …"""
-    kind = "number" if wanted == "double" else wanted
-    return f"attempt to access JSON non-{kind} as {wanted}"
+def mistyped(expected: str) -> str:
+    """Return the message for a wrong type. `expected` is Triton's word for the type: string, boolean, array …"""
+    kind = "number" if expected == "double" else expected
+    return f"attempt to access JSON non-{kind} as {expected}"
 
 
 def find(owner: object, name: str) -> object:
-    """A member that may be absent, which is None, as is everything in what is no object. See `has`."""
+    """Return a member; None where it is absent or `owner` is no object. `has` tells null from absent."""
     return owner.get(name) if isinstance(owner, dict) else None
 
 
@@ -87,21 +88,21 @@ def has(owner: object, name: str) -> bool:
 
 
 def members(owner: object, prefix: str = "") -> dict[str, object]:
-    """`owner` as an object."""
+    """Return `owner` as an object. Raises INTERNAL, with `prefix` before the message."""
     if not isinstance(owner, dict):
         raise unreadable(f"{prefix}attempt to get members for non-object")
     return owner
 
 
 def string(value: object, prefix: str = "") -> str:
-    """`value`, which must be a string; the error's message begins with `prefix`. So do the functions below."""
+    """Return `value`, which must be a string. Raises INTERNAL, with `prefix` before the message."""
     if not isinstance(value, str):
         raise unreadable(prefix + mistyped("string"))
     return value
 
 
 def text(value: str, name: str) -> str:
-    """`value` where it is Unicode. Raises INVALID, naming it, for a string that was no UTF-8."""
+    """Return `value`, which must be Unicode. Raises INVALID, naming it, for a string that was no UTF-8."""
     if not value.isascii():
         try:
             value.encode()
@@ -111,12 +112,14 @@ def text(value: str, name: str) -> str:
 
 
 def boolean(value: object, prefix: str = "") -> bool:
+    """Return `value`, which must be a boolean. Raises like `string`."""
     if not isinstance(value, bool):
         raise unreadable(prefix + mistyped("boolean"))
     return value
 
 
 def unsigned(value: object, prefix: str = "") -> int:
+    """Return `value`, which must be an unsigned integer of 64 bits. Raises like `string`."""
     if type(value) is not int or not 0 <= value <= _MAX_UINT64:
         raise unreadable(prefix + mistyped("unsigned-integer"))
     return value
@@ -128,16 +131,18 @@ def is_signed(value: object) -> bool:
 
 
 def string_member(owner: object, name: str, prefix: str = "") -> str:
-    """A member that must be there."""
+    """Return a member, which must be a string. Raises like `string`."""
     value = find(owner, name)
     return value if isinstance(value, str) else string(_present(owner, name, prefix), prefix)
 
 
 def unsigned_member(owner: object, name: str, prefix: str = "") -> int:
+    """Return a member, which must be an unsigned integer of 64 bits. Raises like `string`."""
     return unsigned(_present(owner, name, prefix), prefix)
 
 
 def array_member(owner: object, name: str, prefix: str = "") -> list[object]:
+    """Return a member, which must be an array. Raises like `string`."""
     value = find(owner, name)
     if isinstance(value, list):
         return value

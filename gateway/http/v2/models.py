@@ -1,46 +1,54 @@
-"""Health, metadata, configuration and statistics."""
+"""Health, metadata, configuration and statistics; and the model repository extension: index, load, unload, routing."""
 
+import base64
+import binascii
 from typing import Any
 
 import orjson
 
-from gateway.http.v2.exchange import Exchange
-from gateway.http.v2.target import Target
-from gateway.v2.description import model_metadata, server_metadata, statistics
-from gateway.v2.service import Service
+from gateway.http.v2.exchange import Exchange, RequestTarget
+from gateway.http.v2.json_document import boolean, find, has, members, parse, string, unreadable
+from gateway.http.v2.request import BodyReader
+from gateway.v2.server import V2Service, index_row, model_metadata, server_metadata, statistics
+from serving.backend import LoadOverrides
 from serving.config.config_json import config_json
-from sluice.errors import invalid
+from serving.repository.routing import Routing
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _NOT_READY = "Model version not ready"
 _PLAIN = b"text/plain"
+_FILE_PREFIX = "file:"
+_EXPECTED_WEIGHTS = (
+    'weights must be an object of versions and numbers, such as {"1": 95, "2": 5}, or null for the configured ones'
+)
 
 
 class ModelRoutes:
-    """Answers what only asks."""
+    """Answers requests that change nothing."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: V2Service) -> None:
         self._service = service
 
-    async def server(self, exchange: Exchange, target: Target) -> None:
-        """What this server is."""
+    async def server(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Return the server's name, version and extensions."""
         await _reply(exchange, server_metadata(self._service.identity))
 
-    async def live(self, exchange: Exchange, target: Target) -> None:
-        """Whether the server should be left running: 200, or 400 where it should be restarted."""
+    async def live(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Answer 200, or 400 where the server should be restarted."""
         await _reply_health(exchange, self._service.is_live())
 
-    async def ready(self, exchange: Exchange, target: Target) -> None:
-        """Whether the server takes requests: 200 or 400."""
+    async def ready(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Answer 200 where the server takes requests, else 400."""
         await _reply_health(exchange, self._service.is_ready())
 
-    async def model_ready(self, exchange: Exchange, target: Target) -> None:
-        """Whether a model takes requests: 200, or 400 where it does not or is not there."""
+    async def model_ready(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Answer 200 where a model takes requests, else 400."""
         if not self._service.is_model_ready(target.name, target.version_number):
             raise invalid("model", _NOT_READY)
         await _reply_health(exchange, True)
 
-    async def metadata(self, exchange: Exchange, target: Target) -> None:
-        """What a model takes and gives."""
+    async def metadata(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Return a model's versions, inputs and outputs."""
         model = self._service.find(target.name, target.version_number)
         if target.version:
             versions = [model.version]
@@ -48,12 +56,12 @@ class ModelRoutes:
             versions = [each.version for each in self._service.repository.versions(target.name)]
         await _reply(exchange, model_metadata(model, versions))
 
-    async def config(self, exchange: Exchange, target: Target) -> None:
-        """A model's configuration, with what was completed when it was loaded."""
+    async def config(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Return a model's configuration as completed at load."""
         await exchange.reply(200, config_json(self._service.find(target.name, target.version_number).config))
 
-    async def statistics(self, exchange: Exchange, target: Target) -> None:
-        """What a model, or with no name every model, has done. Raises INVALID for one that is not there."""
+    async def statistics(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Return the statistics of a model, or of every model. Raises INVALID for an unknown one."""
         models = self._service.repository.models()
         await _reply(exchange, statistics(models, target.name, target.version_number))
 
@@ -64,3 +72,114 @@ async def _reply(exchange: Exchange, payload: dict[str, Any]) -> None:
 
 async def _reply_health(exchange: Exchange, is_ok: bool) -> None:
     await exchange.reply(200 if is_ok else 400, content_type=_PLAIN)
+
+
+class RepositoryRoutes:
+    """Answers under /v2/repository."""
+
+    def __init__(self, service: V2Service, body: BodyReader) -> None:
+        self._service = service
+        self._body = body
+
+    async def index(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Return every model of the repository, or with `ready` those that are ready."""
+        body = await self._body.read(exchange)
+        document = parse(body) if body else {}
+        ready_only = has(document, "ready") and boolean(find(document, "ready"))
+        await self._service.repository.refresh()
+        rows = [index_row(entry) for entry in self._service.repository.index(ready_only)]
+        await exchange.reply(200, orjson.dumps(rows))
+
+    async def load(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Load or reload a model, with the configuration and files that the request brings."""
+        body = await self._body.read(exchange)
+        await self._service.repository.load(target.name, _parse_overrides(parse(body)) if body else None)
+        await exchange.reply(200)
+
+    async def unload(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Unload a model. A body that cannot be read counts as absent, as in Triton."""
+        unload_dependents = _unloads_dependents(await self._body.read(exchange))
+        await self._service.repository.unload(target.name, unload_dependents)
+        await exchange.reply(200)
+
+    async def refuse_repository(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Refuse a path that names a repository."""
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
+
+
+def _parse_overrides(document: object) -> LoadOverrides | None:
+    """Return a load request's configuration and files; None where it has neither."""
+    if not has(document, "parameters"):
+        return None
+    config: str | None = None
+    files: list[tuple[str, bytes]] = []
+    for name, value in members(find(document, "parameters")).items():
+        text = string(value)
+        if name == "config":
+            config = text
+        elif name.startswith(_FILE_PREFIX):
+            files.append((name.removeprefix(_FILE_PREFIX), _decode_file(name, text)))
+        else:
+            raise unreadable("unexpected error on creating Triton parameter")
+    return LoadOverrides(config, tuple(files)) if config is not None or files else None
+
+
+def _decode_file(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text)
+    except (binascii.Error, ValueError):
+        raise SluiceError(ErrorCode.INVALID, f"parameter '{name}' is not base64") from None
+
+
+def _unloads_dependents(body: bytes) -> bool:
+    try:
+        document = parse(body)
+    except SluiceError:
+        return False
+    return find(find(document, "parameters"), "unload_dependents") is True
+
+
+class VersionRoutingRoute:
+    """Answers /v2/repository/models/NAME/routing: how versions share the requests that name no version.
+
+    GET returns the weights and the shares that they give; POST sets weights and returns the result.
+    """
+
+    def __init__(self, service: V2Service, body: BodyReader) -> None:
+        self._service = service
+        self._body = body
+
+    async def answer(self, exchange: Exchange, target: RequestTarget) -> None:
+        """Answer either method. Raises SluiceError INVALID, naming the field, for a body without valid weights."""
+        repository = self._service.repository
+        if exchange.method == "POST":
+            repository.set_weights(target.name, _parse_weights(await self._body.read(exchange)))
+        await exchange.reply(200, orjson.dumps(_routing_object(target.name, repository.routing(target.name))))
+
+
+def _parse_weights(body: bytes | bytearray) -> dict[int, float] | None:
+    document = parse(body) if body else None
+    if not isinstance(document, dict) or document.keys() != {"weights"}:
+        raise invalid("weights", f"the body must hold 'weights' and nothing else: {_EXPECTED_WEIGHTS}")
+    weights = document["weights"]
+    if weights is None:
+        return None
+    if not isinstance(weights, dict) or not all(map(_is_weight, weights.items())):
+        raise invalid("weights", f"{_EXPECTED_WEIGHTS}, got {orjson.dumps(weights).decode()[:200]}")
+    return {int(version): float(weight) for version, weight in weights.items()}
+
+
+def _is_weight(entry: tuple[str, object]) -> bool:
+    version, weight = entry
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    return version.isascii() and version.isdecimal() and len(version) < 20 and is_number
+
+
+def _routing_object(name: str, routing: Routing) -> dict[str, object]:
+    weights = routing.weights.by_version if routing.weights is not None else None
+    return {
+        "model_name": name,
+        "weights": None if weights is None else {str(version): weight for version, weight in weights.items()},
+        "is_set": routing.is_set,
+        "shares": {str(version): share for version, share in routing.shares.items()},
+    }

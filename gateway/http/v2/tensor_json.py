@@ -1,4 +1,4 @@
-"""Tensors as JSON: the `data` of requests and responses."""
+"""Tensors as JSON: parses the `data` of requests, and encodes that of responses."""
 
 import json
 import re
@@ -19,8 +19,8 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _BINARY_ONLY = ("FP16", "BF16")
-_NUMPY_PAYS_FROM = 64
-"""Elements from which orjson writes an array faster than the list of its values."""
+_MIN_NUMPY_ELEMENTS = 64
+"""Number of elements from which orjson encodes an array faster than a list."""
 _MISFIT = "Shape does not match true shape of 'data' field"
 _DATA = "Unable to parse 'data': "
 _SIGNED, _UNSIGNED, _FLOAT = (
@@ -28,12 +28,29 @@ _SIGNED, _UNSIGNED, _FLOAT = (
     ("UINT8", "UINT16", "UINT32", "UINT64"),
     ("FP32", "FP64"),
 )
+_TYPE_CODES = {
+    "BOOL": "B",
+    **dict(zip(_SIGNED, "bhiq", strict=True)),
+    **dict(zip(_UNSIGNED, "BHIQ", strict=True)),
+    **dict(zip(_FLOAT, "fd", strict=True)),
+}
+_JSON_TYPES: dict[str, frozenset[type]] = {
+    "BOOL": frozenset((bool,)),
+    **dict.fromkeys((*_SIGNED, *_UNSIGNED), frozenset((int,))),
+    **dict.fromkeys(_FLOAT, frozenset((float, int))),
+}
+_TRITON_WORDS = {
+    "BOOL": "boolean",
+    **dict.fromkeys(_SIGNED, "signed-integer"),
+    **dict.fromkeys(_UNSIGNED, "unsigned-integer"),
+    **dict.fromkeys(_FLOAT, "double"),
+}
 _ESCAPES = {ord('"'): b'\\"', ord("\\"): b"\\\\", 8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r"}
 _TO_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
 
 
-def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: object, num_elements: int) -> Tensor:
-    """The tensor whose `num_elements` elements are in `data`, nested in any way. Nothing says that they fit `shape`.
+def parse_tensor(name: str, datatype: str, shape: tuple[int, ...], data: object, num_elements: int) -> Tensor:
+    """Return the tensor whose `num_elements` elements are in `data`, nested in any way. They need not fit `shape`.
 
     Raises SluiceError: INTERNAL for elements of another type or another number of them, INVALID for numbers that the
     type cannot hold, and for types that JSON cannot carry.
@@ -46,18 +63,18 @@ def tensor_of(name: str, datatype: str, shape: tuple[int, ...], data: object, nu
     data_type = DATA_TYPES.get(datatype)
     if data_type is None:
         raise invalid(name, f"invalid datatype for input {name}")
-    elements, kinds = _flat(data)
+    elements, kinds = _flatten(data)
     if datatype == "BYTES":
-        return _byte_tensor(name, shape, elements, kinds)
+        return _parse_bytes(name, shape, elements, kinds)
     if len(elements) != num_elements or not _are_all(datatype, elements, kinds):
-        raise _unfit(datatype, elements, num_elements)
-    return Tensor(name, datatype, shape, _wire_form(name, data_type, elements))
+        raise _misfit(datatype, elements, num_elements)
+    return Tensor(name, datatype, shape, _pack(name, data_type, elements))
 
 
 def check_strings(data: object) -> None:
-    """Raise INTERNAL where `data` holds, at any depth, what is no string."""
+    """Raise INTERNAL where `data` holds, at any depth, anything but strings."""
     if not isinstance(data, str):
-        _check_strings(_flat(data)[1])
+        _check_strings(_flatten(data)[1])
 
 
 def _check_strings(kinds: set[type]) -> None:
@@ -65,8 +82,8 @@ def _check_strings(kinds: set[type]) -> None:
         raise unreadable("Unable to parse JSON bytes array: " + mistyped("string"))
 
 
-def _flat(data: object) -> tuple[list[Any], set[type]]:
-    """What arrays of any depth hold, in order, and the types of it; one value is an array of itself."""
+def _flatten(data: object) -> tuple[list[Any], set[type]]:
+    """Return the elements of nested arrays in order, and their types. A single value counts as an array."""
     elements: list[Any] = data if isinstance(data, list) else [data]
     kinds = set(map(type, elements))
     while kinds == {list}:
@@ -89,40 +106,21 @@ def _leaves(data: list[Any]) -> Iterable[Any]:
 
 
 def _are_all(datatype: str, elements: list[Any], kinds: set[type]) -> bool:
-    if not kinds <= _KINDS[datatype]:
+    if not kinds <= _JSON_TYPES[datatype]:
         return False
     return datatype not in _UNSIGNED or not elements or min(elements) >= 0
 
 
-def _unfit(datatype: str, elements: list[Any], num_elements: int) -> SluiceError:
-    """Triton reads element by element, so the first fault decides what it says."""
+def _misfit(datatype: str, elements: list[Any], num_elements: int) -> SluiceError:
+    """Return Triton's error: it reads element by element, so the first fault decides the message."""
     for element in elements[:num_elements]:
         if not _are_all(datatype, [element], {type(element)}):
-            return unreadable(_DATA + mistyped(_WORD[datatype]))
+            return unreadable(_DATA + mistyped(_TRITON_WORDS[datatype]))
     return unreadable(_DATA + _MISFIT)
 
 
-_TYPE_CODES = {
-    "BOOL": "B",
-    **dict(zip(_SIGNED, "bhiq", strict=True)),
-    **dict(zip(_UNSIGNED, "BHIQ", strict=True)),
-    **dict(zip(_FLOAT, "fd", strict=True)),
-}
-_KINDS: dict[str, frozenset[type]] = {
-    "BOOL": frozenset((bool,)),
-    **dict.fromkeys((*_SIGNED, *_UNSIGNED), frozenset((int,))),
-    **dict.fromkeys(_FLOAT, frozenset((float, int))),
-}
-_WORD = {
-    "BOOL": "boolean",
-    **dict.fromkeys(_SIGNED, "signed-integer"),
-    **dict.fromkeys(_UNSIGNED, "unsigned-integer"),
-    **dict.fromkeys(_FLOAT, "double"),
-}
-
-
-def _wire_form(name: str, data_type: DataType, elements: list[Any]) -> bytes:
-    """In a quarter of numpy's time for a few elements. What is too large for FP32 is infinite, as in Triton."""
+def _pack(name: str, data_type: DataType, elements: list[Any]) -> bytes:
+    """Pack the elements; few take a quarter of numpy's time. What exceeds FP32 becomes infinite, as in Triton."""
     try:
         return array(_TYPE_CODES[data_type.name], elements).tobytes()
     except OverflowError:
@@ -130,18 +128,18 @@ def _wire_form(name: str, data_type: DataType, elements: list[Any]) -> bytes:
 
 
 def _overflow(name: str, data_type: DataType, elements: list[Any]) -> SluiceError:
-    """Triton wraps what does not fit; here only what is no 64-bit integer is said in its words."""
+    """Return the error for a number that does not fit. Triton wraps it; only beyond 64 bits are the words Triton's."""
     if data_type.dtype.kind == "f":
         return unreadable("failed to parse the request JSON buffer: Number too big to be stored in double.")
     is_wide = is_signed if data_type.name in _SIGNED else lambda value: value < 2**64
     if not all(map(is_wide, elements)):
-        return unreadable(_DATA + mistyped(_WORD[data_type.name]))
+        return unreadable(_DATA + mistyped(_TRITON_WORDS[data_type.name]))
     limits = np.iinfo(data_type.dtype)
     worst = next(value for value in elements if not limits.min <= value <= limits.max)
     return invalid(name, f"value {worst} of input '{name}' does not fit {data_type.name}")
 
 
-def _byte_tensor(name: str, shape: tuple[int, ...], elements: list[Any], kinds: set[type]) -> Tensor:
+def _parse_bytes(name: str, shape: tuple[int, ...], elements: list[Any], kinds: set[type]) -> Tensor:
     _check_strings(kinds)
     try:
         encoded = [element.encode("utf-8", "surrogateescape") for element in elements]
@@ -154,16 +152,16 @@ def _byte_tensor(name: str, shape: tuple[int, ...], elements: list[Any], kinds: 
     return Tensor(name, "BYTES", shape, array=strings.reshape(shape))
 
 
-def data_json(tensor: Tensor) -> bytes:
-    """A response's `data`: every element in one flat array. Raises INVALID for types that JSON cannot carry."""
+def encode_data(tensor: Tensor) -> bytes:
+    """Return a response's `data`: all elements in one flat array. Raises INVALID for types that JSON cannot carry."""
     if tensor.datatype == "BYTES":
-        return _strings_json(tensor.array.ravel().tolist())
+        return _encode_strings(tensor.array.ravel().tolist())
     if tensor.datatype in _BINARY_ONLY:
         text = f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         raise SluiceError(ErrorCode.INVALID, text)
     flat = tensor.array.ravel()
     is_float = flat.dtype.kind == "f"
-    if flat.size < _NUMPY_PAYS_FROM:
+    if flat.size < _MIN_NUMPY_ELEMENTS:
         text_form = orjson.dumps(flat.tolist())
     else:
         # FP32 is printed as the double that it widens to, as Triton does.
@@ -174,24 +172,24 @@ def data_json(tensor: Tensor) -> bytes:
     return text_form
 
 
-def value_json(tensor: Tensor) -> bytes:
-    """The value of an output in a generate response: one element stands without its array."""
-    data = data_json(tensor)
+def encode_value(tensor: Tensor) -> bytes:
+    """Return an output's value in a generate response: a single element stands without its array."""
+    data = encode_data(tensor)
     return data[1:-1] if tensor.num_elements == 1 else data
 
 
-def _strings_json(elements: list[bytes]) -> bytes:
+def _encode_strings(elements: list[bytes]) -> bytes:
     try:
         return orjson.dumps([element.decode() for element in elements])
     except UnicodeDecodeError:
-        return b"[" + b",".join(map(_string_json, elements)) + b"]"
+        return b"[" + b",".join(map(_encode_string, elements)) + b"]"
 
 
-def _string_json(element: bytes) -> bytes:
-    """Bytes that are no UTF-8 go out as they are, as Triton sends them."""
-    return b'"' + _TO_ESCAPE.sub(_escaped, element) + b'"'
+def _encode_string(element: bytes) -> bytes:
+    """Encode bytes that are no UTF-8 unchanged, as Triton sends them."""
+    return b'"' + _TO_ESCAPE.sub(_escape, element) + b'"'
 
 
-def _escaped(match: re.Match[bytes]) -> bytes:
+def _escape(match: re.Match[bytes]) -> bytes:
     (byte,) = match[0]
     return _ESCAPES.get(byte) or b"\\u%04X" % byte

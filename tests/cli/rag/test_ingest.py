@@ -17,7 +17,8 @@ from rich.console import Console
 
 from cli.rag import ingest
 from cli.rag.ingest import IngestionProgress, RetryPolicy
-from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import AccessOptions, HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice

@@ -1,8 +1,8 @@
 import pytest
 
 from cli.rag import arguments
-from gateway.options.config import read_client_options, unknown_variables
-from gateway.options.option import ConfigError
+from gateway.options.config import find_unknown_variables, read_client_options
+from gateway.options.option import OptionError
 from pipelines.rag import library
 
 
@@ -12,14 +12,14 @@ def test_flags_win_over_variables() -> None:
     assert (options.url, options.api_key, options.collection_key) == ("https://b", "k1", "k3")
     assert "k1" not in repr(options)
     assert "k3" not in repr(options)
-    assert unknown_variables(environ) == []
+    assert find_unknown_variables(environ) == []
 
 
 @pytest.mark.parametrize(
     "url", ["", "b", "b:8000", "ftp://b", "http://", "http://b:x", "http://b:99999", "http://b?x=1"]
 )
 def test_what_is_no_server(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url must be the URL of a server, such as"):
+    with pytest.raises(OptionError, match="--url must be the URL of a server, such as"):
         read_client_options({"--url": url}, {})
 
 

@@ -1,8 +1,7 @@
 """A small service with models of its own, and a gRPC server over it on a free port."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,22 +11,16 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
-from gateway.v2.description import ServerIdentity
-from gateway.v2.settings import LogSettings, TraceSettings
-from gateway.v2.shared_memory import SharedMemoryRegistry
-from serving.backend import LoadOverrides
 from serving.job import InferJob
 from serving.model import Model
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.routing import Routing
-from serving.request import LATEST, InferRequest, InferResponse
+from serving.request import InferResponse
 from serving.spec import build_spec
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.gateway.v2.small_service import SmallService
 
 PATIENCE_S = 20.0
-IDENTITY = ServerIdentity("triton", "2.51.0")
 
 
 class EchoModel(Model):
@@ -61,7 +54,7 @@ class EchoModel(Model):
 
 
 class HeldModel(EchoModel):
-    """Answers when the test says so, and knows who has cancelled."""
+    """Answers when the test says so, and records cancelled jobs."""
 
     def __init__(self, name: str = "held", **settings: Any) -> None:
         super().__init__(name, **settings)
@@ -86,19 +79,19 @@ class HeldModel(EchoModel):
         self._notifying = asyncio.get_running_loop().create_task(notify())
 
     async def until(self, claim: Callable[[], bool]) -> None:
-        """Until `claim` holds, looked at when a request comes or is cancelled."""
+        """Wait until `claim` holds; it is checked when a request comes or is cancelled."""
         async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(claim)
 
     def send(self, request_id: str, *values: int, is_final: bool = False, error: SluiceError | None = None) -> None:
-        """One response; without values it is empty."""
+        """Send one response; without values it is empty."""
         outputs = [Tensor.of("OUTPUT0", np.array(values, np.int32))] if values else []
         job = next(each for each in self.jobs if each.request.id == request_id)
         job.respond(InferResponse(outputs, error=error, is_final=is_final))
 
 
 class FunctionModel(EchoModel):
-    """Answers with what a function makes of the job."""
+    """Answers with the responses that a function makes of the job."""
 
     def __init__(self, name: str, respond: Callable[[InferJob], None], **settings: Any) -> None:
         super().__init__(name, **settings)
@@ -106,87 +99,6 @@ class FunctionModel(EchoModel):
 
     def _start(self, job: InferJob) -> None:
         self._respond(job)
-
-
-class SmallRepository:
-    """Models that are loaded, and notes of what clients wanted of it."""
-
-    def __init__(self, models: Iterable[Model]) -> None:
-        self.loaded = list(models)
-        self.changes: list[tuple[Any, ...]] = []
-        self.may_load = asyncio.Event()
-        self.may_load.set()
-
-    def versions(self, name: str) -> list[Model]:
-        found = sorted((each for each in self.loaded if each.name == name), key=lambda model: model.version)
-        if not found:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return found
-
-    def models(self) -> list[Model]:
-        return self.loaded
-
-    def routing(self, name: str) -> Routing:
-        return Routing(None, {model.version: 1.0 for model in self.versions(name)[-1:]}, is_set=False)
-
-    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
-        raise AssertionError("nobody sets weights here")
-
-    async def refresh(self) -> None:
-        """Nothing lies anywhere."""
-
-    def index(self, ready_only: bool) -> list[IndexEntry]:
-        ready = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
-        failed = IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken")
-        return ready if ready_only else [*ready, failed, IndexEntry("on_demand")]
-
-    async def load(self, name: str, overrides: LoadOverrides | None) -> None:
-        await self.may_load.wait()
-        self.changes.append(("load", name, overrides))
-
-    async def unload(self, name: str, unload_dependents: bool) -> None:
-        self.changes.append(("unload", name, unload_dependents))
-
-
-class SmallService:
-    def __init__(self, *models: Model) -> None:
-        self.identity = IDENTITY
-        self.repository = SmallRepository(models)
-        self.shared_memory = SharedMemoryRegistry()
-        self.trace = TraceSettings()
-        self.log_settings = LogSettings(logging.getLogger("tests.gateway.grpc"))
-        self.ready = True
-
-    def find(self, name: str, version: int = LATEST) -> Model:
-        versions = self.repository.versions(name)
-        for model in versions:
-            if model.version == version:
-                return model
-        if version != LATEST:
-            message = f"Request for unknown model: '{name}' version {version} is not found"
-            raise SluiceError(ErrorCode.NOT_FOUND, message)
-        return versions[-1]
-
-    def route(self, name: str, version: int = -1, key: str = "") -> Model:
-        return self.find(name, version)
-
-    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model:
-        return model
-
-    def has_weights(self, name: str) -> bool:
-        return False
-
-    def is_live(self) -> bool:
-        return True
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    def is_model_ready(self, name: str, version: int) -> bool:
-        try:
-            return self.find(name, version).is_ready
-        except SluiceError:
-            return False
 
 
 class Running:
@@ -235,7 +147,7 @@ def infer_request(
 
 
 def add_input(request: Any, datatype: str, shape: Sequence[int], raw: bytes | None = None, name: str = "INPUT0") -> Any:
-    """An input of `request`, which is returned to be given more."""
+    """Add an input to `request`, and return it."""
     tensor = request.inputs.add()
     tensor.name, tensor.datatype = name, datatype
     tensor.shape.extend(shape)
@@ -245,7 +157,7 @@ def add_input(request: Any, datatype: str, shape: Sequence[int], raw: bytes | No
 
 
 def set_parameters(parameters: Any, values: dict[str, Any]) -> None:
-    """Each in the field of its type; a tuple says field and value."""
+    """Set each parameter in the field of its type; a tuple names field and value."""
     kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     for name, value in values.items():
         kind, given = value if isinstance(value, tuple) else (kinds[type(value)], value)
@@ -253,7 +165,7 @@ def set_parameters(parameters: Any, values: dict[str, Any]) -> None:
 
 
 async def failure(call: Any) -> tuple[str, str]:
-    """Status and text that `call` ends in."""
+    """Return the status and text that `call` ends in."""
     try:
         await call
     except grpc.RpcError as error:

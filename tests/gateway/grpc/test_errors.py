@@ -1,4 +1,4 @@
-from gateway.grpc.errors import GRPC_CODE
+from gateway.grpc.unary import GRPC_CODE
 from sluice.errors import ErrorCode
 
 

@@ -22,13 +22,13 @@ from tests.gateway.grpc.parts import (
     EchoModel,
     FunctionModel,
     HeldModel,
-    SmallService,
     add_input,
     failure,
     infer_request,
     serving,
     set_parameters,
 )
+from tests.gateway.v2.small_service import SmallService
 
 INVALID = "INVALID_ARGUMENT"
 
@@ -38,7 +38,7 @@ KEY = f"/sluice_grpc_{os.getpid()}"
 
 @pytest.fixture
 def region() -> Iterator[Any]:
-    """64 bytes under KEY, made by the stock client's utilities."""
+    """64 bytes of shared memory under KEY, made by the stock client's utilities."""
     made = shared_memory.create_shared_memory_region("region", KEY, 64)
     yield made
     shared_memory.destroy_shared_memory_region(made)
@@ -161,7 +161,7 @@ async def test_contents_that_overflow_are_refused(datatype: str, value: int) -> 
     ],
 )
 async def test_contents_that_are_wrong(datatype: str, contents: dict[str, Any], message: str) -> None:
-    """In the real server's words."""
+    """The errors have the real server's words."""
     async with serving(SmallService(EchoModel(datatype=datatype))) as running:
         request = typed_request(datatype, [1], **contents)
         request.inputs[0].contents.SetInParent()
@@ -411,7 +411,7 @@ async def test_classification_of_text_is_an_error() -> None:
 
 
 async def test_tensors_in_shared_memory(region: Any) -> None:
-    """With the stock client and its shared memory utilities, at offsets."""
+    """The stock client's shared memory utilities work at offsets."""
     values = np.array([3, 1, 2, 5], np.int32)
     shared_memory.set_shared_memory_region(region, [values], offset=8)
     async with (

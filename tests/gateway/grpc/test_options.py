@@ -4,9 +4,9 @@ import pytest
 
 from gateway.grpc.server import channel_options
 from gateway.options.grpc import GrpcOptions
-from gateway.options.option import ConfigError, option_of
+from gateway.options.option import OptionError, declared_option
 
-OPTIONS = {option_of(each).flag: (each.name, option_of(each)) for each in fields(GrpcOptions)}
+OPTIONS = {declared_option(each).flag: (each.name, declared_option(each)) for each in fields(GrpcOptions)}
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_flags_of_tritonserver(flag: str, text: str, name: str, value: object) -
     ],
 )
 def test_what_an_option_does_not_take(flag: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=flag):
+    with pytest.raises(OptionError, match=flag):
         OPTIONS[flag][1].read(text, flag)
 
 
 def test_tls_needs_its_files() -> None:
-    with pytest.raises(ConfigError, match="--grpc-use-ssl needs --grpc-server-cert"):
+    with pytest.raises(OptionError, match="--grpc-use-ssl needs --grpc-server-cert"):
         GrpcOptions(uses_ssl=True)
-    with pytest.raises(ConfigError, match="--grpc-use-ssl needs --grpc-server-key"):
+    with pytest.raises(OptionError, match="--grpc-use-ssl needs --grpc-server-key"):
         GrpcOptions(uses_ssl=True, server_cert_path="c")
-    with pytest.raises(ConfigError, match="--grpc-use-ssl-mutual needs --grpc-root-cert"):
+    with pytest.raises(OptionError, match="--grpc-use-ssl-mutual needs --grpc-root-cert"):
         GrpcOptions(uses_mutual_ssl=True, server_cert_path="c", server_key_path="k")
 
 

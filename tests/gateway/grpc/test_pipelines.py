@@ -1,4 +1,4 @@
-"""Ensembles whose language model streams only where it is asked to."""
+"""Ensembles whose language model streams only on request."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import numpy as np
 
 from serving.backends.ensemble.backend import EnsembleModel
 from serving.request import InferRequest
-from tests.gateway.grpc.parts import SmallService, failure, infer_request, serving, set_parameters
+from tests.gateway.grpc.parts import failure, infer_request, serving, set_parameters
+from tests.gateway.v2.small_service import SmallService
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, ensemble_config, load
 
 
 class OnRequest(FunctionModel):
-    """Decoupled as an LLM is: for requests that say so."""
+    """A model that is decoupled like an LLM: for requests that say so."""
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         return bool(request.parameters.get("stream", False))

@@ -13,16 +13,16 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
     EchoModel,
     HeldModel,
-    SmallService,
     failure,
     infer_request,
     serving,
 )
+from tests.gateway.v2.small_service import SmallService
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -101,7 +101,7 @@ async def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
         server_cert_path=str(tmp_path / "none.pem"),
         server_key_path=str(CERTIFICATES / "server.key"),
     )
-    with pytest.raises(ConfigError, match="--grpc-server-cert cannot be read"):
+    with pytest.raises(OptionError, match="--grpc-server-cert cannot be read"):
         await GrpcServer(SmallService(), options, "127.0.0.1").start()
 
 
@@ -215,7 +215,7 @@ async def test_every_method_of_the_protocol_is_there() -> None:
 
 @asynccontextmanager
 async def counted_relay(port: int) -> AsyncIterator[tuple[int, list[int]]]:
-    """A relay to `port`: its own port, and the sizes of what came back through it."""
+    """Relay connections to `port`. Yields the relay's port, and the sizes of the data that came back through it."""
     sizes: list[int] = []
 
     async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, counts: bool) -> None:

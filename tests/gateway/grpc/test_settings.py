@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.v2.settings import TraceSettings
-from tests.gateway.grpc.parts import EchoModel, SmallService, failure, serving
+from gateway.v2.trace import TraceSettings
+from tests.gateway.grpc.parts import EchoModel, failure, serving
+from tests.gateway.v2.small_service import SmallService
 
 INVALID = "INVALID_ARGUMENT"
 KEY = f"/sluice_settings_{os.getpid()}"

@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
 from gateway.grpc import stream as stream_module
-from gateway.v2.settings import TraceSettings
+from gateway.v2.trace import TraceSettings
 from serving.job import InferJob
 from serving.request import InferResponse
 from serving.tensors.tensor import Tensor
@@ -23,17 +23,17 @@ from tests.gateway.grpc.parts import (
     FunctionModel,
     HeldModel,
     Running,
-    SmallService,
     infer_request,
     serving,
     set_parameters,
 )
+from tests.gateway.v2.small_service import SmallService
 
 WANTS_END = {"triton_enable_empty_final_response": True}
 
 
 def said(message: Any) -> tuple[Any, ...]:
-    """Id, values or error, and whether it is final (None: it does not say)."""
+    """Return id, values or error, and whether the message is final (None: it does not say)."""
     response = message.infer_response
     final = response.parameters["triton_final_response"].bool_param if response.parameters else None
     if message.error_message:
@@ -43,7 +43,7 @@ def said(message: Any) -> tuple[Any, ...]:
 
 
 async def ask(running: Running, *requests: Any) -> list[tuple[Any, ...]]:
-    """Everything that one stream answers to `requests`."""
+    """Return every message that one stream answers to `requests`."""
     return [said(message) async for message in running.stub.ModelStreamInfer(iter(requests))]
 
 
@@ -52,7 +52,7 @@ async def heard(call: Any, count: int) -> list[tuple[Any, ...]]:
 
 
 def count_to(job: InferJob) -> None:
-    """As many responses as INPUT0 says; a negative number fails in the middle."""
+    """Sends as many responses as INPUT0 says; a negative number fails in the middle."""
     wanted = int(job.request.inputs["INPUT0"].array[0])
     for number in range(abs(wanted)):
         if wanted < 0 and number == 1:
@@ -369,7 +369,7 @@ async def test_traced_requests(tmp_path: Path) -> None:
 
 
 async def test_answered_requests_are_freed_at_once() -> None:
-    """Without the garbage collector, which a stream of many messages would keep busy."""
+    """Objects of a stream are freed without the garbage collector, which many messages would keep busy."""
     model = HeldModel(is_decoupled=True)
     async with serving(SmallService(model, EchoModel())) as running:
         call = running.stub.ModelStreamInfer()

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from tests.gateway.http.live import LiveServer, live_server
 
 
@@ -14,13 +15,13 @@ def live() -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def strict_live() -> Iterator[LiveServer]:
-    """Refuses unknown fields, and bodies over 4096 bytes."""
+    """A server that refuses unknown fields, and bodies over 4096 bytes."""
     with live_server(ServeConfig(http=HttpOptions(is_strict=True, max_input_bytes=4096))) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def loading_live() -> Iterator[LiveServer]:
-    """Listens, but its model is not there yet."""
+    """A server that listens while its model is loading."""
     with live_server(is_loaded=False) as running:
         yield running

@@ -15,8 +15,8 @@ from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -30,7 +30,7 @@ T = TypeVar("T")
 MODEL = "rill"
 PATIENCE_S = 30.0
 _TURNS = 8
-"""Turns of the event loop within which a token's way from the engine to the socket lies."""
+"""Turns of the event loop that a token needs at most from the engine to the socket."""
 
 
 class SteppedRunner(EchoRunner):
@@ -40,20 +40,20 @@ class SteppedRunner(EchoRunner):
         super().__init__(num_blocks=num_blocks)
         self.loop = asyncio.get_running_loop()
         self.error: Exception | None = None
-        """What every step raises, where it is set."""
+        """Exception that every step raises, where set."""
         self._runs_left: int | None = None
         self._is_held = False
         self._changed = threading.Condition()
 
     def hold_after(self, num_runs: int) -> None:
-        """Run that many steps more and then wait."""
+        """Run `num_runs` more steps and then wait."""
         self._set_runs_left(num_runs)
 
     def release(self) -> None:
         self._set_runs_left(None)
 
     def wait_held(self) -> None:
-        """Until the steps before the hold are done and another one wants to run."""
+        """Wait until the steps before the hold are done and another one is due."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._is_held, PATIENCE_S)
 
@@ -97,7 +97,7 @@ class LiveServer:
     client: httpx.Client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run on the server's event loop."""
+        """Return the result of `work`, run on the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
@@ -112,7 +112,7 @@ class LiveServer:
         return self.request("POST", path, **content, **settings)
 
     def send(self, path: str, body: Any) -> socket.socket:
-        """Send a request and leave its answer to the caller, who may just as well close the connection."""
+        """Send a request and return the connection, which the caller may read or close."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"
         address = httpx.URL(self.url)
@@ -121,17 +121,17 @@ class LiveServer:
         return connection
 
     def wait_idle(self) -> None:
-        """Until the last stream is closed."""
+        """Wait until the last stream is closed."""
         assert self.run(self.service.wait_idle(PATIENCE_S))
 
     def blocks_used_after_step(self) -> int:
-        """KV blocks in use at the end of a small request, which the engine hears of after all before it."""
+        """Return the KV blocks in use after a small request, which the engine takes after all earlier commands."""
         body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
         assert self.post("/v1/completions", body).status_code == 200
         return self.engine.stats.num_blocks_used
 
     def echo(self, prompt_ids: list[int], num_tokens: int) -> str:
-        """The text that the runner's tokens make, worked out apart from the server."""
+        """Return the text of the runner's tokens, computed apart from the server."""
         ids = list(prompt_ids)
         for _ in range(num_tokens):
             ids.append(echo_next(ids, self.runner.info.vocab_size))
@@ -162,8 +162,10 @@ async def _application(
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
-        with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
-            yield LiveServer(url_of(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client)
+        with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
+            yield LiveServer(
+                listener_url(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client
+            )
     finally:
         runner.release()
         await server.stop(PATIENCE_S)
@@ -180,7 +182,7 @@ def live_server(
     is_loaded: bool = True,
     engine_class: type[InProcessEngineClient] = InProcessEngineClient,
 ) -> Iterator[LiveServer]:
-    """A server on a thread of its own, so that blocking clients can ask it."""
+    """Run a server on a thread of its own, for blocking clients."""
     ready, over = threading.Event(), threading.Event()
     started: list[LiveServer] = []
 

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 import uvloop
 from starlette.types import ASGIApp
 
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 
 PATIENCE_S = 30.0
 
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """The URL of a server for `app`, which may use the loop of its requests as it likes."""
+    """Serve `app` on an event loop of its own, and yield the server's URL."""
     listener = listen("127.0.0.1", 0, "--http-port")
-    url = url_of(listener)
+    url = listener_url(listener)
     server = HttpServer(app, listener)
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

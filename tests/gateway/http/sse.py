@@ -5,7 +5,7 @@ from typing import Any
 
 
 def events_of(body: bytes) -> list[Any]:
-    """The JSON of every event in `body`, and `[DONE]` as it is."""
+    """Return the JSON of every event in `body`, and `[DONE]` as it is."""
     *frames, rest = body.split(b"\n\n")
     assert rest == b"", f"the stream ends within an event: {rest!r}"
     return [_payload(frame) for frame in frames]

@@ -7,15 +7,18 @@ from collections.abc import AsyncGenerator, Callable
 from urllib.parse import urlsplit
 
 import httpx
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
 from gateway.http.errors import install_error_handlers, openai_error_body
-from gateway.http.request_id import RequestIdMiddleware
-from gateway.http.sse import EventStreamResponse
+from gateway.http.request import RequestIdMiddleware
+from gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
@@ -104,7 +107,7 @@ def test_a_bug_shows_its_request_id_and_nothing_else() -> None:
 
 
 class Watched:
-    """A stream that waits for ever after `num_frames` frames, and tells when it was closed."""
+    """A stream that waits for ever after `num_frames` frames, and records when it is closed."""
 
     def __init__(self, num_frames: int) -> None:
         self.waiting = threading.Event()
@@ -122,7 +125,7 @@ class Watched:
 
 
 def connect(url: str) -> socket.socket:
-    """A client that has asked and reads nothing."""
+    """A client that has sent a request and reads nothing."""
     address = urlsplit(url)
     client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
     client.sendall(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
@@ -160,3 +163,17 @@ def test_a_client_that_reads_nothing_holds_the_stream_back_and_may_still_leave()
         assert not closed.is_set()
         client.close()
         assert closed.wait(PATIENCE_S)
+
+
+@given(st.text())
+def test_a_filled_frame_is_the_event_with_that_text(text: str) -> None:
+    payload = {"id": PLACEHOLDER, "choices": [{"delta": {"content": PLACEHOLDER}, "finish_reason": None}]}
+    filled = TextFrame.around(payload).fill(text)
+    payload["choices"] = [{"delta": {"content": text}, "finish_reason": None}]
+    assert orjson.loads(filled.removeprefix(b"data: ")) == payload
+    assert filled.count(b"\n") == 2
+    assert filled.endswith(b"\n\n")
+
+
+def test_an_event_is_one_line_of_data_and_an_empty_one() -> None:
+    assert event_frame({"text": "a\nb"}) == b'data: {"text":"a\\nb"}\n\n'

@@ -3,10 +3,10 @@ import pytest
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from gateway.options.command_line import parse_flags
-from gateway.options.config import GROUPS, ServeConfig, options_of, read_config, unknown_variables
-from gateway.options.option import ConfigError
+from gateway.options.config import GROUPS, ServeConfig, find_unknown_variables, list_options, read_config
+from gateway.options.option import OptionError
 
-DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in options_of(group)]
+DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in list_options(group)]
 
 
 def test_defaults() -> None:
@@ -63,7 +63,7 @@ def test_switches() -> None:
     ],
 )
 def test_refuses(given: dict[str, str | bool], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(OptionError, match=said):
         read_config(given, environ)
 
 
@@ -139,7 +139,7 @@ def test_flags_and_variables_are_unique() -> None:
 
 def test_variables_that_are_no_options_are_found() -> None:
     environ = {"SLUICE_HTTP_PORT": "1", "SLUICE_HTTP_PROT": "2", "HOME": "/"}
-    assert unknown_variables(environ) == ["SLUICE_HTTP_PROT"]
+    assert find_unknown_variables(environ) == ["SLUICE_HTTP_PROT"]
 
 
 def test_the_log_as_tritonserver_s_flags_have_it() -> None:

@@ -2,16 +2,16 @@ import pytest
 
 from engine.config import Speculation
 from gateway.options.option import (
-    ConfigError,
     Option,
+    OptionError,
     Parse,
     choice,
+    enum_member,
     fraction,
     integer,
-    member,
+    printable_text,
     seconds,
     size,
-    text_of,
     truth,
     weights,
 )
@@ -35,8 +35,8 @@ def read(parse: Parse, text: str) -> object:
         (size(1), "2GiB", 2 << 30),
         (size(1), "64kb", 64 << 10),
         (choice("a", "b"), "b", "b"),
-        (text_of("a name"), "rill 2", "rill 2"),
-        (member(Speculation), "ngram", Speculation.NGRAM),
+        (printable_text("a name"), "rill 2", "rill 2"),
+        (enum_member(Speculation), "ngram", Speculation.NGRAM),
         (fraction, "0.5", 0.5),
         (fraction, "1", 1.0),
         (fraction, ".25", 0.25),
@@ -64,9 +64,9 @@ def test_reads(parse: Parse, text: str, value: object) -> None:
         (size(1), "2Q", "a size of at least 1 bytes, such as 1048576, 256M or 2G"),
         (size(1024), "1", "a size of at least 1024 bytes, such as 1048576, 256M or 2G"),
         (choice("a", "b"), "c", "one of a, b"),
-        (text_of("a name"), " ", "a name"),
-        (text_of("a name"), "a\nb", "a name"),
-        (member(Speculation), "on", "one of off, ngram, draft_model"),
+        (printable_text("a name"), " ", "a name"),
+        (printable_text("a name"), "a\nb", "a name"),
+        (enum_member(Speculation), "on", "one of off, ngram, draft_model"),
         (fraction, "0", "a number above 0 and at most 1"),
         (fraction, "1.01", "a number above 0 and at most 1"),
         (fraction, "half", "a number above 0 and at most 1"),
@@ -78,7 +78,7 @@ def test_reads(parse: Parse, text: str, value: object) -> None:
     ],
 )
 def test_refuses_and_says_what_came_and_what_is_allowed(parse: Parse, text: str, allowed: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(OptionError) as caught:
         read(parse, text)
     assert str(caught.value) == f"--some-flag must be {allowed}, got {text!r}"
 

@@ -1,4 +1,4 @@
-"""The options that only TensorRT-LLM obeys, and those whose defaults it has of its own."""
+"""Options that only TensorRT-LLM obeys, and options whose defaults differ there."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig, Runtime
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
-from gateway.options.option import ConfigError
+from gateway.options.option import OptionError
 from pipelines.llm.setup import set_up
 from serving.spec import ModelSource
 from tests.serving.config.parts import parse_config
@@ -88,7 +88,7 @@ def test_trtllm_serves_spelling() -> None:
     ],
 )  # fmt: skip
 def test_refuses(argv: tuple[str, ...], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(OptionError) as caught:
         engine(*argv)
     assert words in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_a_slip_in_the_file_is_told_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("kv_cache_config:\n  dtype: fp8\n enable: true\n")
     words = rf"--extra-llm-api-options must be a YAML file .*\(line 3, column 2: .*\), got '{path}'"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(OptionError, match=words):
         engine("--config", str(path))
 
 
@@ -134,7 +134,7 @@ class TestSizesOfAStep:
         assert engine("--max-num-seqs", "8", model=model).max_num_seqs == 8
 
     def test_what_a_setting_says_is_not_said_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Two that differ would contradict each other."""
+        """Two different values for one setting contradict each other."""
         monkeypatch.syspath_prepend(str(STAND_INS))
         given = engine("--runtime", "tensorrt_llm", "--runtime-setting", "max_batch_size=512")
         assert (given.max_num_seqs, given.max_num_batched_tokens) == (EngineConfig(model_path="").max_num_seqs, 8192)

@@ -3,13 +3,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 
 from gateway.telemetry.custom import CustomMetricRegistry
+from gateway.telemetry.page import is_reserved_name
 from serving.backend import CustomMetricKind, CustomMetrics
 from sluice.errors import ErrorCode, SluiceError
 
 
 @pytest.fixture
 def custom() -> CustomMetricRegistry:
-    return CustomMetricRegistry()
+    return CustomMetricRegistry(is_reserved_name)
 
 
 def exposed(custom: CustomMetricRegistry) -> list[str]:

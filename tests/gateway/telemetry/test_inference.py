@@ -1,13 +1,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.host import CpuUtilization, HostMetrics, host_memory
-from gateway.telemetry.inference import InferenceCollector
+from gateway.telemetry.page import InferenceCollector
 from serving.batching.scheduled_model import ScheduledModel
 from serving.statistics import CacheUsage
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
@@ -62,41 +60,6 @@ async def test_prometheus_reads_it_in_both_forms() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(InferenceCollector(lambda: [model]))
     assert 'nv_inference_count{model="echo",version="1"} 0' in exposition.generate_latest(registry).decode()  # type: ignore[no-untyped-call]
-
-
-def test_the_host_is_read_from_proc(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 100 700 100 0 0 0 50 0\ncpu0 1 2 3\n")
-    utilization = CpuUtilization(tmp_path)
-    stat.write_text("cpu  130 0 100 760 110 0 0 0 90 0\ncpu0 1 2 3\n")
-    assert utilization.sample() == pytest.approx(0.3)
-    assert utilization.sample() == 0.0
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
-    memory = host_memory(tmp_path)
-    assert memory is not None
-    assert (memory.total_bytes, memory.used_bytes) == (1000 * 1024, 600 * 1024)
-
-
-def test_a_host_without_proc_has_no_numbers(tmp_path: Path) -> None:
-    assert host_memory(tmp_path) is None
-    assert CpuUtilization(tmp_path).sample() is None
-
-
-def test_the_host_is_read_once_an_interval(tmp_path: Path) -> None:
-    stat, now = tmp_path / "stat", 100.0
-    stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
-    metrics = HostMetrics(2.0, tmp_path, lambda: now)
-
-    def utilization() -> float:
-        return next(iter(metrics.families())).samples[0].value
-
-    stat.write_text("cpu  150 0 100 850 0 0 0 0 0 0\n")
-    assert utilization() == 0.5
-    stat.write_text("cpu  150 0 100 950 0 0 0 0 0 0\n")
-    now += 1.9
-    assert utilization() == 0.5
-    now += 0.1
-    assert utilization() == 0.0
 
 
 async def test_an_unloaded_model_takes_its_series_along() -> None:

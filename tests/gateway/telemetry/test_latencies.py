@@ -6,8 +6,8 @@ from prometheus_client.openmetrics import exposition
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.options.metrics_settings import MetricsSettings, metrics_settings
-from gateway.telemetry.inference import InferenceCollector
+from gateway.options.telemetry import MetricsSettings, parse_metrics_settings
+from gateway.telemetry.page import InferenceCollector
 from serving.batching.scheduled_model import ScheduledModel
 from serving.latencies import LatencyOptions, build_latency_recorder
 from serving.request import InferResponse
@@ -29,8 +29,8 @@ def scraped(model: ScheduledModel, settings: MetricsSettings) -> str:
 
 
 def samples(model: ScheduledModel, *texts: str) -> dict[str, list[Sample]]:
-    """Of the page with those settings, by family."""
-    families = text_string_to_metric_families(scraped(model, metrics_settings(texts)))
+    """Return the samples of a page with those settings, by family."""
+    families = text_string_to_metric_families(scraped(model, parse_metrics_settings(texts)))
     return {family.name: family.samples for family in families}
 
 

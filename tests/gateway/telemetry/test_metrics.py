@@ -9,7 +9,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ def metrics(clock: Clock) -> GatewayMetrics:
 
 
 def value(metrics: GatewayMetrics, name: str, **labels: str) -> float | None:
-    """One sample, by way of the text that Prometheus reads."""
+    """Return one sample from the text that Prometheus reads."""
     text = generate_latest(metrics.registry).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return next((sample.value for sample in samples if sample.name == name and sample.labels == labels), None)

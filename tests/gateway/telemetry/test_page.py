@@ -3,12 +3,11 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.options.metrics_settings import MetricsSettings
+from gateway.options.telemetry import MetricsSettings
 from gateway.telemetry.custom import CustomMetricRegistry
-from gateway.telemetry.gpu import GpuSample
-from gateway.telemetry.inference import InferenceCollector
+from gateway.telemetry.machine import GpuSample
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import MetricsPage, latency_options
+from gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
 from serving.backend import CustomMetricKind
 from serving.batching.scheduled_model import ScheduledModel
 from serving.latencies import build_latency_recorder
@@ -34,7 +33,7 @@ def text_of(registry: CollectorRegistry) -> str:
 
 
 def values_of(registry: CollectorRegistry) -> dict[str, float]:
-    """By series. Not by the library's parser, which gives counters another name."""
+    """Return the page's values by series. The library's parser would rename counters."""
     lines = (line.rpartition(" ") for line in text_of(registry).splitlines() if not line.startswith("#"))
     return {series: float(value) for series, _, value in lines}
 
@@ -47,7 +46,7 @@ async def test_every_name_on_the_page_is_the_servers_own() -> None:
     assert len(names) > 70
     for name in names:
         with pytest.raises(SluiceError) as caught:
-            CustomMetricRegistry().family(name, "", CustomMetricKind.GAUGE)
+            CustomMetricRegistry(is_reserved_name).family(name, "", CustomMetricKind.GAUGE)
         assert caught.value.code is ErrorCode.ALREADY_EXISTS, name
 
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's families, of our own executor and of an engine that tells its iterations."""
+"""TensorRT-LLM's families, for our own executor and for an engine that reports its iterations."""
 
 import time
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.types import EngineStats, IterationStats
-from gateway.telemetry.reserved import is_reserved
+from gateway.telemetry.page import is_reserved_name
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from tests.gateway.http.live import LiveServer
 
@@ -56,7 +56,7 @@ def page(live: LiveServer) -> str:
 
 
 def scraped(live: LiveServer) -> dict[str, dict[str, float]]:
-    """By family and the value of its own label."""
+    """Return the values by family and the value of its own label."""
     found: dict[str, dict[str, float]] = {name: {} for name in LABEL}
     for line in page(live).splitlines():
         name, _, rest = line.partition("{")
@@ -91,7 +91,7 @@ def test_tensorrt_llms_own_numbers(live: LiveServer, monkeypatch: pytest.MonkeyP
 
 
 def test_a_batch_that_is_over_is_not_shown(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last iteration that TensorRT-LLM tells of had requests in it, of which none is left."""
+    """TensorRT-LLM's last reported iteration had requests, of which none is left."""
     say(live, monkeypatch, msgspec.structs.replace(STATS, num_running=0, num_waiting=0, iteration=ITERATION))
     found = scraped(live)
     assert found[REQUESTS] == {"active": 0, "max": 104, "scheduled": 0, "context": 0, "waiting": 0}
@@ -146,7 +146,7 @@ def test_a_request_without_a_token_is_in_its_context(live: LiveServer) -> None:
 
 
 def lengths(live: LiveServer, name: str) -> dict[str, float]:
-    """The buckets by bound, with the sum."""
+    """Return the buckets by bound, and the sum."""
     found = {}
     for line in page(live).splitlines():
         if line.startswith(name):
@@ -193,4 +193,4 @@ def test_warming_up_does_not_count(live: LiveServer) -> None:
 def test_their_names_are_the_servers_own(live: LiveServer) -> None:
     names = {line.partition("{")[0] for line in page(live).splitlines() if not line.startswith("#")}
     assert names > LABEL.keys() - {MEMORY}
-    assert all(map(is_reserved, names))
+    assert all(map(is_reserved_name, names))

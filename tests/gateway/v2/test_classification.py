@@ -21,7 +21,7 @@ def classes(
 
 
 def test_as_the_real_server_answered() -> None:
-    """Recorded: http/class/* and grpc/class/* of the reference."""
+    """Values recorded from Triton: http/class/* and grpc/class/* of the reference."""
     assert classes([[-9, -18, -27, -36]], np.float32, 2, (), True) == ((1, 2), ["-9.000000:0", "-18.000000:1"])
     assert classes([[11, 22, 33, 44]], np.float32, 2, LABELS, True) == (
         (1, 2),

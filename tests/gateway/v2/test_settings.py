@@ -1,4 +1,4 @@
-"""Trace and log settings. Sentences are Triton's."""
+"""Trace and log settings. Errors have Triton's words."""
 
 import itertools
 import json
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.telemetry.logs import RequestIdFilter
-from gateway.v2.settings import LogSettings, TraceSetting, TraceSettings
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.trace import TraceSetting, TraceSettings
 from serving.request import InferRequest
 from sluice.errors import SluiceError
 from tests.gateway.http.v2.models import identity

@@ -15,7 +15,7 @@ Make = Callable[[bytes], str]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes a shared memory object of some bytes, and gives its key."""
+    """Return a function that makes a shared memory object of some bytes, and returns its key."""
     made: list[Path] = []
 
     def make_one(data: bytes) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 
 TIMEOUT_S = 30.0
 
@@ -93,7 +93,7 @@ async def _unset(exchange: Exchange) -> None:
 async def remote_api() -> AsyncIterator[RemoteApi]:
     """Serve on a free port, on the test's own loop."""
     api, listener = RemoteApi(), listen("127.0.0.1", 0, "--http-port")
-    api.url = f"{url_of(listener)}/v1"
+    api.url = f"{listener_url(listener)}/v1"
     server = HttpServer(api, listener)
     server.start()
     try:

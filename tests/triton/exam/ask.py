@@ -82,7 +82,7 @@ def add_sub_inputs(rows: int = 1, **members: Any) -> Json:
 
 
 def int32(data: Sequence[Any], **members: Any) -> Json:
-    """The input of identity_int32: one row."""
+    """Return the input of identity_int32: one row."""
     return inputs(tensor("INPUT0", "INT32", [1, len(data)], data), **members)
 
 
@@ -91,7 +91,7 @@ def length_prefixed(*strings: bytes) -> bytes:
 
 
 def binary(header: Json, data: bytes, *, header_length: object = None) -> tuple[bytes, list[tuple[str, str]]]:
-    """A request body of JSON header and raw bytes, with the headers that say so."""
+    """Return a request body of JSON header and raw bytes, with its HTTP headers."""
     encoded = json.dumps(header).encode()
     length = len(encoded) if header_length is None else header_length
     content = [("Content-Type", "application/octet-stream"), ("Inference-Header-Content-Length", str(length))]

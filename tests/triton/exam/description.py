@@ -1,4 +1,4 @@
-"""Health, metadata, configuration, readiness, and what the server does not route."""
+"""Health, metadata, configuration, readiness, and paths without a route."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What one exchange leaves for the next: sequences, the response cache, statistics, shared memory, settings."""
+"""State between exchanges: sequences, the response cache, statistics, shared memory, settings."""
 
 from collections.abc import Iterator
 from typing import Any

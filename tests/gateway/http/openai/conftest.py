@@ -8,6 +8,6 @@ from tests.gateway.http.live import PATIENCE_S, LiveServer
 
 @pytest.fixture(scope="session")
 def client(live: LiveServer) -> Iterator[openai.OpenAI]:
-    """The stock client. It never tries again, so that a test sees the first answer."""
+    """The stock client without retries, so that a test sees the first answer."""
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as stock:
         yield stock

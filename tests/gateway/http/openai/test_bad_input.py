@@ -1,4 +1,4 @@
-"""What each kind of bad input gets: status, shape, and a sentence that names field, value and what is allowed."""
+"""Answers to bad input: status, shape, and a sentence that names the field, its value and the allowed ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every field that says what an answer must match, on a real model; and how their errors name them."""
+"""Every field that constrains the answer, on a real model; and the names that errors use."""
 
 import json
 import re

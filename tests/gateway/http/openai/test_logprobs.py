@@ -118,7 +118,7 @@ def test_prompt_logprobs_of_a_chat_stand_beside_the_choices(live: LiveServer) ->
 
 
 def test_a_banned_token_s_log_probability_is_the_model_s_own(live: LiveServer) -> None:
-    """What was forbidden by bias is still what the model found likeliest."""
+    """Log probabilities ignore the bias: a forbidden token may still be the likeliest."""
     ids = live.run(live.model.prepare("x"))
     body = TEXT | {"prompt": "x", "max_tokens": 1, "logprobs": 1}
     plain = live.post(TEXT_PATH, body).json()["choices"][0]

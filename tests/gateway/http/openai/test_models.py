@@ -2,7 +2,7 @@ import openai
 import pytest
 
 from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.scheduling import PRIORITY, QUEUE_TIMEOUT, STICKY, TENANT, TIMEOUT
+from gateway.http.request import PRIORITY_HEADER, QUEUE_TIMEOUT_HEADER, STICKY_HEADER, TENANT_HEADER, TIMEOUT_HEADER
 from pipelines.rag import owner_keys
 from tests.gateway.http.live import LiveServer
 
@@ -38,6 +38,6 @@ def test_the_docs_show_the_bodies(live: LiveServer) -> None:
         declared.alias or name for name, declared in ChatCompletionRequest.model_fields.items()
     }
     headers = paths["/v1/completions"]["post"]["parameters"]
-    assert {TENANT, PRIORITY, TIMEOUT, QUEUE_TIMEOUT, STICKY, owner_keys.HEADER} == {
+    assert {TENANT_HEADER, PRIORITY_HEADER, TIMEOUT_HEADER, QUEUE_TIMEOUT_HEADER, STICKY_HEADER, owner_keys.HEADER} == {
         header["name"] for header in headers
     }

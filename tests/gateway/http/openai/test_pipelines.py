@@ -88,7 +88,7 @@ def _look(query: Array) -> dict[str, Array]:
 
 
 class Pipelines:
-    """A server with a pipeline, and what stands in it."""
+    """A server with a pipeline, and the pipeline's retrieving step."""
 
     def __init__(self, live: LiveServer, look: FunctionModel) -> None:
         self.live = live
@@ -101,7 +101,7 @@ class Pipelines:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The parameters of the last request to the step that looks things up."""
+        """Parameters of the last request to the retrieving step."""
         return dict(self.look.requests[-1].parameters)
 
 
@@ -133,7 +133,7 @@ def it() -> Iterator[Pipelines]:
 
 def test_the_list_has_everything_that_can_be_asked(it: Pipelines) -> None:
     listed = {model.id: model for model in it.client.models.list().data}
-    assert listed.keys() == {"rill", "pipeline", "says"}
+    assert list(listed) == ["rill", "says", "pipeline"], "language models first, then pipelines, each by name"
     assert "max_model_len" not in it.live.get("/v1/models/pipeline").json()
     assert it.client.models.retrieve("pipeline").created == listed["pipeline"].created
     with pytest.raises(openai.NotFoundError, match=r"model 'look' not found; available: .*pipeline"):

@@ -1,4 +1,4 @@
-"""What becomes of streams that do not end well, and of those that curl reads."""
+"""Streams that end badly, and streams that curl reads."""
 
 import json
 import subprocess

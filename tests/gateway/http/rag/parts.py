@@ -15,8 +15,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.http.app import create_app
-from gateway.http.servers import HttpServer
-from gateway.listeners import listen, url_of
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -203,9 +203,9 @@ async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
     server = HttpServer(create_app(service, config), listener)
     server.start()
     try:
-        with httpx.Client(base_url=url_of(listener), timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
             loop = asyncio.get_running_loop()
-            yield RagServer(url_of(listener), service, library, store, pipeline, loop, client)
+            yield RagServer(listener_url(listener), service, library, store, pipeline, loop, client)
     finally:
         await server.stop(PATIENCE_S)
         await library.close()

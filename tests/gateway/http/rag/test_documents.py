@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat
 from pipelines.rag.upload import Upload, hash_content

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from engine.types import FinishReason
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.text.citations import Citation, Source
 from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent

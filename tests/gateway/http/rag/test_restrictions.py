@@ -2,29 +2,30 @@
 
 import pytest
 
-from gateway.access.restricted import Api, restriction
-from gateway.http.restricted import api_of
-from gateway.options.config import AccessOptions, HttpOptions, ServeConfig
+from gateway.http.access import find_api_category
+from gateway.options.config import ServeConfig
+from gateway.options.http import AccessOptions, HttpOptions
+from gateway.restrictions import ApiCategory, parse_restriction
 from tests.gateway.http.rag.parts import rag_server
 
 
 @pytest.mark.parametrize(
     ("path", "api"),
     [
-        ("/v1/rag/docs/query", Api.INFERENCE),
-        ("/v1/rag/docs/search", Api.INFERENCE),
-        ("/v1/rag/docs/documents", Api.MODEL_REPOSITORY),
-        ("/v1/rag/docs/documents/a/query", Api.MODEL_REPOSITORY),
-        ("/v1/rag/collections", Api.MODEL_REPOSITORY),
-        ("/v1/rag/collections/docs", Api.MODEL_REPOSITORY),
+        ("/v1/rag/docs/query", ApiCategory.INFERENCE),
+        ("/v1/rag/docs/search", ApiCategory.INFERENCE),
+        ("/v1/rag/docs/documents", ApiCategory.MODEL_REPOSITORY),
+        ("/v1/rag/docs/documents/a/query", ApiCategory.MODEL_REPOSITORY),
+        ("/v1/rag/collections", ApiCategory.MODEL_REPOSITORY),
+        ("/v1/rag/collections/docs", ApiCategory.MODEL_REPOSITORY),
     ],
 )
-def test_which_part_a_path_belongs_to(path: str, api: Api) -> None:
-    assert api_of(path) is api
+def test_which_part_a_path_belongs_to(path: str, api: ApiCategory) -> None:
+    assert find_api_category(path) is api
 
 
 def test_documents_may_be_restricted_while_questions_are_not() -> None:
-    config = ServeConfig(http=HttpOptions(restrictions=(restriction("model-repository:admin=secret"),)))
+    config = ServeConfig(http=HttpOptions(restrictions=(parse_restriction("model-repository:admin=secret"),)))
     with rag_server(config) as server:
         assert server.add("docs", {"id": "a.txt", "text": "x"}).status_code == 403
         assert server.add("docs", {"id": "a.txt", "text": "x"}, headers={"admin": "secret"}).status_code == 200

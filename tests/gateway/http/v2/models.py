@@ -1,4 +1,4 @@
-"""Small models without a backend: what the v2 routes are tried on."""
+"""Small models without a backend, for tests of the v2 routes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Compute = Callable[[InferRequest], list[Tensor]]
 
 
 class Held(Model):
-    """Keeps its jobs until the test answers them, and notes who cancels."""
+    """Keeps its jobs until the test answers them, and records cancelled ones."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, build_spec(config, 1))
@@ -136,7 +136,7 @@ def all_types() -> Computed:
 
 
 def half() -> Computed:
-    """Gives what JSON cannot carry."""
+    """Returns a tensor that JSON cannot carry."""
     text = 'name: "half" backend: "python" '
     text += _tensor_text("input", "INPUT0", "TYPE_FP32", "1") + _tensor_text("output", "OUTPUT0", "TYPE_FP16", "1")
 
@@ -193,7 +193,7 @@ def params_echo() -> Computed:
 _CODES = {"INVALID_ARG": ErrorCode.INVALID, "UNSUPPORTED": ErrorCode.UNIMPLEMENTED} | {
     code.name: code for code in ErrorCode
 }
-"""By Triton's names."""
+"""Error codes by Triton's names and ours."""
 
 
 def error_model() -> Computed:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.http.v2.errors import V2_STATUS
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.http.v2.exchange import V2_STATUS
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from sluice.errors import ErrorCode
 from tests.gateway.http.v2.models import all_models
-from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
+from tests.gateway.http.v2.small_server import SmallServer, small_server
+from tests.gateway.v2.small_service import SmallService
 
 IDENTITY = "/v2/models/identity/infer"
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]}]}).encode()
@@ -19,12 +21,12 @@ LIMIT_BYTES = 1000
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[SmallServer]:
     config = ServeConfig(http=HttpOptions(max_input_bytes=LIMIT_BYTES))
-    with small_server(SmallService(all_models()), config) as running:
+    with small_server(SmallService(*all_models()), config) as running:
         yield running
 
 
 def in_pieces(body: bytes, size: int) -> Iterator[bytes]:
-    """Sent with Transfer-Encoding: chunked."""
+    """Yield a body in chunks, for Transfer-Encoding: chunked."""
     for start in range(0, len(body), size):
         yield body[start : start + size]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.http.sse import events_of
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 ONCE, ECHO, REPEAT, TYPES = (f"/v2/models/{name}" for name in ("text_once", "params_echo", "text_repeat", "alltypes"))
 WRONG_COUNT = (
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("route", ["generate", "generate_stream"])
 
 
 def payload(body: bytes) -> Any:
-    """Of a response that has one, streamed or not."""
+    """Return the JSON of a response that has one, streamed or not."""
     (event,) = events_of(body if body.startswith(b"data: ") else b"data: " + body + b"\n\n")
     return event
 

@@ -1,11 +1,11 @@
-"""What headers add to a v2 request."""
+"""Headers that add to a v2 request."""
 
 from starlette.types import Message
 
-from gateway.http.protocol import NAMES_AS_SENT
+from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange
-from gateway.http.v2.headers import HeaderReader
-from gateway.options.config import RequestOptions
+from gateway.http.v2.request import HeaderReader
+from gateway.options.http import RequestOptions
 from serving.request import InferRequest
 
 

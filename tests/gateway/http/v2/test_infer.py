@@ -1,4 +1,4 @@
-"""POST …/infer. Answers and sentences are those of a recorded Triton 2.51, but for what the names say."""
+"""POST …/infer. Answers and errors are those of a recorded Triton 2.51, except where a test's name says otherwise."""
 
 import gzip
 import json
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.options.config import HttpOptions, ServeConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import HttpOptions
 from serving.model import Model
 from tests.gateway.http.v2.models import all_models
-from tests.gateway.http.v2.small_service import SmallServer, SmallService, small_server
+from tests.gateway.http.v2.small_server import SmallServer, small_server
+from tests.gateway.v2.small_service import SmallService
 
 IDENTITY, ADD_SUB, ECHO = "/v2/models/identity/infer", "/v2/models/add_sub/infer", "/v2/models/params_echo/infer"
 STRINGS, TYPES, NEWEST = "/v2/models/identity_bytes/infer", "/v2/models/alltypes/infer", "/v2/models/versioned/infer"
@@ -19,7 +21,7 @@ LENGTH = "inference-header-content-length"
 
 
 def one(**changes: Any) -> dict[str, Any]:
-    """A request with one input to `identity`."""
+    """Infer on `identity` with one input."""
     return {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]} | changes]}
 
 
@@ -35,7 +37,7 @@ def typed(datatype: str, *values: Any) -> dict[str, Any]:
 
 
 def pair(**more: Any) -> dict[str, Any]:
-    """A request to add_sub."""
+    """Infer on `add_sub`."""
     inputs = [
         {"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]},
         {"name": "INPUT1", "shape": [1, 4], "datatype": "FP32", "data": [10, 20, 30, 40]},
@@ -253,7 +255,7 @@ class TestClasses:
         assert small.post(ADD_SUB, pair(outputs=wanted)).content.endswith(b"\x11\0\0\x0044.000000:3:three")
 
     def test_text_has_no_classes(self, small: SmallServer) -> None:
-        """The real server dies of it."""
+        """The real server crashes on this request."""
         body = one(datatype="BYTES", data=["a"]) | {
             "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 1}}]
         }
@@ -299,7 +301,7 @@ class TestCompression:
 
     def test_a_bomb_is_refused_by_the_input_limit(self) -> None:
         config = ServeConfig(http=HttpOptions(max_input_bytes=10_000))
-        with small_server(SmallService(all_models()), config) as small:
+        with small_server(SmallService(*all_models()), config) as small:
             bomb = gzip.compress(bytes(8 << 20))
             assert len(bomb) < 10_000
             assert small.post(IDENTITY, bomb, Content_Encoding="gzip").status_code == 413
@@ -479,7 +481,7 @@ def test_what_is_not_expected_is_not_told(caplog: pytest.LogCaptureFixture) -> N
         def find(self, name: str, version: int = -1) -> Model:
             raise ZeroDivisionError("secret")
 
-    with small_server(Broken([])) as small:
+    with small_server(Broken()) as small:
         response = small.post(IDENTITY, one())
     assert response.status_code == 500
     assert "secret" not in response.text

@@ -1,4 +1,4 @@
-"""Health, metadata and configuration of an LLM; what is not there is answered as a recorded Triton 2.51 does."""
+"""Health, metadata and configuration of an LLM; errors are those of a recorded Triton 2.51."""
 
 import pytest
 

@@ -1,13 +1,13 @@
-"""What /docs is told is what the router knows."""
+"""/docs describes the routes that exist."""
 
 import re
 
-from gateway.http.v2.openapi import openapi_paths
-from tests.gateway.http.v2.small_service import SmallServer
+from gateway.http.openapi import v2_paths
+from tests.gateway.http.v2.small_server import SmallServer
 
 
 def test_every_described_path_is_there(small: SmallServer) -> None:
-    for path, operations in openapi_paths().items():
+    for path, operations in v2_paths().items():
         asked = re.sub(r"\{(model|region)\}", "nope", path)
         for method in operations:
             error = small.client.request(method.upper(), asked).text
@@ -17,7 +17,7 @@ def test_every_described_path_is_there(small: SmallServer) -> None:
 
 
 def test_parameters_of_a_path_are_declared() -> None:
-    for path, operations in openapi_paths().items():
+    for path, operations in v2_paths().items():
         for operation in operations.values():
             declared = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
             assert declared == set(re.findall(r"\{(\w+)\}", path))

@@ -1,4 +1,4 @@
-"""What is left of a refused request: nothing that only the garbage collector could free."""
+"""A refused request leaves nothing that only the garbage collector could free."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,8 @@ from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel
-from tests.gateway.http.v2.small_service import SmallService, small_server
+from tests.gateway.http.v2.small_server import small_server
+from tests.gateway.v2.small_service import SmallService
 
 BODY = {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "INT32", "data": [1]}]}
 ROUNDS = 20
@@ -34,7 +35,7 @@ def quiet_collector() -> Iterator[None]:
 
 def test_a_refused_request_leaves_nothing_behind(quiet_collector: None) -> None:
     before = num_jobs()
-    with small_server(SmallService([RefusingModel("echo")])) as server:
+    with small_server(SmallService(RefusingModel("echo"))) as server:
         for _ in range(ROUNDS):
             assert server.post("/v2/models/echo/infer", BODY).status_code == 503
         assert num_jobs() - before <= 1

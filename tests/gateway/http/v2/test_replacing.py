@@ -1,4 +1,4 @@
-"""A model that is replaced while a request's body comes in: the request goes to what took its place."""
+"""A model that is replaced while a request's body comes in: the request goes to its successor."""
 
 import json
 import socket
@@ -12,16 +12,17 @@ import pytest
 from serving.model import Model
 from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.models import text_once, text_repeat
-from tests.gateway.http.v2.small_service import SmallService, small_server
+from tests.gateway.http.v2.small_server import small_server
+from tests.gateway.v2.small_service import SmallService
 
 TENSOR = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["word"]}
 
 
 class WatchedService(SmallService):
-    """Says when a request has found its model."""
+    """A service that signals when a request has found its model."""
 
-    def __init__(self, models: list[Model]) -> None:
-        super().__init__(models)
+    def __init__(self, *models: Model) -> None:
+        super().__init__(*models)
         self.has_routed = threading.Event()
 
     def route(self, name: str, version: int = -1, key: str = "") -> Model:
@@ -40,7 +41,7 @@ class WatchedService(SmallService):
 )
 def test_a_model_replaced_under_a_body(make: Callable[[], Model], route: str, body: dict[str, Any]) -> None:
     old, new = make(), make()
-    service = WatchedService([old])
+    service = WatchedService(old)
     content = json.dumps(body).encode()
     head = f"POST /v2/models/{old.name}/{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     head += f"content-length: {len(content)}\r\n\r\n"

@@ -4,25 +4,25 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 MODEL = "/v2/models/versioned"
 
 
 def test_the_server(small: SmallServer) -> None:
     answer = small.get("/v2").json()
-    assert (answer["name"], answer["version"]) == ("sluice", "1.2.3")
+    assert (answer["name"], answer["version"]) == ("triton", "2.51.0")
     assert "binary_tensor_data" in answer["extensions"]
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_health(small: SmallServer, path: str) -> None:
     assert (small.get(path).status_code, small.get(path).content) == (200, b"")
-    small.service.is_up = False
+    small.service.live = small.service.ready = False
     try:
         assert small.get(path).status_code == 400
     finally:
-        small.service.is_up = True
+        small.service.live = small.service.ready = True
 
 
 def test_metadata_names_the_versions_that_were_asked_about(small: SmallServer) -> None:

@@ -1,4 +1,4 @@
-"""NVIDIA's own clients cannot tell."""
+"""NVIDIA's own HTTP clients work as with Triton."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import tritonclient.http as blocking
 import tritonclient.http.aio as concurrent
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.gateway.http.v2.small_service import SmallServer
+from tests.gateway.http.v2.small_server import SmallServer
 
 VALUES = np.arange(4, dtype=np.float32).reshape(1, 4)
 
@@ -93,7 +93,7 @@ def test_what_only_asks(client: Any) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("add_sub")
     assert not client.is_model_ready("nope")
-    assert client.get_server_metadata()["name"] == "sluice"
+    assert client.get_server_metadata()["name"] == "triton"
     assert client.get_model_metadata("versioned", "1")["versions"] == ["1"]
     assert client.get_model_config("add_sub")["max_batch_size"] == 8
     assert client.get_inference_statistics("add_sub")["model_stats"][0]["name"] == "add_sub"

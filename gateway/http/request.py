@@ -1,0 +1,265 @@
+"""A request as every HTTP route reads it: its id, its body, its client's connection and its scheduling headers."""
+
+import asyncio
+import itertools
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.errors import as_sluice_error, error_response
+from gateway.options.http import RequestOptions
+from gateway.telemetry.logs import current_request_id
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+T = TypeVar("T")
+
+# -- the id
+
+_ID_HEADER = b"x-request-id"
+_REPEATABLE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
+_PROCESS_MARK = secrets.token_hex(7)
+_NUMBERS = itertools.count(secrets.randbits(32))
+"""Ids are numbers behind this process's own mark: a random one for each request costs more than parsing its head."""
+
+CountResponse = Callable[[str, int], None]
+"""Receives the path and the status of every answer."""
+
+
+class RequestIdMiddleware:
+    """Takes the client's `x-request-id` or makes one, and sends it back with the answer.
+
+    It is the outermost of our middlewares, and also answers exceptions that nobody expected: Starlette's own place for
+    that would log each trace twice.
+    """
+
+    def __init__(self, app: ASGIApp, count_response: CountResponse) -> None:
+        self._app = app
+        self._count_response = count_response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _sent_id(scope) or f"{_PROCESS_MARK}{next(_NUMBERS):010x}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        current_request_id.set(request_id)
+        await self._serve(scope, receive, send, request_id)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        header = (_ID_HEADER, request_id.encode("ascii"))
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if not has_started:
+                has_started = True
+                message["headers"] = [*message.get("headers", ()), header]
+                self._count_response(scope["path"], message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_started:
+                raise  # the server closes the connection, so that nothing looks complete
+            response = error_response(scope["path"], as_sluice_error(error, request_id))
+            await response(scope, receive, send_with_id)
+
+
+def _sent_id(scope: Scope) -> str | None:
+    """Return the client's id where it is safe to repeat in a header and a log line."""
+    for name, value in scope["headers"]:
+        if name == _ID_HEADER:
+            sent = value.decode("latin-1")
+            return sent if _REPEATABLE_ID.fullmatch(sent) else None
+    return None
+
+
+def get_request_id(request: HTTPConnection) -> str:
+    """Return the id that the middleware gave to `request`."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id
+
+
+# -- the body
+
+BODY_TIMEOUT_S = 60.0
+"""Longest silence within a body: a client that stops half way must not hold its connection for ever."""
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Read the whole body.
+
+    Raises TOO_LARGE as soon as it is known to exceed `limit_bytes` (from its Content-Length, or while chunks arrive),
+    DEADLINE where the client stops sending, and ClientDisconnect where it disconnects.
+    """
+    declared = int(request.headers.get("content-length", 0))
+    if declared > limit_bytes:
+        raise _too_large(f"is {declared} bytes", limit_bytes)
+    body = bytearray()
+    more_body = True
+    while more_body:
+        chunk, more_body = await _next_chunk(request)
+        body += chunk
+        if len(body) > limit_bytes:
+            raise _too_large("is longer", limit_bytes)
+    return bytes(body)
+
+
+async def _next_chunk(request: Request) -> tuple[bytes, bool]:
+    """Return the next piece of the body, and whether more follows."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            message = await request.receive()
+    except TimeoutError:
+        text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
+        raise SluiceError(ErrorCode.DEADLINE, text) from None
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _too_large(what: str, limit_bytes: int) -> SluiceError:
+    text = f"request body {what}; at most {limit_bytes} bytes are allowed (--http-max-input-size)"
+    return SluiceError(ErrorCode.TOO_LARGE, text)
+
+
+# -- the connection
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """Return the result of `work`, which is cancelled at once when the client disconnects.
+
+    The request's body must have been read. Raises what `work` raises, and ClientDisconnect where the client
+    disconnected first.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        watcher.cancel()
+        await _end(task)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Task[T]) -> None:
+    """Cancel `task` and let its clean-up run, so that the engine has its blocks back when this returns."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+# -- scheduling headers, the same for every protocol
+
+TENANT_HEADER = "x-sluice-tenant"
+PRIORITY_HEADER = "x-sluice-priority"
+TIMEOUT_HEADER = "x-sluice-timeout-ms"
+QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
+STICKY_HEADER = "x-sluice-sticky"
+
+MAX_TENANT_LENGTH = 128
+MAX_TIMEOUT_S = 1e7
+"""Longest timeout that a header may set, about four months."""
+_PRIORITIES = range(-(2**31), 2**31)
+
+SCHEDULING_PARAMETERS: list[dict[str, Any]] = [
+    {"name": name, "in": "header", "schema": {"type": kind}, "description": description}
+    for name, kind, description in (
+        (TENANT_HEADER, "string", "Whom served tokens are charged to: tenants share the engine by their weights."),
+        (PRIORITY_HEADER, "integer", "Lower runs earlier. Wins over the body's priority."),
+        (TIMEOUT_HEADER, "integer", "Milliseconds from arrival to the last token; then the request ends in 504."),
+        (QUEUE_TIMEOUT_HEADER, "integer", "Milliseconds from arrival to admission; then the request ends in 504."),
+        (
+            STICKY_HEADER,
+            "string",
+            "Requests with the same text get the same version of a model whose versions share them.",
+        ),
+    )
+]
+"""Descriptions of the headers for /docs."""
+
+
+class SchedulingFields(TypedDict):
+    """Fields of a TextRequest."""
+
+    tenant: str
+    priority: int
+    timeout_s: float | None
+    queue_timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Values of the headers, None for absent ones, and `defaults` for what neither headers nor body say."""
+
+    defaults: RequestOptions
+    tenant: str = ""
+    priority: int | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    sticky_key: str = ""
+
+    def fields(self, priority: int | None, timeout_s: float | None = None) -> SchedulingFields:
+        """Combine the headers with the body's values. A header wins: a proxy that knows the client may have set it."""
+        return {
+            "tenant": self.tenant,
+            "priority": _first(self.priority, priority) or 0,
+            "timeout_s": _first(self.timeout_s, timeout_s, self.defaults.timeout_s),
+            "queue_timeout_s": _first(self.queue_timeout_s, self.defaults.queue_timeout_s),
+        }
+
+
+def parse_scheduling(headers: Mapping[str, str], defaults: RequestOptions) -> Scheduling:
+    """Parse the scheduling headers among `headers`. Raises INVALID, naming the header."""
+    return Scheduling(
+        defaults,
+        tenant=_parse_tenant(headers.get(TENANT_HEADER, "")),
+        priority=_parse_priority(headers.get(PRIORITY_HEADER)),
+        timeout_s=_parse_seconds(headers, TIMEOUT_HEADER),
+        queue_timeout_s=_parse_seconds(headers, QUEUE_TIMEOUT_HEADER),
+        sticky_key=headers.get(STICKY_HEADER, ""),
+    )
+
+
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _parse_tenant(value: str) -> str:
+    if len(value) > MAX_TENANT_LENGTH or not value.isprintable():
+        text = f"{TENANT_HEADER} must have at most {MAX_TENANT_LENGTH} printable characters"
+        raise invalid(TENANT_HEADER, text)
+    return value
+
+
+def _parse_priority(value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"[+-]?\d{1,10}", value, re.ASCII) or int(value) not in _PRIORITIES:
+        text = f"{PRIORITY_HEADER} must be a 32-bit integer (lower runs earlier), got {value[:40]!r}"
+        raise invalid(PRIORITY_HEADER, text)
+    return int(value)
+
+
+def _parse_seconds(headers: Mapping[str, str], name: str) -> float | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not re.fullmatch(r"\d{1,12}", value, re.ASCII) or not 0 < int(value) / 1000 <= MAX_TIMEOUT_S:
+        most = int(MAX_TIMEOUT_S * 1000)
+        raise invalid(name, f"{name} must be a whole number of milliseconds from 1 to {most}, got {value[:40]!r}")
+    return int(value) / 1000

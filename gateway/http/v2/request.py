@@ -1,0 +1,176 @@
+"""Reads a request: its body, bounded in size and time and decompressed, and the headers that add to it."""
+
+import asyncio
+import re
+import zlib
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from gateway.http.request import BODY_TIMEOUT_S, parse_scheduling
+from gateway.http.request import STICKY_HEADER as STICKY_TEXT
+from gateway.http.server import NAMES_AS_SENT
+from gateway.http.v2.exchange import Exchange, UnknownEncodingError
+from gateway.options.http import RequestOptions
+from serving.request import InferRequest
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+STICKY_HEADER = STICKY_TEXT.encode()
+"""Name of the header whose equal values get the same version of a model."""
+_OWN_PREFIX = b"x-sluice-"
+_ANY_FORMAT = 15 | 32
+"""zlib's window bits for a full window, gzip or zlib as the data says. Triton takes either under either name."""
+_INLINE_BYTES = 256 << 10
+"""Length below which input is decompressed on the event loop; longer input goes to a thread."""
+
+
+class BodyReader:
+    """Reads bodies of up to `limit_bytes`, compressed or not."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._timeouts = _ReadTimeouts()
+
+    async def read(self, exchange: Exchange) -> bytes:
+        """Return the body as it came.
+
+        Raises TOO_LARGE as soon as that is known, DEADLINE where the client stops sending, and ClientDisconnect.
+        """
+        declared = exchange.headers.get(b"content-length")
+        if declared is not None and int(declared) > self._limit_bytes:
+            raise self._too_large(f"is {int(declared)} bytes")
+        reader = asyncio.current_task()
+        assert reader is not None
+        self._timeouts.begin(reader)
+        try:
+            return await self._collect(exchange, reader)
+        except asyncio.CancelledError:
+            if not self._timeouts.has_expired(reader):
+                raise
+            reader.uncancel()
+            text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
+            raise SluiceError(ErrorCode.DEADLINE, text) from None
+        finally:
+            self._timeouts.end(reader)
+
+    async def _collect(self, exchange: Exchange, reader: asyncio.Task[Any]) -> bytes:
+        body, more = await _next_piece(exchange)
+        if len(body) > self._limit_bytes:
+            raise self._too_large("is longer")
+        if not more:
+            return body
+        pieces = bytearray(body)
+        while more:
+            self._timeouts.begin(reader)
+            piece, more = await _next_piece(exchange)
+            pieces += piece
+            if len(pieces) > self._limit_bytes:
+                raise self._too_large("is longer")
+        return bytes(pieces)
+
+    async def read_decoded(self, exchange: Exchange) -> bytes:
+        """Return the body without its Content-Encoding. Raises UnknownEncodingError, and INVALID for broken data."""
+        if b"content-encoding" not in exchange.headers:
+            return await self.read(exchange)
+        encoding = exchange.header(b"content-encoding")
+        if encoding in ("", "identity"):
+            return await self.read(exchange)
+        if encoding not in ("gzip", "deflate"):
+            raise UnknownEncodingError
+        body = await self.read(exchange)
+        if not body:
+            raise invalid("content-encoding", "nothing to be decompressed")
+        if len(body) < _INLINE_BYTES:
+            return self._decompressed(body)
+        return await asyncio.to_thread(self._decompressed, body)
+
+    def _decompressed(self, body: bytes) -> bytes:
+        """Decompress as far as possible: like Triton, do not look for a missing end or for bytes that follow."""
+        stream = zlib.decompressobj(_ANY_FORMAT)
+        try:
+            decoded = stream.decompress(body, self._limit_bytes + 1)
+        except zlib.error as error:
+            raise invalid("content-encoding", f"the request's body cannot be decompressed: {error}") from None
+        if len(decoded) > self._limit_bytes:
+            raise self._too_large("is longer when decompressed")
+        return decoded
+
+    def _too_large(self, what: str) -> SluiceError:
+        text = f"request body {what}; at most {self._limit_bytes} bytes are allowed (--http-max-input-size)"
+        return SluiceError(ErrorCode.TOO_LARGE, text)
+
+
+async def _next_piece(exchange: Exchange) -> tuple[bytes, bool]:
+    """Return the next piece of the body, and whether more follows."""
+    message = await exchange.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+class _ReadTimeouts:
+    """Cancels tasks whose clients stopped sending. There is one timer for all: one each would cost more than a read."""
+
+    def __init__(self) -> None:
+        self._waiting_since: dict[asyncio.Task[Any], float] = {}
+        self._expired: set[asyncio.Task[Any]] = set()
+        self._is_watching = False
+
+    def begin(self, reader: asyncio.Task[Any]) -> None:
+        """Start the timeout of `reader`, which waits for its client's next piece."""
+        loop = reader.get_loop()
+        self._waiting_since[reader] = loop.time()
+        if not self._is_watching:
+            self._is_watching = True
+            loop.call_later(BODY_TIMEOUT_S, self._look, loop)
+
+    def end(self, reader: asyncio.Task[Any]) -> None:
+        self._waiting_since.pop(reader, None)
+        self._expired.discard(reader)
+
+    def has_expired(self, reader: asyncio.Task[Any]) -> bool:
+        """Whether `reader` was cancelled by its timeout."""
+        return reader in self._expired
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for reader, since in self._waiting_since.items():
+            if now - since >= BODY_TIMEOUT_S and reader not in self._expired:
+                self._expired.add(reader)
+                reader.cancel()
+        self._is_watching = bool(self._waiting_since)
+        if self._is_watching:
+            loop.call_later(BODY_TIMEOUT_S / 2, self._look, loop)
+
+
+class HeaderReader:
+    """Reads headers into requests. Names that match `pattern` are forwarded; None forwards none."""
+
+    def __init__(self, defaults: RequestOptions, pattern: str | None) -> None:
+        self._defaults = defaults
+        self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
+
+    def schedule(self, exchange: Exchange, request: InferRequest) -> None:
+        """Set tenant, priority and time limits. A header wins over the body. Raises INVALID, naming the header."""
+        own = [name for name in exchange.headers if name.startswith(_OWN_PREFIX)]
+        if not own:
+            return
+        scheduling = parse_scheduling({name.decode("latin-1"): exchange.header(name) for name in own}, self._defaults)
+        request.tenant = scheduling.tenant
+        if scheduling.priority is not None:
+            request.priority = scheduling.priority
+        if scheduling.timeout_s is not None:
+            request.timeout_us = round(scheduling.timeout_s * 1e6)
+        if scheduling.queue_timeout_s is not None:
+            request.queue_timeout_us = round(scheduling.queue_timeout_s * 1e6)
+
+    def forward(self, exchange: Exchange, request: InferRequest) -> None:
+        """Put the headers that match the pattern among the request's parameters."""
+        if self._pattern is None:
+            return
+        sent = exchange.scope.get("extensions", {}).get(NAMES_AS_SENT)
+        names = sent or [name for name, _ in exchange.scope["headers"]]
+        for name, (_, value) in zip(names, exchange.scope["headers"], strict=True):
+            text = name.decode("latin-1")
+            if self._pattern.search(text):
+                request.parameters[text] = value.decode("utf-8", "replace")

@@ -1,0 +1,119 @@
+"""Options of HTTP, of access, and of requests that name no limits of their own."""
+
+from dataclasses import dataclass
+
+from gateway.options.option import (
+    OptionError,
+    integer,
+    option,
+    pattern,
+    printable_text,
+    seconds,
+    size,
+    truth,
+)
+from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """HTTP: the OpenAI API under /v1, Triton's protocol under /v2"""
+
+    host: str = option(
+        "--host",
+        "127.0.0.1",
+        printable_text("a host name or address"),
+        "ADDRESS",
+        "address to listen on, for metrics too. 0.0.0.0 takes requests from everywhere: then set SLUICE_API_KEY",
+        ("--http-address",),
+    )
+    port: int = option("--http-port", 8000, integer(0, 65535), "PORT", "port of both protocols; 0 takes a free one")
+    shares_port: bool = option(
+        "--reuse-http-port",
+        False,
+        truth,
+        "BOOL",
+        "let several servers listen on the same port, each taking some of the connections; all need this option",
+    )
+    max_input_bytes: int = option(
+        "--http-max-input-size",
+        64 << 20,
+        size(1),
+        "SIZE",
+        "longest request body: bytes, or 64M. Each request may take several times this in memory while it is parsed",
+    )
+    is_strict: bool = option(
+        "--strict",
+        False,
+        truth,
+        None,
+        "refuse OpenAI requests with unknown fields. Without it they are ignored, and a warning header names them",
+    )
+    server_id: str = option(
+        "--id",
+        "triton",
+        printable_text("a name without control characters"),
+        "NAME",
+        "the name under which the server presents itself in the v2 protocol's metadata",
+    )
+    forwarded_headers: str | None = option(
+        "--http-header-forward-pattern",
+        None,
+        pattern,
+        "REGEX",
+        "headers whose whole name matches become request parameters of the v2 protocol",
+    )
+    restrictions: tuple[Restriction, ...] = option(
+        "--http-restricted-api",
+        (),
+        parse_restriction,
+        "APIS:KEY=VALUE",
+        "parts of the API (health, metadata, inference, shared-memory, model-config, model-repository, statistics, "
+        "trace, logging; commas between) for requests with the header KEY: VALUE. OpenAI's routes are among them. May "
+        "be given several times",
+        secret=True,
+        is_many=True,
+        separator=";",
+    )
+
+    def __post_init__(self) -> None:
+        """Check options against each other. Raises OptionError."""
+        if (api := find_repeated_category(self.restrictions)) is not None:
+            raise OptionError(f"--http-restricted-api names '{api}' more than once; give it one key")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Access: who may send requests"""
+
+    api_key: str | None = option(
+        "--api-key",
+        None,
+        printable_text("printable text that is not empty"),
+        "KEY",
+        "clients must send `Authorization: Bearer KEY`, for everything but health. Better set SLUICE_API_KEY: "
+        "every user of the machine can read a command line",
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Requests: time limits of those that name none"""
+
+    timeout_s: float | None = option(
+        "--request-timeout-secs",
+        None,
+        seconds(0.001),
+        "SECONDS",
+        "longest time from a request's arrival to its last token; one that takes longer ends in an error (504). "
+        "Clients send x-sluice-timeout-ms. Default: no limit",
+    )
+    queue_timeout_s: float | None = option(
+        "--queue-timeout-secs",
+        None,
+        seconds(0.001),
+        "SECONDS",
+        "longest time that a request waits to be admitted; then it ends in an error (504). Clients send "
+        "x-sluice-queue-timeout-ms. Default: no limit",
+    )

@@ -1,0 +1,183 @@
+"""The server as the v2 protocol sees it, over HTTP and gRPC alike: what it needs, and how it describes itself.
+
+Descriptions are plain values in Triton's order of members, fit for JSON and for protobuf's constructors.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.trace import TraceSettings
+from serving.backend import LoadOverrides
+from serving.model import Model
+from serving.repository.managed_model import IndexEntry
+from serving.repository.routing import Routing
+from serving.request import LATEST, InferRequest
+from serving.spec import TensorSpec
+from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
+from sluice.errors import ErrorCode, SluiceError
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""The protocol's extensions as Triton lists them: it serves generate too, and does not list it."""
+PROTOCOL_VERSION = "2.51.0"
+"""The Triton release whose answers ours are compared with. Clients choose features by it."""
+_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+_BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
+_RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+_LEADING_INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_MAX_VERSION = 2**63 - 1
+_MAX_DIGITS = 4000
+"""More digits than any version has, and fewer than Python refuses to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """The server's name, version and extensions, as its metadata show them."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+class V2Repository(Protocol):
+    """The loaded models and the calls that change them."""
+
+    def versions(self, name: str) -> list[Model]: ...
+    def models(self) -> list[Model]: ...
+    def routing(self, name: str) -> Routing: ...
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None: ...
+    async def refresh(self) -> None: ...
+    def index(self, ready_only: bool) -> list[IndexEntry]: ...
+    async def load(self, name: str, overrides: LoadOverrides | None) -> None: ...
+    async def unload(self, name: str, unload_dependents: bool) -> None: ...
+
+
+class V2Service(Protocol):
+    """The parts of the service that the v2 protocol calls."""
+
+    @property
+    def identity(self) -> ServerIdentity: ...
+    @property
+    def repository(self) -> V2Repository: ...
+    @property
+    def shared_memory(self) -> SharedMemoryRegistry: ...
+    @property
+    def trace(self) -> TraceSettings: ...
+    @property
+    def log_settings(self) -> LogSettings: ...
+
+    def find(self, name: str, version: int = -1) -> Model: ...
+    def route(self, name: str, version: int = -1, key: str = "") -> Model: ...
+    def has_weights(self, name: str) -> bool: ...
+    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model: ...
+    def is_live(self) -> bool: ...
+    def is_ready(self) -> bool: ...
+    def is_model_ready(self, name: str, version: int) -> bool: ...
+
+
+def parse_version(text: str) -> int:
+    """Parse a model's version by C's `strtol`, as Triton does; empty text is LATEST. Raises INVALID."""
+    if not text:
+        return LATEST
+    match = _LEADING_INTEGER.match(text)
+    if match is None or len(match[1]) > _MAX_DIGITS or abs(version := int(match[1])) > _MAX_VERSION:
+        message = (
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+        raise SluiceError(ErrorCode.INVALID, message)
+    if version < 0:
+        message = f"invalid model version specified '{text}' , version should be an integral value > 0"
+        raise SluiceError(ErrorCode.INVALID, message)
+    return version
+
+
+def server_metadata(identity: ServerIdentity) -> dict[str, Any]:
+    """Return the server's name, version and extensions."""
+    return {"name": identity.name, "version": identity.version, "extensions": list(identity.extensions)}
+
+
+def model_metadata(model: Model, versions: Sequence[int]) -> dict[str, Any]:
+    """Return the inputs and outputs of `model`, with `versions` as its versions."""
+    spec = model.spec
+    is_batched = spec.max_batch_size > 0
+    return {
+        "name": spec.name,
+        "versions": [str(version) for version in versions],
+        "platform": spec.platform,
+        "inputs": [_tensor(each, is_batched) for each in spec.inputs.values()],
+        "outputs": [_tensor(each, is_batched) for each in spec.outputs.values()],
+    }
+
+
+def _tensor(tensor: TensorSpec, is_batched: bool) -> dict[str, Any]:
+    shape = [-1, *tensor.dims] if is_batched else list(tensor.dims)
+    return {"name": tensor.name, "datatype": tensor.data_type.name, "shape": shape}
+
+
+def index_row(entry: IndexEntry) -> dict[str, str]:
+    """Return a row of the repository index; a model that was never loaded has its name alone."""
+    if entry.state is None:
+        return {"name": entry.name}
+    row = {"name": entry.name, "version": str(entry.version), "state": entry.state.value}
+    return {**row, "reason": entry.reason} if entry.reason else row
+
+
+def statistics(models: Iterable[Model], name: str = "", version: int = LATEST) -> dict[str, Any]:
+    """Return the statistics of `models`, of those called `name`, or of one version. Raises INVALID where none is."""
+    found = [model for model in models if not name or model.name == name]
+    if name and not found:
+        raise SluiceError(ErrorCode.INVALID, f"requested model '{name}' is not available")
+    if name and version != LATEST:
+        found = [model for model in found if model.version == version]
+        if not found:
+            raise SluiceError(ErrorCode.INVALID, f"requested model version is not available for model '{name}'")
+    found.sort(key=lambda model: (model.name, model.version))
+    return {"model_stats": [_model_statistics(model) for model in found]}
+
+
+def _model_statistics(model: Model) -> dict[str, Any]:
+    counts = model.statistics
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "last_inference": counts.last_inference_ms,
+        "inference_count": counts.inference_count,
+        "execution_count": counts.execution_count,
+        "inference_stats": _durations(counts.infer, _DURATIONS),
+        "response_stats": {
+            str(place): _durations(counts.responses[place], _RESPONSE_DURATIONS) for place in sorted(counts.responses)
+        },
+        "batch_stats": [
+            {"batch_size": rows, **_durations(counts.batches[rows], _BATCH_DURATIONS)}
+            for rows in sorted(counts.batches)
+        ],
+        "memory_usage": [],
+    }
+
+
+def _durations(
+    counts: InferStatistics | BatchStatistics | ResponseStatistics, names: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    return {name: _duration(getattr(counts, name)) for name in names}
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,136 @@
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from gateway.http import request as request_module
+from gateway.http.errors import install_error_handlers
+from gateway.http.request import parse_scheduling, read_body
+from gateway.options.http import RequestOptions
+from sluice.errors import ErrorCode, SluiceError
+from tests.gateway.http.plain_server import serving
+
+LIMIT = 1000
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    async def echo(request: Request) -> Response:
+        return Response(await read_body(request, LIMIT))
+
+    app = Starlette(routes=[Route("/", echo, methods=["POST"])])
+    install_error_handlers(app)
+    with serving(app) as url:
+        yield url
+
+
+def chunked(num_bytes: int) -> Iterator[bytes]:
+    """Yield a body in chunks, so that no header has its length."""
+    for _ in range(num_bytes // 100):
+        yield b"x" * 100
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, LIMIT])
+def test_what_is_allowed_arrives(url: str, num_bytes: int) -> None:
+    assert httpx.post(url, content=b"x" * num_bytes).content == b"x" * num_bytes
+
+
+def test_chunks_are_joined(url: str) -> None:
+    assert httpx.post(url, content=chunked(LIMIT)).content == b"x" * LIMIT
+
+
+def test_a_declared_length_is_refused_unread(url: str) -> None:
+    response = httpx.post(url, content=b"x" * (LIMIT + 1))
+    assert response.status_code == 413
+    message = "request body is 1001 bytes; at most 1000 bytes are allowed (--http-max-input-size)"
+    assert response.json()["error"]["message"] == message
+
+
+def test_chunks_are_counted(url: str) -> None:
+    response = httpx.post(url, content=chunked(LIMIT * 2))
+    assert response.status_code == 413
+    assert "request body is longer; at most 1000 bytes" in response.json()["error"]["message"]
+
+
+def test_a_large_refused_body_does_not_hide_the_answer(url: str) -> None:
+    assert httpx.post(url, content=b"x" * (4 << 20)).status_code == 413
+
+
+def request_with(*messages: Message) -> Request:
+    """A request whose body comes as `messages` and then stops."""
+    waiting = list(messages)
+
+    async def receive() -> Message:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+def test_a_client_that_leaves_is_told_apart() -> None:
+    half = {"type": "http.request", "body": b"half", "more_body": True}
+    request = request_with(half, {"type": "http.disconnect"})
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(read_body(request, LIMIT))
+
+
+def test_a_client_that_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_module, "BODY_TIMEOUT_S", 0.01)
+    request = request_with({"type": "http.request", "body": b"half", "more_body": True})
+    with pytest.raises(SluiceError, match="stopped arriving") as caught:
+        asyncio.run(read_body(request, LIMIT))
+    assert caught.value.code is ErrorCode.DEADLINE
+
+
+NOTHING = RequestOptions()
+
+
+def test_without_headers_the_body_and_the_server_s_defaults_hold() -> None:
+    scheduling = parse_scheduling({}, RequestOptions(timeout_s=5.0, queue_timeout_s=2.0))
+    assert scheduling.fields(None) == {"tenant": "", "priority": 0, "timeout_s": 5.0, "queue_timeout_s": 2.0}
+    assert scheduling.fields(7, 1.5) == {"tenant": "", "priority": 7, "timeout_s": 1.5, "queue_timeout_s": 2.0}
+
+
+def test_headers_win() -> None:
+    headers = {
+        "x-sluice-tenant": "ada & sons",
+        "x-sluice-priority": "-3",
+        "x-sluice-timeout-ms": "1500",
+        "x-sluice-queue-timeout-ms": "250",
+    }
+    scheduling = parse_scheduling(headers, RequestOptions(timeout_s=5.0, queue_timeout_s=2.0))
+    expected = {"tenant": "ada & sons", "priority": -3, "timeout_s": 1.5, "queue_timeout_s": 0.25}
+    assert scheduling.fields(7, 9.0) == expected
+
+
+def test_a_priority_of_0_in_a_header_is_one() -> None:
+    assert parse_scheduling({"x-sluice-priority": "0"}, NOTHING).fields(7)["priority"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-sluice-tenant", "a" * 129),
+        ("x-sluice-tenant", "a\x7f"),
+        ("x-sluice-priority", "high"),
+        ("x-sluice-priority", "1.5"),
+        ("x-sluice-priority", "2147483648"),
+        ("x-sluice-timeout-ms", "0"),
+        ("x-sluice-timeout-ms", "-1"),
+        ("x-sluice-timeout-ms", "1s"),
+        ("x-sluice-queue-timeout-ms", "99999999999"),
+    ],
+)
+def test_refuses_and_names_the_header(name: str, value: str) -> None:
+    with pytest.raises(SluiceError) as caught:
+        parse_scheduling({name: value}, NOTHING)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, name)
+    assert name in caught.value.message

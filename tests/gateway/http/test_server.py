@@ -1,0 +1,106 @@
+"""Raw bytes at the port: whatever arrives, the next client is served."""
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.http import server
+from tests.gateway.http.plain_server import PATIENCE_S, serving
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    async def hello(request: Request) -> Response:
+        return Response(await request.body() or b"hello")
+
+    with serving(Starlette(routes=[Route("/", hello, methods=["GET", "POST"])])) as url:
+        yield url
+        assert httpx.get(url).text == "hello"
+
+
+def exchange(url: str, data: bytes) -> bytes:
+    """Return everything that the server answers to `data` until it closes."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+        try:
+            client.sendall(data)
+            received = b""
+            while chunk := client.recv(65536):
+                received += chunk
+        except ConnectionError:  # closed with our bytes unread
+            pass
+        return received
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\xff\xfe\x80" * 100,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZZ\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_garbage_is_refused(url: str, garbage: bytes) -> None:
+    answer = exchange(url, garbage)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+
+
+def test_a_head_without_end_is_refused(url: str) -> None:
+    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (server.MAX_HEAD_BYTES // 4)
+    assert exchange(url, many).startswith(b"HTTP/1.1 431 ")
+
+
+def test_one_header_without_end_is_refused(url: str) -> None:
+    long = b"GET / HTTP/1.1\r\nx: " + b"y" * (server.MAX_HEAD_BYTES * 2)
+    assert exchange(url, long).startswith(b"HTTP/1.1 431 ")
+
+
+def test_an_ordinary_large_head_passes(url: str) -> None:
+    assert httpx.get(url, headers={"x": "y" * (server.MAX_HEAD_BYTES // 2)}).status_code == 200
+
+
+def test_a_head_that_never_ends_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
+    assert exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n") == b""
+    assert exchange(url, b"") == b""
+
+
+def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.2)
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\na")
+        client.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(PATIENCE_S)
+        client.sendall(b"b")
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"ab")
+
+
+def test_half_a_request_and_away(url: str) -> None:
+    address = urlsplit(url)
+    for data in (b"", b"GE", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf"):
+        with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+            client.sendall(data)
+    assert httpx.get(url).text == "hello"
+
+
+def test_pipelined_requests_are_answered_in_order(url: str) -> None:
+    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n%s\r\n%s"
+    answer = exchange(url, request % (b"", b"1") + request % (b"connection: close\r\n", b"2"))
+    assert [part[-1:] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [b"1", b"2"]

@@ -1,0 +1,82 @@
+"""The model repository extension."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from serving.backend import LoadOverrides
+from tests.gateway.http.v2.small_server import SmallServer
+
+INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
+
+
+@pytest.mark.parametrize("path", [INDEX, "/v2/repository/any/index"])
+def test_the_index(small: SmallServer, path: str) -> None:
+    rows = small.post(path).json()
+    assert rows[0] == {"name": "identity", "version": "1", "state": "READY"}
+    broken = {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "it is broken"}
+    assert rows[-2:] == [broken, {"name": "on_demand"}]
+    assert small.post(path, {"ready": False}).json() == rows
+    assert small.post(path, {"ready": True}).json() == rows[:-2]
+
+
+@pytest.mark.parametrize(
+    ("body", "overrides"),
+    [
+        (None, None),
+        ({}, None),
+        ({"parameters": {}}, None),
+        ({"parameters": {"config": "{}"}}, LoadOverrides("{}")),
+        (
+            {"parameters": {"config": "{}", "file:1/model.py": base64.b64encode(b"\0x").decode()}},
+            LoadOverrides("{}", (("1/model.py", b"\0x"),)),
+        ),
+    ],
+)
+def test_load(small: SmallServer, body: Any, overrides: LoadOverrides | None) -> None:
+    response = small.post(LOAD, body)
+    assert (response.status_code, response.content) == (200, b"")
+    assert small.service.repository.calls[-1] == ("load", "m", overrides)
+
+
+@pytest.mark.parametrize(
+    ("body", "unload_dependents"),
+    [
+        (None, False),
+        ({"parameters": {"unload_dependents": True}}, True),
+        ({"parameters": {"unload_dependents": 5}}, False),
+        ({"parameters": 5}, False),
+        (b"{", False),
+    ],
+)
+def test_unload(small: SmallServer, body: Any, unload_dependents: bool) -> None:
+    response = small.post(UNLOAD, body)
+    assert (response.status_code, response.content) == (200, b"")
+    assert small.service.repository.calls[-1] == ("unload", "m", unload_dependents)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "error"),
+    [
+        (INDEX, {"ready": "x"}, 500, "attempt to access JSON non-boolean as boolean"),
+        (INDEX, b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (LOAD, b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (LOAD, {"parameters": 5}, 500, "attempt to get members for non-object"),
+        (LOAD, {"parameters": {"config": 5}}, 500, "attempt to access JSON non-string as string"),
+        (LOAD, {"parameters": {"x": "y"}}, 500, "unexpected error on creating Triton parameter"),
+        (LOAD, {"parameters": {"file:1/model.py": "a"}}, 400, "parameter 'file:1/model.py' is not base64"),
+        ("/v2/repository/r/models/m/load", None, 501, "'repository_name' specification is not supported"),
+        (
+            "/v2/repository/models/nope/load",
+            None,
+            500,
+            "failed to load 'nope', failed to poll from model repository",
+        ),
+    ],
+)
+def test_refuses(small: SmallServer, path: str, body: Any, status: int, error: str) -> None:
+    num_calls = len(small.service.repository.calls)
+    response = small.post(path, body)
+    assert (response.status_code, response.json()) == (status, {"error": error})
+    assert len(small.service.repository.calls) == num_calls + ("nope" in path)

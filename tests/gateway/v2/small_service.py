@@ -1,0 +1,102 @@
+"""The service as the v2 protocol needs it: models that a test makes, and nothing else."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from gateway.v2.log_settings import LogSettings
+from gateway.v2.server import ServerIdentity
+from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.trace import TraceSettings
+from serving.backend import LoadOverrides
+from serving.model import Model
+from serving.repository.managed_model import IndexEntry, ModelState
+from serving.repository.routing import Routing
+from serving.request import LATEST, InferRequest
+from sluice.errors import ErrorCode, SluiceError
+
+UNSERVED = (IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken"), IndexEntry("on_demand"))
+"""Models of the index that are not loaded."""
+
+
+class SmallRepository:
+    """Loaded models, and a record of the calls that change them. A load of `nope` fails."""
+
+    def __init__(self, models: Iterable[Model] = ()) -> None:
+        self.loaded = list(models)
+        self.calls: list[tuple[object, ...]] = []
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    def models(self) -> list[Model]:
+        return self.loaded
+
+    def versions(self, name: str) -> list[Model]:
+        found = [model for model in self.loaded if model.name == name]
+        if not found:
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return sorted(found, key=lambda model: model.version)
+
+    def routing(self, name: str) -> Routing:
+        return Routing(None, {model.version: 1.0 for model in self.versions(name)[-1:]}, is_set=False)
+
+    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
+        raise AssertionError("nobody sets weights here")
+
+    async def refresh(self) -> None:
+        """Do nothing: there are no folders."""
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        ready = [IndexEntry(model.name, model.version, ModelState.READY) for model in self.loaded]
+        return ready if ready_only else [*ready, *UNSERVED]
+
+    async def load(self, name: str, overrides: LoadOverrides | None) -> None:
+        await self.may_load.wait()
+        self.calls.append(("load", name, overrides))
+        if name == "nope":
+            text = "failed to load 'nope', failed to poll from model repository"
+            raise SluiceError(ErrorCode.INTERNAL, text)
+
+    async def unload(self, name: str, unload_dependents: bool) -> None:
+        self.calls.append(("unload", name, unload_dependents))
+
+
+class SmallService:
+    """A service over `models`, which a test declares live and ready."""
+
+    def __init__(self, *models: Model, trace: TraceSettings | None = None) -> None:
+        self.identity = ServerIdentity("triton", "2.51.0")
+        self.repository = SmallRepository(models)
+        self.shared_memory = SharedMemoryRegistry()
+        self.trace = trace or TraceSettings()
+        self.log_settings = LogSettings(logging.Logger("small", logging.INFO))
+        self.live = self.ready = True
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        models = self.repository.versions(name)
+        found = models[-1:] if version == LATEST else [model for model in models if model.version == version]
+        if not found:
+            text = f"Request for unknown model: '{name}' version {version} is not found"
+            raise SluiceError(ErrorCode.NOT_FOUND, text)
+        return found[0]
+
+    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
+        return self.find(name, version)
+
+    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model:
+        return model
+
+    def has_weights(self, name: str) -> bool:
+        return False
+
+    def is_live(self) -> bool:
+        return self.live
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_model_ready(self, name: str, version: int) -> bool:
+        try:
+            return self.find(name, version).is_ready
+        except SluiceError:
+            return False
