@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner, StepBatch
-from engine.runners.openvino import load_runner
+from engine.runners.openvino.runner import load_runner
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("README.md", "docs/architecture.md", "docs/performance.md", "CONTRIBUTING.md")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure
-from engine.guidance import CompiledGrammar, GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.runners.base import FloatArray
 from engine.sampling.constraint import Constraint
 from engine.types import Grammar, GrammarKind

@@ -11,7 +11,8 @@ from engine.types import EngineInfo, Grammar
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
-    from engine.guidance import CompiledGrammar, GrammarCompiler
+    from engine.guidance.compiler import GrammarCompiler
+    from engine.guidance.matching import CompiledGrammar
 
 
 class CompilingGrammars:
@@ -32,7 +33,7 @@ class CompilingGrammars:
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
         """Begin to compile `grammar`, unless that has been done before."""
         if self._compiler is None:
-            from engine.guidance import GrammarCompiler  # only who asks for a grammar pays for loading it
+            from engine.guidance.compiler import GrammarCompiler  # only who asks for a grammar pays for loading it
 
             self._compiler = GrammarCompiler(Path(self._model_path), self._info.vocab_size, self._info.eos_token_ids)
         self._waiting[sequence.stream_id] = (sequence, self._compiler.compile(grammar))

@@ -23,7 +23,8 @@ from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import Limits, Policy, policy_of
 from engine.scheduling.reception import too_late
 from engine.sequence import NO_SLOT, Sequence
-from engine.speculation import TokenPrices, make_drafter
+from engine.speculation.drafter import make_drafter
+from engine.speculation.gate import TokenPrices
 from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.guidance import CompiledGrammar, GrammarCompiler, compiler
+from engine.guidance import compiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
@@ -106,7 +108,7 @@ def test_nothing_is_loaded_before_the_first_grammar() -> None:
     program = f"""
 import sys
 from pathlib import Path
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 compiler = GrammarCompiler(Path({str(Path.cwd() / RILL)!r}), {VOCAB_SIZE}, ({EOS},))
 compiler.close()
 print("llguidance" in sys.modules, "transformers" in sys.modules)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.guidance import GrammarCompiler, matching
+from engine.guidance import matching
+from engine.guidance.compiler import GrammarCompiler
 from engine.guidance.workers import Workers
 from engine.sampling.constraint import Constraint
 from engine.types import Grammar, GrammarKind

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from engine.guidance import CompiledGrammar, GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, allowed, grammar, outputs

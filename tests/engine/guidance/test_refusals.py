@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import grammar

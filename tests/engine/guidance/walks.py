@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.sampling.constraint import Constraint
 from engine.types import Grammar, GrammarKind
 

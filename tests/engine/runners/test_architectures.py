@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino import load_runner
 from engine.runners.openvino.config.model_config import read_model_config
+from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import Runner
-from engine.runners.openvino import load_runner
+from engine.runners.openvino.runner import load_runner
 from sluice.errors import SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.goldens import CHECKPOINTS, Golden, checkpoint_path, read_goldens

@@ -3,8 +3,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import StepBatch
-from engine.runners.openvino import load_runner
 from engine.runners.openvino.padding import num_padding, padded
+from engine.runners.openvino.runner import load_runner
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 
 SCRATCH = 99

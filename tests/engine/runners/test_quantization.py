@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner, StepBatch
-from engine.runners.openvino import load_runner
-from engine.runners.openvino.runner import OpenVinoRunner
+from engine.runners.openvino.runner import OpenVinoRunner, load_runner
 from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.runners.openvino import load_runner
+from engine.runners.openvino.runner import load_runner
 from tests.engine.runners.drive import Driver, Prompt
 
 if find_spec("torch") is None or find_spec("transformers") is None:
