@@ -14,7 +14,7 @@ from benchmarks.figures import BenchmarkError, Figure
 from engine.guidance.compiler import GrammarCompiler
 from engine.guidance.matching import CompiledGrammar
 from engine.runners.base import FloatArray
-from engine.sampling.constraint import Constraint
+from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 
 NUM_SEQUENCES = 64

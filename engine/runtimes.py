@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat, model_format
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 ANSWER_S = 20.0
 """How long another Python may take to start."""

@@ -6,8 +6,7 @@ import numpy as np
 
 from engine.blocks import BlockHash, HashChain, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
-from engine.sampling.constraint import Constraint
-from engine.sampling.state import SamplingState
+from engine.sampling.state import Constraint, SamplingState
 from engine.types import EngineInfo, FinishReason, GenerateRequest, TokenLogprob
 
 NO_SLOT = -1

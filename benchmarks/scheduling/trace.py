@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import Forecast
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner

@@ -11,7 +11,7 @@ from types import FrameType
 from rich.console import Console
 
 from engine.config import Runtime
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 from cli.build.arguments import Options
 from cli.build.failures import BuildError
 from cli.build.manifest import manifest, write_manifest

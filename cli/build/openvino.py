@@ -6,7 +6,7 @@ from pathlib import Path
 from sluice.errors import SluiceError
 from engine.runners.openvino.source import Kind, identify
 from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from engine.model_folder import ModelFormat
 from cli.build.arguments import Dtype, Options
 from cli.build.failures import AskedError

@@ -9,7 +9,7 @@ from engine.config import EngineConfig, Runtime
 from sluice.errors import SluiceError
 from engine.model_folder import ModelFormat
 from engine.runtimes import choose_runtime, has_tensorrt_llm
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 from cli.build import openvino, tensorrt_llm
 from cli.build.arguments import Dtype, Options
 from cli.build.failures import AskedError

@@ -17,7 +17,7 @@ from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
 from engine.runners.openvino.weights.checkpoint import Checkpoint, compressed_file, weight_files
 from engine.runners.openvino.weights.compression import compress
-from engine.runners.openvino.weights.stored import StoredTensor
+from engine.runners.openvino.weights.mapped import StoredTensor
 from engine.model_folder import ModelFormat
 from cli.build.failures import BuildError
 from cli.build.files import TOKENIZER_AND_KIN, model_files, model_patterns, size_of, tokenizer_files

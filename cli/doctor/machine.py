@@ -10,8 +10,8 @@ from pathlib import Path
 from cli.doctor.facts import Machine
 from cli.doctor.gpus import read_gpus
 from cli.doctor.libraries import read_libraries
-from engine.runners.host_memory import available_bytes
-from engine.runners.openvino.precision import cpu_capabilities
+from engine.runners.openvino.runner import cpu_capabilities
+from sluice.machine import available_bytes
 
 
 def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_python: str | None = None) -> Machine:

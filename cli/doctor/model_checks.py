@@ -13,7 +13,7 @@ from cli.doctor.units import gib
 from engine.config import Runtime
 from engine.delegated.tensorrt_llm.versions import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from engine.runners.openvino.weights.compression import QUANTIZATIONS
 from engine.runtimes import RuntimeChoice
 from sluice.errors import SluiceError
 

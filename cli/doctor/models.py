@@ -11,7 +11,7 @@ from cli.doctor.facts import Capability, ModelFacts, ModelSize
 from engine.model_folder import ModelFormat, model_format
 from engine.runners.openvino.source import identify
 from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from engine.runners.openvino.weights.compression import QUANTIZATIONS
 from sluice.errors import ErrorCode, SluiceError
 
 MANIFEST = "sluice-build.json"

@@ -4,22 +4,22 @@ Two clients, one behaviour: `engine/client/process.py` has the executor in a pro
 `engine/client/thread.py` on a thread of this one.
 """
 
+import asyncio
 import itertools
 import logging
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from time import perf_counter
 
 import msgspec
 
 from engine.client.stream import GenerationStream
 from engine.client.supervision import MAX_SHARED_CRASHES, Roster, resumption
-from engine.client.time_limits import TimeLimits
-from engine.client.totals import NO_STATS, add_counters, without_gauges
 from engine.config import EngineConfig
 from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.scheduling.admission import check_places
-from engine.types import EngineInfo, GenerateRequest
+from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 
@@ -249,3 +249,73 @@ def with_seed(request: GenerateRequest) -> GenerateRequest:
     if sampling.seed is not None or sampling.temperature == 0.0:
         return request
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, seed=secrets.randbits(63)))
+
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
+
+_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
+_GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n != "iteration")
+
+
+def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
+    """`now` with its counters continued from where those of `before` stopped."""
+    sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
+    return msgspec.structs.replace(now, **sums)
+
+
+def without_gauges(stats: EngineStats) -> EngineStats:
+    """The counters of an engine that is gone; it holds nothing any more."""
+    return msgspec.structs.replace(stats, **dict.fromkeys(_GAUGES, 0), iteration=None)
+
+
+GRACE_S = 0.25
+"""How long after a deadline the engine's own answer is awaited."""
+
+HasStarted = Callable[[int, float], bool | None]
+Expire = Callable[[int, SluiceError], None]
+
+
+class TimeLimits:
+    """Timers of one client's streams, by stream id; on one event loop.
+
+    `has_started(stream_id, deadline)` says whether the engine began the request before `deadline` (by
+    perf_counter), None where that cannot be told yet. `expire` ends a stream with an error.
+    """
+
+    def __init__(self, has_started: HasStarted, expire: Expire) -> None:
+        self._has_started = has_started
+        self._expire = expire
+        self._timers: dict[int, list[asyncio.TimerHandle]] = {}
+
+    def watch(self, stream_id: int, request: GenerateRequest) -> None:
+        """The request was submitted now."""
+        if request.timeout_s is None and request.queue_timeout_s is None:
+            return
+        self._timers[stream_id] = []
+        if request.timeout_s is not None:
+            late = _too_late(f"was not complete within its {request.timeout_s:g} s")
+            self._call_later(request.timeout_s + GRACE_S, self._expire, stream_id, late)
+        if request.queue_timeout_s is not None:
+            late = _too_late(f"waited for longer than its {request.queue_timeout_s:g} s")
+            deadline = perf_counter() + request.queue_timeout_s
+            self._call_later(request.queue_timeout_s + GRACE_S, self._check_start, stream_id, late, deadline)
+
+    def drop(self, stream_id: int) -> None:
+        """The stream has ended, however."""
+        for timer in self._timers.pop(stream_id, ()):
+            timer.cancel()
+
+    def _check_start(self, stream_id: int, late: SluiceError, deadline: float) -> None:
+        has_started = self._has_started(stream_id, deadline)
+        if has_started is None:
+            self._call_later(GRACE_S, self._check_start, stream_id, late, deadline)
+        elif not has_started:
+            self._expire(stream_id, late)
+
+    def _call_later(self, delay_s: float, action: Callable[..., None], stream_id: int, *arguments: object) -> None:
+        timer = asyncio.get_running_loop().call_later(delay_s, action, stream_id, *arguments)
+        self._timers[stream_id].append(timer)
+
+
+def _too_late(what: str) -> SluiceError:
+    return SluiceError(ErrorCode.DEADLINE, f"the request {what}")

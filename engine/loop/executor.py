@@ -6,27 +6,50 @@ One thread owns everything here: queue, sequences, block tables and free list. O
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Protocol
 
 from engine.blocks import blocks_for
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.kv.manager import KvCacheManager
-from engine.loop.batch import BuiltBatch, build_batch
-from engine.loop.commit import event_of, take_prompt_logprobs, take_tokens
-from engine.loop.counters import Counters
+from engine.kv_cache import KvCacheManager
 from engine.loop.intake import Intake
+from engine.loop.load import make_drafter
+from engine.loop.step import BuiltBatch, build_batch, event_of, take_prompt_logprobs, take_tokens
 from engine.runners.base import FloatArray, Runner
+from engine.scheduling.admission import too_late
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import Limits, Policy, policy_of
-from engine.scheduling.reception import too_late
 from engine.sequence import NO_SLOT, Sequence
-from engine.speculation.drafter import make_drafter
-from engine.speculation.gate import TokenPrices
+from engine.speculation.drafter import TokenPrices
 from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine's start; `EngineStats` explains them."""
+
+    steps: int = 0
+    runner_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    timeouts: int = 0
+
+    def totals(self) -> dict[str, float]:
+        """As the `*_total` fields of `EngineStats`."""
+        return {total: getattr(self, name) for name, total in _TOTALS}
+
+
+_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
+
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,11 @@
 import msgspec
 
 from engine.config import EngineConfig, Speculation
+from engine.kv_cache import KvCacheManager
 from engine.runners.base import Runner, RunnerInfo
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.drafter import Drafter
+from engine.speculation.ngram import NgramDrafter
 from sluice.errors import SluiceError, invalid
 
 
@@ -51,3 +55,15 @@ def _check_draft(draft: RunnerInfo, info: RunnerInfo) -> None:
             f"the draft model's context of {draft.max_model_len} tokens is shorter than the {info.max_model_len} that "
             f"are served; lower max_model_len to it",
         )
+
+
+def make_drafter(config: EngineConfig, kv: KvCacheManager, draft_runner: Runner | None) -> Drafter | None:
+    """The source of drafts that `config` asks for."""
+    match config.speculation:
+        case Speculation.OFF:
+            return None
+        case Speculation.NGRAM:
+            return NgramDrafter(config.num_speculative_tokens)
+        case Speculation.DRAFT_MODEL:
+            assert draft_runner is not None, "the draft model is loaded before"
+            return DraftModel(draft_runner, kv, config.num_speculative_tokens, config.max_num_batched_tokens)

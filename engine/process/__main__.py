@@ -13,8 +13,7 @@ from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready
 from engine.loop.executor import InflightExecutor, engine_info
 from engine.loop.load import load_draft_runner, load_runner
-from engine.process.bootstrap import opened
-from engine.process.transport import Transport
+from engine.process.transport import Transport, opened
 from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 

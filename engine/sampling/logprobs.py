@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
-from engine.sampling.candidates import Candidates, shortlist, whole
-from engine.sampling.softmax import Rows, likeliest, totals
+from engine.sampling.softmax import Candidates, Rows, likeliest, shortlist, totals, whole
 from engine.types import TokenLogprob
 
 _Ids = NDArray[np.intp]

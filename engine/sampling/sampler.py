@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
-from engine.sampling.draw import draw
-from engine.sampling.draws import draws_of
+from engine.sampling.draw import draw, draws_of
 from engine.sampling.edits import edit_logits
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.softmax import Rows, likeliest

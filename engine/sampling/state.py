@@ -1,15 +1,97 @@
 """What sampling remembers of one sequence: its parameters, its tokens seen, its place in the random numbers."""
 
 import secrets
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.bad_words import BadWords
-from engine.sampling.constraint import Constraint
-from engine.sampling.counts import TokenCounts
+from engine.runners.base import FloatArray
 from engine.types import SamplingParams
+
+
+class Constraint(Protocol):
+    """One sequence's place in its grammar. Used from the engine's thread."""
+
+    def prepare(self) -> None:
+        """Begin to work out, in the background, which tokens may come next.
+
+        Called before the forward pass, so that it costs no time of its own. Without it `apply` does the work.
+        """
+        ...
+
+    def apply(self, row: FloatArray) -> None:
+        """Set the logits [vocab_size] of all tokens that may not come next to -inf, in place."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The token that was chosen."""
+        ...
+
+
+class TokenCounts:
+    """Distinct token ids and how often each came, in arrays that grow: a penalty then touches only the
+    tokens seen, however large the vocabulary is."""
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._ids = np.zeros(64, np.int32)
+        self._counts = np.zeros(64, np.float32)
+        self._positions: dict[int, int] = {}
+        for token_id in token_ids:
+            self.add(token_id)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return self._ids[: len(self._positions)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        return self._counts[: len(self._positions)]
+
+    def add(self, token_id: int) -> None:
+        position = self._positions.get(token_id)
+        if position is None:
+            position = len(self._positions)
+            if position == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._positions[token_id] = position
+            self._ids[position] = token_id
+        self._counts[position] += 1
+
+
+class BadWords:
+    """Sequences of two tokens or more: the last token of one is banned where all before it have just come.
+
+    Prompt and output count alike, so that a sequence begun by the prompt is not completed either (as transformers'
+    NoBadWordsLogitsProcessor has it).
+    """
+
+    def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
+        self._begun_by: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        reach = 1
+        for word in words:
+            beginning, last = word[:-1], word[-1]
+            # Looked up by the token that has just come, so that a step costs one look-up however many there are.
+            self._begun_by.setdefault(beginning[-1], []).append((beginning, last))
+            reach = max(reach, len(beginning))
+        self._recent = deque(prompt_token_ids[-reach:], maxlen=reach)
+        self.banned = self._completing()
+        """Tokens that would complete a sequence now."""
+
+    def observe(self, token_id: int) -> None:
+        """Take note of the token that has come."""
+        self._recent.append(token_id)
+        self.banned = self._completing()
+
+    def _completing(self) -> NDArray[np.int32]:
+        begun = self._begun_by.get(self._recent[-1], []) if self._recent else []
+        recent = tuple(self._recent) if begun else ()
+        lasts = [last for beginning, last in begun if recent[-len(beginning) :] == beginning]
+        return np.array(lasts, np.int32)
+
 
 NO_TOP_K = 2**31
 """top_k where it is off: more than any vocabulary has."""

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import Generic, TypeVar
 
-from engine.forecast.backlog import Backlog, Queued
+from engine.forecast.wait import Backlog, Queued
 
 UNNAMED_WEIGHT = 1.0
 MAX_DEAD = 16

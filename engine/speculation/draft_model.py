@@ -7,10 +7,10 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kv.manager import KvCacheManager
+from engine.kv_cache import KvCacheManager
 from engine.runners.base import Runner, StepBatch
 from engine.sequence import Sequence
-from engine.speculation.gate import Gate, TokenPrices
+from engine.speculation.drafter import Gate, TokenPrices
 
 SLOWNESS = 1.0 / 32
 """How quickly the measured price of a draft token follows the last step of the draft model."""

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last few tokens when they stood in the context before."""
 
 from engine.sequence import Sequence
-from engine.speculation.gate import Gate, TokenPrices
+from engine.speculation.drafter import Gate, TokenPrices
 
 LENGTHS = (4, 2)
 """Numbers of tokens that must agree, the longest first."""

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from serving.backend import ModelFile
 from serving.backends.registry import BackendRegistry
 from serving.findings import refusal
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 ENSEMBLE = "ensemble"
 DEFAULT_IDLE_US = 1_000_000

@@ -12,7 +12,7 @@ from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import PROCESSES, RuntimeChoice, check_process, choose_runtime, has_tensorrt_llm
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 from tests import paths
 
 HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

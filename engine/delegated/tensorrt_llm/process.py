@@ -18,8 +18,7 @@ from engine.delegated.tensorrt_llm.loop.executor import TensorRtLlmExecutor
 from engine.delegated.tensorrt_llm.loop.failures import EngineLost
 from engine.delegated.tensorrt_llm.loop.llm import Llm
 from engine.frames import LoadFailed, Ready, StepFrame
-from engine.process.bootstrap import opened
-from engine.process.transport import Transport
+from engine.process.transport import Transport, opened
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.openvino.graph.attention import BLOCK_SIZE
 from engine.runners.openvino.graph.model import is_cache
-from engine.runners.openvino.memory import shared_tensor
+from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
+from engine.runners.openvino.weights.mapped import shared_tensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)

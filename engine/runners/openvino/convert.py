@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
-from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.model_config import read_json
+from engine.runners.openvino.config.config_file import ConfigFile, read_json
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _export(directory: Path, quantization: str, output: Path) -> None:
     logger.info("converting %s with optimum-intel; this happens once, and takes minutes for a large model", directory)
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runners.openvino.export", *_arguments(directory, quantization, output)],
+            [sys.executable, "-m", "engine.runners.openvino.convert", *_arguments(directory, quantization, output)],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -114,3 +115,25 @@ def _last_lines(said: IO[str]) -> str:
     said.seek(0)
     lines = [line.strip() for line in said.read().splitlines() if line.strip()]
     return " / ".join(lines[-_SHOWN_LINES:]) or "it said nothing"
+
+
+COMMAND = "optimum-cli"
+
+
+def main() -> None:
+    """Run `optimum-cli` with this process's arguments."""
+    from optimum.commands.optimum_cli import main as optimum_cli
+
+    Thread(target=_end_with_parent, daemon=True).start()
+    sys.argv[0] = COMMAND
+    optimum_cli()
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # not sys.stdin: its lock, held here, would break the interpreter's own end
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

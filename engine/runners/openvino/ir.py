@@ -12,11 +12,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.model_config import read_eos_token_ids, read_json
-from engine.runners.openvino.decoder import Decoder, choose_max_model_len
-from engine.runners.openvino.graph.attention import TESTED_VERSION
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, is_cache
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, choose_max_model_len, is_cache
+from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

@@ -2,20 +2,19 @@
 
 import logging
 import time
+from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
-from engine.runners.host_memory import available_bytes
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
-from engine.runners.openvino.decoder import Decoder
-from engine.runners.openvino.graph.attention import BLOCK_SIZE
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS
-from engine.runners.openvino.padding import padded
-from engine.runners.openvino.precision import DEVICE, choose_cache_dtype, choose_dtype, properties
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
+from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
+from sluice.errors import invalid
+from sluice.machine import available_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -149,3 +148,91 @@ def _summary(info: RunnerInfo, size_bytes: int) -> str:
         f"tokens; KV cache {size_bytes >> 20} MiB in {info.kv_cache_dtype}, {info.num_blocks} blocks of "
         f"{info.block_size}: {num_tokens} tokens, {num_tokens / info.max_model_len:.1f} full-length requests"
     )
+
+
+FREE_UP_TO = 32
+"""So few rows are bound by reading the weights, whatever their number."""
+FINE_UP_TO = 64
+FINE, COARSE = 4, 16
+"""Multiples that are fast up to FINE_UP_TO rows, and beyond."""
+
+
+def padded(batch: StepBatch, scratch_block: int) -> StepBatch:
+    """`batch` with up to 15 sequences more of one token each; nobody samples them, and all write to `scratch_block`."""
+    num_tokens = len(batch.token_ids)
+    added = num_padding(num_tokens)
+    if not added:
+        return batch
+    none, more = np.zeros(added, np.int32), np.arange(1, added + 1, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.concatenate((batch.token_ids, none)),
+        position_ids=np.concatenate((batch.position_ids, none)),
+        past_lens=np.concatenate((batch.past_lens, none)),
+        subsequence_begins=np.concatenate((batch.subsequence_begins, num_tokens + more)),
+        block_indices=np.concatenate((batch.block_indices, none + scratch_block)),
+        block_indices_begins=np.concatenate((batch.block_indices_begins, len(batch.block_indices) + more)),
+        sampled_rows=batch.sampled_rows,
+        max_context_len=batch.max_context_len,
+    )
+
+
+def num_padding(num_tokens: int) -> int:
+    """How many tokens make a step of `num_tokens` a size that is fast."""
+    if num_tokens <= FREE_UP_TO:
+        return 0
+    return -num_tokens % (FINE if num_tokens <= FINE_UP_TO else COARSE)
+
+
+DEVICE = "CPU"
+_COMPUTE_TYPES = {"bf16": ov.Type.bf16, "f32": ov.Type.f32}
+_CACHE_TYPES = {**_COMPUTE_TYPES, "u8": ov.Type.u8}
+
+
+def cpu_capabilities() -> tuple[str, ...]:
+    """What the CPU computes in natively, in the plugin's words: FP32, BF16, INT8, ..."""
+    return tuple(ov.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+
+
+def choose_dtype(dtype: str, core: ov.Core) -> str:
+    """The type of the computation. Raises SluiceError(INVALID) for one that is unknown or that the CPU lacks."""
+    has_bf16 = "BF16" in core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    if dtype == "auto":
+        return "bf16" if has_bf16 else "f32"
+    if dtype not in _COMPUTE_TYPES:
+        raise invalid("dtype", f"dtype must be auto, {' or '.join(_COMPUTE_TYPES)}, got {dtype!r}")
+    if dtype == "bf16" and not has_bf16:
+        raise invalid("dtype", "dtype is bf16, which this CPU does not have; use f32 or auto")
+    return dtype
+
+
+def choose_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
+    """The type of cached keys and values, for a computation in `dtype`: the same or u8, all that the kernels have.
+
+    Raises SluiceError(INVALID) for others.
+    """
+    if kv_cache_dtype == "auto":
+        return dtype
+    if kv_cache_dtype not in _CACHE_TYPES:
+        known = ", ".join(_CACHE_TYPES)
+        raise invalid("kv_cache_dtype", f"kv_cache_dtype must be one of auto, {known}, got {kv_cache_dtype!r}")
+    if kv_cache_dtype not in (dtype, "u8"):
+        raise invalid(
+            "kv_cache_dtype",
+            f"kv_cache_dtype must be {dtype}, as the computation is, or u8, got {kv_cache_dtype}; dtype sets the "
+            "computation's type",
+        )
+    return kv_cache_dtype
+
+
+def properties(config: EngineConfig, dtype: str, cache_dtype: str) -> dict[str, Any]:
+    """What the plugin is told at compile. Raises SluiceError(INVALID) for a number of threads under 1."""
+    told: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": _COMPUTE_TYPES[dtype],
+        "KV_CACHE_PRECISION": _CACHE_TYPES[cache_dtype],
+    }
+    if config.num_threads is not None:
+        if config.num_threads < 1:
+            raise invalid("num_threads", f"num_threads must be at least 1, got {config.num_threads}")
+        told["INFERENCE_NUM_THREADS"] = config.num_threads
+    return told

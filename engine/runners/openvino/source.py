@@ -7,16 +7,13 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.openvino.architectures import ARCHITECTURES
-from engine.runners.openvino.config.model_config import read_model_config, read_model_type
+from engine.runners.openvino.architectures import ARCHITECTURES, read_model_config, read_model_type
 from engine.runners.openvino.convert import can_convert, convert
-from engine.runners.openvino.decoder import Decoder, choose_max_model_len
-from engine.runners.openvino.graph.capped_attention import check_cache_dtype
-from engine.runners.openvino.graph.model import build_model
+from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
+from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
 from engine.runners.openvino.weights.checkpoint import Checkpoint, weight_files
-from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
-from engine.runners.openvino.weights.compression import compress
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, compress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

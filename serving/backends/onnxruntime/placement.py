@@ -6,7 +6,7 @@ from serving.backends.onnxruntime.accelerators import gpu_accelerators
 from serving.backends.onnxruntime.session import Provider
 from serving.instance import Placement
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 _CPU, _CUDA, _OPENVINO = "CPUExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider"
 _TENSORRT = "TensorrtExecutionProvider"

@@ -23,7 +23,7 @@ from serving.instance import Placement, placements_of
 from serving.labels import read_labels
 from serving.model import Model
 from serving.spec import ModelSource
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 
 class PythonModel(ScheduledModel):

@@ -18,7 +18,7 @@ from serving.host_policy import HostPolicy
 from serving.instance import Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 
 class TensorRtBackend(ArrayBackend):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from engine.client import child as module
-from engine.client.child import EngineChild
+from engine.client import process as module
+from engine.client.process import EngineChild
 from engine.config import EngineConfig
 from sluice.errors import SluiceError
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.client import time_limits
-from engine.client.time_limits import TimeLimits
+from engine.client import base
+from engine.client.base import TimeLimits
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
@@ -32,7 +32,7 @@ class Clerk:
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limits, "GRACE_S", 0.01)
+    monkeypatch.setattr(base, "GRACE_S", 0.01)
 
 
 async def test_a_request_that_takes_too_long_expires() -> None:

@@ -1,6 +1,6 @@
 import msgspec
 
-from engine.client.totals import NO_STATS, add_counters, without_gauges
+from engine.client.base import NO_STATS, add_counters, without_gauges
 
 
 def test_counters_go_on_where_the_engine_before_stopped_and_gauges_do_not() -> None:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import Forecast
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo
 

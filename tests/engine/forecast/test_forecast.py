@@ -5,8 +5,7 @@ import statistics
 
 import pytest
 
-from engine.forecast.backlog import Backlog
-from engine.forecast.forecast import MIN_STEPS, Forecast
+from engine.forecast.wait import MIN_STEPS, Backlog, Forecast
 from tests.engine.forecast.simulation import Costs, Server, Simulated, Source, engine_info, overload
 
 NUM_WARM_UP, NUM_MEASURED = 150, 350

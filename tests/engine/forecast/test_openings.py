@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forecast.openings import Openings
+from engine.forecast.wait import Openings
 
 
 def places(free: float, *ends: float) -> Openings:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forecast.step_time import StepTime
+from engine.forecast.learning import StepTime
 
 
 def test_it_finds_what_a_step_and_a_token_cost() -> None:

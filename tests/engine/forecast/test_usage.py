@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from engine.forecast.usage import Usage
+from engine.forecast.learning import Usage
 
 
 def test_until_told_otherwise_all_is_used() -> None:

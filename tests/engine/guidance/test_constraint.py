@@ -9,8 +9,8 @@ import pytest
 
 from engine.guidance import matching
 from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.workers import Workers
-from engine.sampling.constraint import Constraint
+from engine.guidance.matching import Workers
+from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.tiny import TINY_EOS, TOKENS, write_tiny

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from engine.guidance.masks import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
+from engine.guidance.matching import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
 from sluice.errors import SluiceError
 
 

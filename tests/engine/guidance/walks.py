@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 
 from engine.guidance.compiler import GrammarCompiler
-from engine.sampling.constraint import Constraint
+from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 
 RILL = Path("models/rill/1")

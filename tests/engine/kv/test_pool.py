@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.blocks import BlockHash, blocks_for, worst_case_blocks
-from engine.kv.pool import BlockPool
-from engine.kv.tables import BlockTables
+from engine.kv_cache import BlockPool, BlockTables
 
 
 @pytest.mark.parametrize(

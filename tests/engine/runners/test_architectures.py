@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino.config.model_config import read_model_config
+from engine.runners.openvino.architectures import read_model_config
 from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill

@@ -3,8 +3,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import StepBatch
-from engine.runners.openvino.padding import num_padding, padded
-from engine.runners.openvino.runner import load_runner
+from engine.runners.openvino.runner import load_runner, num_padding, padded
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 
 SCRATCH = 99

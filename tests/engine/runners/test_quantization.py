@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner, StepBatch
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
-from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
+from engine.runners.openvino.weights.compression import GROUP, quantize_groups, quantize_rows
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.engine.runners.conftest import EditableCheckpoint

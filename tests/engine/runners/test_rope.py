@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from engine.runners.base import FloatArray
-from engine.runners.openvino.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
-from engine.runners.openvino.config.rope_config import read_rope, read_ropes
+from engine.runners.openvino.config.rope import (
+    DynamicRope,
+    LongRope,
+    YarnRope,
+    inverse_frequencies,
+    read_rope,
+    read_ropes,
+)
 from sluice.errors import ErrorCode, SluiceError
 
 LLAMA3 = {

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling.counts import TokenCounts
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import NO_TOKEN, sample
-from engine.sampling.state import SamplingState
+from engine.sampling.state import SamplingState, TokenCounts
 from engine.types import SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 

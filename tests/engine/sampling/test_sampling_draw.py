@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling.dense import _least_of_nucleus, draw_from_all
-from engine.sampling.draws import draws_of
+from engine.sampling.draw import UNKNOWN, _least_of_nucleus, draw_from_all, draw_from_shortlist, draws_of, uniform
 from engine.sampling.sampler import sample
-from engine.sampling.shortlist import UNKNOWN, draw_from_shortlist
 from engine.sampling.softmax import totals_and_means
 from engine.sampling.state import SamplingState
-from engine.sampling.uniform import uniform
 from engine.types import SamplingParams
 from tests.engine.sampling.sampling_reference import probabilities, tokens_possible
 

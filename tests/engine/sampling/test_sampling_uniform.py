@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.sampling.uniform import uniform
+from engine.sampling.draw import uniform
 
 
 def numbers(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.float64]:

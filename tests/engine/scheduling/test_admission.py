@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from engine.client.totals import NO_STATS
+from engine.client.base import NO_STATS
 from engine.config import EngineConfig
-from engine.forecast.backlog import Backlog
+from engine.forecast.wait import Backlog
 from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_places, check_queue
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError

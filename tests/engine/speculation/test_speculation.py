@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.runners.base import FloatArray, StepBatch
 from engine.sequence import Sequence
-from engine.speculation.gate import FIRST_PAUSE, Gate, TokenPrices
+from engine.speculation.drafter import FIRST_PAUSE, Gate, TokenPrices
 from engine.speculation.ngram import Lookup
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from tests.engine.bench import Bench, echo, requests

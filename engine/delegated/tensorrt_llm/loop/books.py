@@ -9,8 +9,8 @@ from engine.delegated.tensorrt_llm.loop.kv_events import CachedBlocks
 from engine.delegated.tensorrt_llm.loop.pace import Pace
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence
 from engine.delegated.tensorrt_llm.loop.statistics import StepTimes, drafts_of, iteration_stats
-from engine.forecast.forecast import Forecast
-from engine.loop.counters import Counters
+from engine.forecast.wait import Forecast
+from engine.loop.executor import Counters
 from engine.types import EngineInfo, IterationStats
 
 SILENCE_S = 5.0

@@ -20,8 +20,8 @@ from engine.delegated.tensorrt_llm.loop.probe import one_token
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence, blocks_to_completion
 from engine.delegated.tensorrt_llm.loop.watch import STALL_SETTING, Progress, check_health, stall_timeout_s
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.reception import Reception, too_late
+from engine.scheduling.admission import Reception, too_late
+from engine.scheduling.queue import Deadlines
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError, invalid

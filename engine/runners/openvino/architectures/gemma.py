@@ -2,13 +2,14 @@
 
 from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, unsupported
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of, unsupported
 from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.rope import read_ropes
+from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
 from engine.runners.openvino.graph.layers import rms_norm_plus_one
-from engine.runners.openvino.graph.stacks import pre_norm
 
 _GELU = "gelu_pytorch_tanh"
 
@@ -22,10 +23,76 @@ def gemma_config(file: ConfigFile) -> ModelConfig:
     return replace(config, qkv_bias=bias, output_bias=bias, embedding_scale=config.hidden_size**0.5)
 
 
-def configure(file: ConfigFile) -> ModelConfig:
+def configure_gemma(file: ConfigFile) -> ModelConfig:
     act = file.fields.get("hidden_act") or _GELU
     # Early files say "gelu" and mean the tanh approximation.
     return gemma_config(file.with_values(hidden_act=_GELU if act == "gelu" else act))
 
 
-FAMILY = Family(configure, partial(pre_norm, norm=rms_norm_plus_one))
+GEMMA = Architecture(configure_gemma, partial(pre_norm, norm=rms_norm_plus_one))
+
+
+class _Gemma2Fields(msgspec.Struct, frozen=True):
+    hidden_activation: str = "gelu_pytorch_tanh"
+    query_pre_attn_scalar: float = 256
+    sliding_window: int | None = 4096
+    layer_types: list[str] | None = None
+    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = 30.0
+
+
+def configure_gemma2(file: ConfigFile) -> ModelConfig:
+    fields = file.read(_Gemma2Fields)
+    config = gemma_config(file.with_values(hidden_act=fields.hidden_activation))
+    kinds = fields.layer_types or every_nth_full(config.num_layers, 2)
+    return replace(
+        config,
+        layers=layers_of(config, kinds, fields.sliding_window),
+        attention_scale=fields.query_pre_attn_scalar**-0.5,
+        attention_softcap=fields.attn_logit_softcapping,
+        logit_softcap=fields.final_logit_softcapping,
+    )
+
+
+GEMMA2 = Architecture(configure_gemma2, partial(sandwich_norm, norm=rms_norm_plus_one))
+
+
+class _Gemma3Fields(msgspec.Struct, frozen=True):
+    """`attn_logit_softcapping` is not among them: the model does not use it."""
+
+    hidden_activation: str = "gelu_pytorch_tanh"
+    query_pre_attn_scalar: float = 256
+    sliding_window: int | None = 4096
+    sliding_window_pattern: int = 6
+    layer_types: list[str] | None = None
+    final_logit_softcapping: float | None = None
+    rope_local_base_freq: float = 10_000.0
+
+
+_SHAPE = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+"""What the published checkpoints of text and images leave out."""
+
+
+def configure_gemma3(file: ConfigFile) -> ModelConfig:
+    file, fields = file.with_defaults(**_SHAPE), file.read(_Gemma3Fields)
+    ropes = read_ropes(file.fields, full_theta=1_000_000.0, sliding_theta=fields.rope_local_base_freq)
+    config = gemma_config(file.without_ropes().with_values(hidden_act=fields.hidden_activation))
+    kinds = fields.layer_types or every_nth_full(config.num_layers, fields.sliding_window_pattern)
+    return replace(
+        config,
+        layers=layers_of(config, kinds, fields.sliding_window, ropes),
+        attention_scale=fields.query_pre_attn_scalar**-0.5,
+        logit_softcap=fields.final_logit_softcapping,
+    )
+
+
+_gemma3_attention = partial(attention, heads_step=normed_heads(rms_norm_plus_one))
+GEMMA3 = Architecture(configure_gemma3, partial(sandwich_norm, norm=rms_norm_plus_one, attention=_gemma3_attention))

@@ -8,9 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
-from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
-from engine.runners.openvino.config.rope_config import read_rope
-from engine.runners.openvino.graph.activations import ACTIVATIONS
+from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope, read_rope
+from engine.runners.openvino.graph.nodes import ACTIVATIONS
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
@@ -153,3 +152,31 @@ def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         )
     if head_dim % 2:
         raise invalid("model_path", f"config.json: head_dim must be even, got {head_dim}")
+
+
+TokenIds = int | list[int] | None
+
+
+class _EosField(msgspec.Struct, frozen=True):
+    eos_token_id: TokenIds = None
+
+
+def read_eos_token_ids(directory: Path, file: ConfigFile) -> tuple[int, ...]:
+    """generation_config.json's where it names any, as `generate` of transformers has it, else config.json's."""
+    eos = file.read(_EosField).eos_token_id
+    path = directory / "generation_config.json"
+    if path.exists():
+        generation = ConfigFile(read_json(path), path).read(_EosField)
+        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error

@@ -1,18 +1,57 @@
 """A checkpoint as an OpenVINO model: the inputs of one step in, logits of the rows that sample out."""
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.architectures import architecture
+from engine.runners.openvino.architectures import find_architecture
 from engine.runners.openvino.config.decoder_config import ModelConfig
 from engine.runners.openvino.config.rope import Rope
-from engine.runners.openvino.graph.attention import PagedInputs
-from engine.runners.openvino.graph.layers import Context
+from engine.runners.openvino.graph.layers import Context, Rotation, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
-from engine.runners.openvino.graph.rotation import Rotation, rotation
-from engine.runners.openvino.weights.checkpoint import Checkpoint
-from engine.runners.openvino.weights.tensors import EMBEDDING, HEAD, Tensors
+from engine.runners.openvino.graph.paged_attention import PagedInputs
+from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, Tensors
+from sluice.errors import invalid
+
+
+class Weights(Protocol):
+    """The memory that a graph's constants point into; it must live as long as the compiled model."""
+
+    def release_pages(self) -> None:
+        """Give resident pages back to the system; touched again, they are read from their file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A paged-attention graph with the inputs and the output that `build_model` describes."""
+
+    model: ov.Model
+    weights: Weights
+    model_type: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """Longest prompt + output of one sequence, in tokens."""
+    quantization: str
+    """Type of the weights in memory, where they are compressed: none, int8, int4."""
+
+
+def choose_max_model_len(asked: int | None, default: int, most: int | None = None) -> int:
+    """What is asked for within what the model was made for. Raises SluiceError(INVALID).
+
+    `most` is more than the `default` where the model can be stretched beyond it.
+    """
+    if asked is None:
+        return default
+    most = default if most is None else most
+    if not 1 <= asked <= most:
+        raise invalid("max_model_len", f"max_model_len must be 1 to {most}, what the model was made for; got {asked}")
+    return asked
+
 
 STEP_INPUTS = (
     "token_ids",
@@ -35,7 +74,7 @@ def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | N
 
     Raises SluiceError where the checkpoint is not what config.json says, or not supported.
     """
-    decoder = architecture(config.model_type).decoder
+    decoder = find_architecture(config.model_type).decoder
     step = {name: _parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
     max_context_len = _parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
     caches = tuple((_cache(f"{_KEY_CACHE}{i}"), _cache(f"{_VALUE_CACHE}{i}")) for i in range(config.num_layers))

@@ -1,6 +1,6 @@
 """Constants of graphs, and the few expressions that several layers share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import openvino as ov
@@ -39,3 +39,26 @@ def num_features(x: ov.Node) -> int:
     output = x.output(0) if isinstance(x, ov.Node) else x  # paged attention is one output of several
     size: int = output.partial_shape[-1].get_length()
     return size
+
+
+Activation = Callable[[ov.Node], ov.Node]
+
+
+def _gelu_tanh(x: ov.Node) -> ov.Node:
+    return ops.gelu(x, "tanh")
+
+
+def _relu_squared(x: ov.Node) -> ov.Node:
+    positive = ops.relu(x)
+    return ops.multiply(positive, positive)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": ops.swish,
+    "swish": ops.swish,
+    "gelu": lambda x: ops.gelu(x, "erf"),
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "relu": ops.relu,
+    "relu2": _relu_squared,
+}

@@ -17,12 +17,120 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
+from openvino import opset13 as ops
+from openvino.op import Constant
 
-from engine.runners.openvino.weights.compressed import INT4, SCALES, ZEROS, CompressedTensor, code_kind, pair_up
-from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
-from engine.runners.openvino.weights.stored import StoredTensor, map_tensors
+from engine.runners.base import FloatArray
+from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError
+
+INT8, INT4 = "int8", "int4"
+NONE = "none"
+QUANTIZATIONS = (INT8, INT4)
+SCALES, ZEROS = ".scales", ".zeros"
+"""What the tensors that go with the codes of NAME are called: NAME and one of these."""
+_VOCABULARY = ("embed", "lm_head")
+
+
+def code_kind(name: str, stored: StoredTensor, quantization: str) -> str | None:
+    """int8 or int4 for a matrix that is compressed, None for a tensor that stays as it is."""
+    if len(stored.shape) != 2 or stored.dtype not in FLOAT_TYPES or not name.endswith(".weight"):
+        return None
+    is_divided = stored.shape[1] % GROUP == 0
+    return INT4 if quantization == INT4 and is_divided and not any(part in name for part in _VOCABULARY) else INT8
+
+
+def pair_up(parts: Mapping[str, StoredTensor]) -> dict[str, "CompressedTensor"]:
+    """The matrices whose codes, scales and zero points are `parts`."""
+    names = (name.removesuffix(SCALES) for name in parts if name.endswith(SCALES))
+    return {name: CompressedTensor(parts[name], parts[name + SCALES], parts.get(name + ZEROS)) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensor:
+    """A matrix in codes with their scales, and zero points where it is in groups (int4)."""
+
+    codes: StoredTensor
+    scales: StoredTensor
+    zeros: StoredTensor | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrix's; two codes of int4 share a byte."""
+        rows, columns = self.codes.shape
+        return (rows, columns) if self.zeros is None else (rows, 2 * columns)
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.codes, self.scales) if self.zeros is None else (self.codes, self.scales, self.zeros)
+
+    def node(self, name: str) -> ov.Node:
+        """The matrix as f32, in the spelling that the plugin keeps compressed: Convert, Subtract, Multiply, Reshape."""
+        scales = _constant(self.scales, ov.Type.f32, self.scales.shape)
+        if self.zeros is None:
+            codes = _constant(self.codes, ov.Type.i8, self.codes.shape, name)
+            return ops.multiply(ops.convert(codes, "f32"), scales)
+        rows, groups, _ = self.scales.shape
+        codes = _constant(self.codes, ov.Type.u4, (rows, groups, GROUP), name)
+        zeros = ops.convert(_constant(self.zeros, ov.Type.u8, self.zeros.shape), "f32")
+        grouped = ops.multiply(ops.subtract(ops.convert(codes, "f32"), zeros), scales)
+        return ops.reshape(grouped, ops.constant(np.array([rows, groups * GROUP], np.int64)), False)
+
+
+def _constant(stored: StoredTensor, kind: ov.Type, shape: tuple[int, ...], name: str = "") -> ov.Node:
+    constant = Constant(stored.tensor(kind, shape), shared_memory=True)
+    if name:
+        constant.set_friendly_name(name)
+    return constant
+
+
+GROUP = 64
+"""Weights that share a scale under int4, along a row. Fewer cost memory, more cost agreement."""
+
+_LEAST_SCALE = np.float32(1e-12)
+"""A row of zeros must not divide by its scale."""
+
+
+def quantize_rows(weights: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
+    """int8, symmetric, one scale a row: codes [rows, columns] and scales [rows, 1]. `weights` is overwritten."""
+    largest = np.maximum(weights.max(1, keepdims=True), -weights.min(1, keepdims=True))
+    scales = np.maximum(largest / np.float32(127), _LEAST_SCALE)
+    weights *= 1 / scales
+    return np.rint(weights, out=weights).astype(np.int8), scales
+
+
+def quantize_groups(weights: FloatArray) -> tuple[NDArray[np.uint8], FloatArray, NDArray[np.uint8]]:
+    """int4 with a scale and a zero point for each GROUP weights of a row, which it must divide.
+
+    Returns codes [rows, columns / 2], two in a byte, the first in its lower half; scales and zero points
+    [rows, groups, 1], the latter a byte each. `weights` is overwritten.
+    """
+    grouped = weights.reshape(len(weights), -1, GROUP)
+    # Zero stays exact, since rows are often padded with it.
+    low = np.minimum(_fold(np.minimum, grouped), 0)
+    high = np.maximum(_fold(np.maximum, grouped), 0)
+    scales = np.maximum((high - low) / np.float32(15), _LEAST_SCALE)
+    zeros = np.rint(-low / scales)
+    grouped *= 1 / scales
+    grouped += zeros
+    codes = np.rint(grouped, out=grouped).clip(0, 15, out=grouped).astype(np.uint8)
+    return _packed(codes.reshape(len(weights), -1)), scales, zeros.astype(np.uint8)
+
+
+def _fold(pairwise: np.ufunc, grouped: FloatArray) -> FloatArray:
+    """The last axis reduced to length 1, by halves: numpy's own reduction is ten times slower on short axes."""
+    while (width := grouped.shape[2]) > 1:
+        grouped = pairwise(grouped[:, :, : width // 2], grouped[:, :, width // 2 :])
+    return grouped
+
+
+def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    pairs = codes.view("<u2")  # the first of a pair is the lower byte, and has its upper half free
+    packed: NDArray[np.uint8] = (pairs | (pairs >> 4)).astype(np.uint8)
+    return packed
+
 
 logger = logging.getLogger(__name__)
 

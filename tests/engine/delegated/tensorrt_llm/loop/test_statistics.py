@@ -11,7 +11,7 @@ from engine.delegated.tensorrt_llm.loop.kv_events import CachedBlocks
 from engine.delegated.tensorrt_llm.loop.pace import Pace, Step
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence
 from engine.delegated.tensorrt_llm.loop.statistics import StepTimes, iteration_stats, timestamp_us
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import Forecast
 from engine.types import GenerateRequest, IterationStats, SamplingParams
 from tests.engine.delegated.tensorrt_llm.loop.test_events import INFO
 

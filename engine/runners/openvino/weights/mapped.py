@@ -1,6 +1,7 @@
 """Safetensors files, mapped: tensors that take no memory until they are read, and give it back."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from engine.runners.base import FloatArray
-from engine.runners.openvino.memory import shared_tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
@@ -86,3 +86,17 @@ def _check_intact(path: Path) -> None:
         raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
     except SafetensorError as error:
         raise invalid("model_path", f"{path.name} is damaged: {error}") from error
+
+
+_ELEMENTS = {1: np.uint8, 2: np.float16, 4: np.float32}
+
+
+def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
+    """`size_bytes` of `memory` from `offset` as a tensor, without a copy.
+
+    The tensor does not keep the map alive: its owner must.
+    """
+    # numpy has no bf16 and no 4-bit types; OpenVINO only compares the element's size with that of its own type.
+    element = np.dtype(_ELEMENTS[kind.size])
+    flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
+    return ov.Tensor(flat, ov.Shape(list(shape)), kind)

@@ -1,12 +1,49 @@
-"""How much of what they may use sequences do use, learned from those that ended."""
+"""How long a step takes, learned from those that ran."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+STEP_MEMORY = 1.0 - 1.0 / 512
+"""Weight of a step after one more: the last thousand steps or so count."""
+MIN_SPREAD = 4.0
+"""Variance in tokens below which steps are too alike to tell what a token costs."""
+
+
+class StepTime:
+    """Seconds of a step as a + b * tokens: a regression that forgets.
+
+    b is 0 as long as all steps were alike, and a is never below 0.
+    """
+
+    def __init__(self) -> None:
+        self.num_observed = 0
+        self._weight = 0.0
+        self._tokens = self._seconds = 0.0
+        self._variance = self._covariance = 0.0
+
+    def observe(self, num_tokens: float, num_seqs: int, seconds: float) -> None:
+        """One more step. Running means and moments (West 1979), which do not cancel as plain sums would."""
+        self.num_observed += 1
+        self._weight = self._weight * STEP_MEMORY + 1.0
+        rate = 1.0 / self._weight
+        off_tokens, off_seconds = num_tokens - self._tokens, seconds - self._seconds
+        self._tokens += rate * off_tokens
+        self._seconds += rate * off_seconds
+        self._variance = (1.0 - rate) * (self._variance + rate * off_tokens * off_tokens)
+        self._covariance = (1.0 - rate) * (self._covariance + rate * off_tokens * off_seconds)
+
+    def seconds(self, num_tokens: float, num_seqs: float) -> float:
+        """Of a step with so many tokens; 0 before any was observed."""
+        slope = max(self._covariance / (self._variance + MIN_SPREAD), 0.0)
+        if slope * self._tokens > self._seconds:  # as if nothing but tokens took time
+            return self._seconds * num_tokens / self._tokens
+        return self._seconds + slope * (num_tokens - self._tokens)
+
+
 Floats = NDArray[np.float64]
 
 NUM_BINS = 16
-MEMORY = 1.0 - 1.0 / 256
+ENDING_MEMORY = 1.0 - 1.0 / 256
 """Weight of an ending after one more: the last few hundred endings count."""
 QUANTILES = (np.arange(8) + 0.5) / 8
 """At which points of what it may yet use a running sequence is thought to end: an eighth of it at each."""
@@ -25,7 +62,7 @@ class Usage:
     def observe(self, max_tokens: int, num_output: int) -> None:
         """A sequence ended."""
         share = min(num_output / max_tokens, 1.0)
-        self._weights *= MEMORY
+        self._weights *= ENDING_MEMORY
         self._weights[int(share * NUM_BINS)] += 1.0
         rate = 1.0 / float(self._weights.sum())
         self.mean += rate * (share - self.mean)

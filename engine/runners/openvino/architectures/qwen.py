@@ -1,15 +1,17 @@
 """Qwen2: Llama with biases on queries, keys and values; the upper layers may have a sliding window."""
 
+from functools import partial
+
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures.family import Family
 from engine.runners.openvino.config.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of
 from engine.runners.openvino.config.decoder_config import ModelConfig
-from engine.runners.openvino.graph.stacks import pre_norm
+from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm
+from engine.runners.openvino.graph.layers import rms_norm
 
 
-class _Fields(msgspec.Struct, frozen=True):
+class _Qwen2Fields(msgspec.Struct, frozen=True):
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
@@ -18,15 +20,25 @@ class _Fields(msgspec.Struct, frozen=True):
 
 def windowed_config(file: ConfigFile) -> ModelConfig:
     """The common fields and the windows, as Qwen2 and Qwen3 have them."""
-    config, fields = base_config(file), file.read(_Fields)
+    config, fields = base_config(file), file.read(_Qwen2Fields)
     window = fields.sliding_window if fields.use_sliding_window else None
     first = config.num_layers if window is None else fields.max_window_layers
     kinds = [FULL if layer < first else SLIDING for layer in range(config.num_layers)]
     return replace(config, layers=layers_of(config, fields.layer_types or kinds, window))
 
 
-def configure(file: ConfigFile) -> ModelConfig:
+def configure_qwen2(file: ConfigFile) -> ModelConfig:
     return replace(windowed_config(file), qkv_bias=True)
 
 
-FAMILY = Family(configure, pre_norm)
+QWEN2 = Architecture(configure_qwen2, pre_norm)
+
+
+def configure_qwen3(file: ConfigFile) -> ModelConfig:
+    bias = file.flag("attention_bias")
+    return replace(windowed_config(file.with_defaults(head_dim=128)), qkv_bias=bias, output_bias=bias)
+
+
+QWEN3 = Architecture(
+    configure_qwen3, partial(pre_norm, attention=partial(attention, heads_step=normed_heads(rms_norm)))
+)

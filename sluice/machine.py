@@ -1,8 +1,18 @@
 """How much memory this process may still take: the machine's, or less where its control group has a limit."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+_GPU = re.compile(r"nvidia\d+")
+_DEVICES = Path("/dev")
+
+
+def num_gpus(devices: Path = _DEVICES) -> int:
+    """Return how many NVIDIA GPUs the driver shows as device files. A library may be able to use fewer of them."""
+    return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
+
 
 _KIB = 1024
 

@@ -1,15 +1,26 @@
 """Grouped-query self-attention over the paged cache, in the variants that the families need."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.graph.attention import Heads, paged_attention
-from engine.runners.openvino.graph.capped_attention import Scores, capped_attention
-from engine.runners.openvino.graph.layers import Context, Norm, linear
-from engine.runners.openvino.graph.nodes import floating, ints64, part
-from engine.runners.openvino.graph.rotation import rotate
+from engine.runners.openvino.config.config_file import ConfigFile
+from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.graph.layers import Context, Mlp, Norm, gated_mlp, linear, rms_norm, rotate
+from engine.runners.openvino.graph.nodes import floating, ints64, part, scaled
+from engine.runners.openvino.graph.paged_attention import Heads, Scores, capped_attention, paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How a family reads its `config.json`, and how its decoder is put together."""
+
+    configure: Callable[[ConfigFile], ModelConfig]
+    decoder: Callable[[Context, ov.Node], ov.Node]
+    """(context, token embeddings [num_tokens, hidden_size]) -> hidden states before the LM head, same shape."""
+
 
 QueryKeyValue = tuple[ov.Node, ov.Node, ov.Node]
 Projection = Callable[[Context, ov.Node, int], QueryKeyValue]
@@ -120,3 +131,42 @@ def _sizes(context: Context) -> tuple[int, int, int]:
     config = context.config
     kv_size = config.num_kv_heads * config.head_dim
     return config.num_heads * config.head_dim, kv_size, kv_size
+
+
+Attention = Callable[[Context, ov.Node, int], ov.Node]
+"""(context, x, layer) -> what is added to x."""
+
+
+def pre_norm(
+    context: Context, x: ov.Node, *, attention: Attention = attention, mlp: Mlp = gated_mlp, norm: Norm = rms_norm
+) -> ov.Node:
+    """Llama's: attention and MLP each read a normalised copy of the stream."""
+    for layer in range(context.config.num_layers):
+        name = f"model.layers.{layer}"
+        x = _add(context, x, attention(context, norm(context, x, f"{name}.input_layernorm"), layer))
+        x = _add(context, x, mlp(context, norm(context, x, f"{name}.post_attention_layernorm"), layer))
+    return norm(context, x, "model.norm")
+
+
+def post_norm(context: Context, x: ov.Node, *, attention: Attention, norm: Norm = rms_norm) -> ov.Node:
+    """OLMo 2's: what attention and MLP give is normalised before it is added."""
+    for layer in range(context.config.num_layers):
+        name = f"model.layers.{layer}"
+        x = _add(context, x, norm(context, attention(context, x, layer), f"{name}.post_attention_layernorm"))
+        x = _add(context, x, norm(context, gated_mlp(context, x, layer), f"{name}.post_feedforward_layernorm"))
+    return norm(context, x, "model.norm")
+
+
+def sandwich_norm(context: Context, x: ov.Node, *, norm: Norm, attention: Attention = attention) -> ov.Node:
+    """Gemma 2's: a norm before and after both."""
+    for layer in range(context.config.num_layers):
+        name = f"model.layers.{layer}"
+        attended = attention(context, norm(context, x, f"{name}.input_layernorm"), layer)
+        x = _add(context, x, norm(context, attended, f"{name}.post_attention_layernorm"))
+        widened = gated_mlp(context, norm(context, x, f"{name}.pre_feedforward_layernorm"), layer)
+        x = _add(context, x, norm(context, widened, f"{name}.post_feedforward_layernorm"))
+    return norm(context, x, "model.norm")
+
+
+def _add(context: Context, x: ov.Node, update: ov.Node) -> ov.Node:
+    return ops.add(x, scaled(update, context.config.residual_scale))

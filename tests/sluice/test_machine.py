@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runners.host_memory import available_bytes
+from sluice.machine import available_bytes
 
 GIB = 1 << 30
 
