@@ -87,7 +87,7 @@ def _mask_times(grammar: CompiledGrammar, vocab_size: int, num_steps: int) -> di
     times = []
     for _ in range(num_steps):
         rows.fill(0.0)
-        times.append((_ms(partial(_each, crowd, "work_out")), _ms(partial(_apply, crowd, rows))))
+        times.append((_ms(partial(_each, crowd, "compute_mask")), _ms(partial(_apply, crowd, rows))))
         crowd = [
             _advance(constraint, row, rng) or grammar.constraint() for constraint, row in zip(crowd, rows, strict=True)
         ]

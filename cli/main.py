@@ -8,9 +8,10 @@ Sluice adds its command without this module knowing, and only the one that runs 
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoints, entry_points, version
+from importlib.metadata import EntryPoints, entry_points
 
 from gateway.options.arguments import USAGE_ERROR
+from sluice import __version__
 
 Command = Callable[[list[str]], int]
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.write(_overview())
             return 0 if arguments else USAGE_ERROR
         case ["-V" | "--version" | "version", *_]:
-            sys.stdout.write(f"sluice {version('sluice')}\n")
+            sys.stdout.write(f"sluice {__version__}\n")
             return 0
         case [name, *rest]:
             return _run(name, rest)

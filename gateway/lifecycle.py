@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
@@ -22,6 +21,7 @@ from gateway.checkpoint import served_name
 from gateway.listeners import ListenError, Listeners, is_loopback, listen, url_of
 from gateway.options.config import ServeConfig
 from serving.repository.types import ControlMode, ModelState
+from sluice import __version__
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:  # imported for real while the engine loads
@@ -278,7 +278,7 @@ class Server:
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
         metrics = f" - metrics {self._metrics_url}" if self._metrics_url else ""
         _say(
-            f"Sluice {version('sluice')} serving {what_is_served(service)}"
+            f"Sluice {__version__} serving {what_is_served(service)}"
             f" - OpenAI {http}/v1 - v2 {http}/v2{grpc}{metrics}"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
-from engine.forecast.wait import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner
@@ -95,7 +95,7 @@ class _Clock:
         return commands
 
 
-class _NotedForecast(Forecast):
+class _NotedForecast(WaitForecast):
     """Keeps each wait beside its prediction."""
 
     def __init__(self, limits: EngineInfo) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from sluice import __version__
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,7 +35,7 @@ def manifest(
     return {
         "format": FORMAT,
         "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sluice_version": version("sluice"),
+        "sluice_version": __version__,
         "name": plan.names.model,
         "models": list(plan.names.all),
         "runtime": plan.runtime.value,

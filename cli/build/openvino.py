@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice.errors import SluiceError
-from engine.runners.openvino.source import Kind, identify
+from engine.runners.openvino.source import FolderKind, identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from engine.model_folder import ModelFormat
@@ -24,10 +24,10 @@ def check(options: Options, source: Checkpoint | None) -> None:
     if source is None:
         return
     try:
-        kind, _ = identify(source.path)
+        kind, _ = identify_folder(source.path)
     except SluiceError as error:
         raise AskedError(f"OpenVINO cannot run {source.path}: {error.message}") from None
-    if kind is Kind.IR and options.quantization != NONE:
+    if kind is FolderKind.IR and options.quantization != NONE:
         raise AskedError(
             f"--quantization {options.quantization}: {source.path} is an IR, whose weights are stored as they are; "
             "build from the HuggingFace checkpoint"
@@ -60,14 +60,14 @@ def format_of(source: Checkpoint | None) -> ModelFormat:
     """What the version's folder will hold."""
     if source is None:
         return ModelFormat.HUGGINGFACE
-    kind, _ = identify(source.path)
-    return ModelFormat.HUGGINGFACE if kind is Kind.CHECKPOINT else ModelFormat.OPENVINO_IR
+    kind, _ = identify_folder(source.path)
+    return ModelFormat.HUGGINGFACE if kind is FolderKind.CHECKPOINT else ModelFormat.OPENVINO_IR
 
 
 def steps(options: Options, source: Checkpoint, target: Path) -> Iterator[Step]:
     """From the checkpoint to the version's folder `target`."""
-    kind = identify(source.path)[0] if source.path.is_dir() else Kind.CHECKPOINT
-    if kind is Kind.CONVERTIBLE:
+    kind = identify_folder(source.path)[0] if source.path.is_dir() else FolderKind.CHECKPOINT
+    if kind is FolderKind.CONVERTIBLE:
         yield Convert(
             "convert the checkpoint to an OpenVINO IR",
             source.path,

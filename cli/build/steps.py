@@ -15,7 +15,7 @@ from safetensors import TensorSpec, serialize_file
 from engine.config import EngineConfig
 from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
-from engine.runners.openvino.weights.checkpoint import Checkpoint, compressed_file, weight_files
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights, compressed_file, weight_files
 from engine.runners.openvino.weights.compression import compress
 from engine.runners.openvino.weights.mapped import StoredTensor
 from engine.model_folder import ModelFormat
@@ -194,7 +194,7 @@ class Compress:
 
     def run(self, advance: Advance) -> None:
         self.target.mkdir(parents=True, exist_ok=True)
-        tensors = Checkpoint.open(self.source).tensors
+        tensors = CheckpointWeights.open(self.source).tensors
         with tempfile.TemporaryDirectory(dir=self.target) as folder:
             made = compress(tensors, weight_files(self.source), self.quantization, Path(folder))
             (file,) = Path(folder).iterdir()

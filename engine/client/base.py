@@ -15,10 +15,10 @@ from time import perf_counter
 import msgspec
 
 from engine.client.stream import GenerationStream
-from engine.client.supervision import MAX_SHARED_CRASHES, Roster, resumption
+from engine.client.supervision import MAX_SHARED_CRASHES, RecoveryQueue, build_resumed_request
 from engine.config import EngineConfig
 from engine.frames import Cancel, Command, StepFrame, Submit
-from engine.scheduling.admission import check_places
+from engine.scheduling.admission import check_reported_queue
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
@@ -53,8 +53,8 @@ class EngineClient(ABC):
         """Requests failed because the engine crashed on them repeatedly."""
         self._info: EngineInfo | None = None
         self._streams: dict[int, GenerationStream] = {}
-        self._roster = Roster()
-        self._time_limits = TimeLimits(self._has_started, self._fail)
+        self._roster = RecoveryQueue()
+        self._time_limits = RequestTimers(self._has_started, self._fail)
         # The first number is random, so that several clients of one engine do not meet.
         self._stream_ids = itertools.count(secrets.randbits(62))
         self._last_report = perf_counter()
@@ -100,7 +100,7 @@ class EngineClient(ABC):
 
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED where a request would find a full queue: for who has work to do before it can submit one."""
-        check_places(self.stats, self.info.max_num_seqs, self.config)
+        check_reported_queue(self.stats, self.info.max_num_seqs, self.config)
 
     def abort_all(self, error: SluiceError) -> None:
         """End every open stream with `error` and free what it holds in the engine."""
@@ -142,7 +142,7 @@ class EngineClient(ABC):
         if not stream.was_late:
             return stream.request
         elapsed_s = perf_counter() - stream.submitted_at
-        return resumption(stream.request, stream.output_token_ids, elapsed_s, stream.has_started)
+        return build_resumed_request(stream.request, stream.output_token_ids, elapsed_s, stream.has_started)
 
     def _cancel(self, stream_id: int) -> None:
         was_sent = self._roster.is_sent(stream_id)
@@ -275,7 +275,7 @@ HasStarted = Callable[[int, float], bool | None]
 Expire = Callable[[int, SluiceError], None]
 
 
-class TimeLimits:
+class RequestTimers:
     """Timers of one client's streams, by stream id; on one event loop.
 
     `has_started(stream_id, deadline)` says whether the engine began the request before `deadline` (by

@@ -48,7 +48,7 @@ class ProcessEngineClient(EngineClient):
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._module = module
         self._context = zmq.asyncio.Context()
-        self._child = EngineChild(self._context)
+        self._child = EngineProcess(self._context)
         self._load_timeout_s: float | None = None
         self._ready_at = 0.0
         self._supervisor: asyncio.Task[None] | None = None
@@ -153,7 +153,7 @@ class ProcessEngineClient(EngineClient):
         self._begin_loss()
         self._child.kill()
         with suppress(msgspec.MsgspecError):  # perhaps it is for talking nonsense that it is lost
-            self._take(await self._child.last_reports())
+            self._take(await self._child.read_remaining())
         has_worked = self.stats.generation_tokens_total > self._stats_before.generation_tokens_total
         is_stable = perf_counter() - self._ready_at >= STABLE_S
         has_culprit = self._lose()
@@ -183,7 +183,7 @@ class ProcessEngineClient(EngineClient):
     async def _load_another(self) -> EngineInfo:
         """A new engine. Raises SluiceError where it did not load."""
         await self._child.close()
-        self._child = EngineChild(self._context)
+        self._child = EngineProcess(self._context)
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 return await self._child.load(await self._chosen_module(), self.config)
@@ -199,7 +199,7 @@ DRAIN_MS = 20
 """How long the socket of a process that has ended must be silent until all it said is read."""
 
 
-class EngineChild:
+class EngineProcess:
     """Speaks ZeroMQ over a socket file that only this user can reach. Made once, `load`ed once, `close`d once."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
@@ -287,7 +287,7 @@ class EngineChild:
             kill_session(self._process.pid)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def last_reports(self) -> list[Report]:
+    async def read_remaining(self) -> list[Report]:
         """What a killed process had sent and nobody has read."""
         await self._wait_exit()
         reports = []

@@ -16,14 +16,14 @@ MAX_SHARED_CRASHES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AbandonedStreams:
     """Streams that a crash leaves behind: `poisonous` crashed the engine themselves, `unlucky` ran in too many."""
 
     poisonous: tuple[int, ...] = ()
     unlucky: tuple[int, ...] = ()
 
 
-class Roster:
+class RecoveryQueue:
     """Who is in the engine and who waits outside, by stream id.
 
     A stream is unproven from when it is sent until it brings a token. A crash is laid on the unproven: they are its
@@ -100,7 +100,7 @@ class Roster:
         self._is_probing = False
         return []
 
-    def crash(self) -> Verdict:
+    def crash(self) -> AbandonedStreams:
         """The engine is lost with all it was sent. Whoever is guilty stays until `drop`ped, and is not sent again."""
         self.close()
         verdict = self._judge()
@@ -111,14 +111,14 @@ class Roster:
         self._sent, self.unproven = {}, {}
         return verdict
 
-    def _judge(self) -> Verdict:
+    def _judge(self) -> AbandonedStreams:
         suspects = tuple(self.unproven)
         if not suspects:
             _count(self._num_shared, self._sent)
-            return Verdict(unlucky=tuple(s for s in self._sent if self._num_shared[s] >= MAX_SHARED_CRASHES))
+            return AbandonedStreams(unlucky=tuple(s for s in self._sent if self._num_shared[s] >= MAX_SHARED_CRASHES))
         _count(self._num_suspected, suspects)
         is_guilty = len(suspects) == 1 and self._num_suspected[suspects[0]] > 1
-        return Verdict(poisonous=suspects if is_guilty else ())
+        return AbandonedStreams(poisonous=suspects if is_guilty else ())
 
 
 def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:
@@ -126,7 +126,9 @@ def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:
         counts[stream_id] = counts.get(stream_id, 0) + 1
 
 
-def resumption(request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool) -> GenerateRequest:
+def build_resumed_request(
+    request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool
+) -> GenerateRequest:
     """`request` for an engine that gets it `elapsed_s` after its submit, when `token_ids` were sent already.
 
     Raises DEADLINE where no time is left.

@@ -1,18 +1,22 @@
-"""How long a request that comes now will wait until it is admitted. Pure: times are measured elsewhere."""
+"""Predicts how long a new request waits until it is admitted. Pure: times are measured elsewhere."""
 
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.config import SchedulerPolicy
-from engine.forecast.learning import QUANTILES, StepTime, Usage
+from engine.forecast.learning import QUANTILES, Floats, OutputLengths, StepTimeModel
+from engine.scheduling.policies import find_policy
 from engine.types import EngineInfo
 
+MIN_STEPS = 32
+"""Steps to observe before a prediction is reliable enough to reject requests by it."""
+OVERHEAD_RATE = 1.0 / 256
+"""Weight of the latest step in the running mean of the overhead."""
 
-class Queued(Protocol):
-    """What the queue reads of a sequence, once, when it is added."""
+
+class QueuedSequence(Protocol):
+    """The properties of a sequence that the queue reads, once, when the sequence is added."""
 
     @property
     def stream_id(self) -> int: ...
@@ -25,7 +29,7 @@ class Queued(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute before the first new one: prompt, and output to resume."""
+        """Tokens to compute before the first new one: the prompt, and output to resume."""
         ...
 
     @property
@@ -36,51 +40,19 @@ class Queued(Protocol):
 
     @property
     def start_deadline(self) -> float:
-        """When it must have been admitted; `math.inf` for never."""
+        """Time by which it must be admitted; `math.inf` for none."""
         ...
 
     @property
     def deadline(self) -> float: ...
 
 
-class Backlog(NamedTuple):
-    """Sums over sequences that wait."""
-
-    num_requests: float = 0
-    num_tokens: float = 0
-    num_blocks: float = 0
-    max_tokens: float = 0
-    block_tokens: float = 0
-    """Each one's blocks times its `max_tokens`: what it holds, for as long as it may."""
-
-    @classmethod
-    def of(cls, sequence: Queued) -> "Backlog":
-        blocks, max_tokens = sequence.worst_case_blocks, sequence.max_tokens
-        return cls(1, sequence.num_tokens, blocks, max_tokens, blocks * max_tokens)
-
-    def plus(self, other: "Backlog", share: float = 1.0) -> "Backlog":
-        """This and `share` of the other; a share of -1 takes it off."""
-        return Backlog(
-            self.num_requests + share * other.num_requests,
-            self.num_tokens + share * other.num_tokens,
-            self.num_blocks + share * other.num_blocks,
-            self.max_tokens + share * other.max_tokens,
-            self.block_tokens + share * other.block_tokens,
-        )
-
-
-MIN_STEPS = 32
-"""Steps to have seen before a prediction is worth acting on."""
-OVERHEAD_RATE = 1.0 / 256
-"""Weight of one more step in the mean of what a step takes besides its runner."""
-
-
-class Running(Protocol):
-    """What the forecast reads of a sequence that runs."""
+class RunningSequence(Protocol):
+    """The properties of a running sequence that the forecast reads."""
 
     @property
     def num_tokens_left(self) -> int:
-        """Tokens of its context still to run before the next one is sampled: 1 while it decodes."""
+        """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...
 
     @property
@@ -93,202 +65,240 @@ class Running(Protocol):
     def worst_case_blocks(self) -> int: ...
 
 
-class _Crowd(NamedTuple):
-    """The sequences that the queue makes once it runs."""
+class QueuedWork(NamedTuple):
+    """Sums over sequences, usually those that wait."""
+
+    num_requests: float = 0
+    num_tokens: float = 0
+    num_blocks: float = 0
+    max_tokens: float = 0
+    block_tokens: float = 0
+    """Sum of each sequence's blocks times its `max_tokens`: what it occupies, times how long it may."""
+
+    @classmethod
+    def of(cls, sequence: QueuedSequence) -> "QueuedWork":
+        blocks, max_tokens = sequence.worst_case_blocks, sequence.max_tokens
+        return cls(1, sequence.num_tokens, blocks, max_tokens, blocks * max_tokens)
+
+    def plus(self, other: "QueuedWork", share: float = 1.0) -> "QueuedWork":
+        """Return the sum of this and `share` of the other; a share of -1 subtracts it."""
+        return QueuedWork(
+            self.num_requests + share * other.num_requests,
+            self.num_tokens + share * other.num_tokens,
+            self.num_blocks + share * other.num_blocks,
+            self.max_tokens + share * other.max_tokens,
+            self.block_tokens + share * other.block_tokens,
+        )
+
+
+class FreedCapacity:
+    """One kind of capacity (places, blocks) over time: free now, or freed when running sequences end.
+
+    Freed capacity is taken by other sequences, which free it again at the end of their lives. If all lives are equal,
+    what is freed by t is freed again at t + life. If lives end at random, each ends with the probability 1 / life in a
+    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and
+    D(t) + integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from
+    now.
+    """
+
+    def __init__(self, free: float, ends: Floats, amounts: Floats) -> None:
+        """`amounts[i]` is freed at `ends[i]`; `ends` is ascending."""
+        self._ends = np.append(0.0, ends)
+        self._freed = free + np.append(0.0, np.cumsum(amounts))
+        self._area = np.append(0.0, np.cumsum(self._freed[:-1] * np.diff(self._ends)))
+
+    def steps_to(self, amount: float, life: float, variation: float) -> float:
+        """Return the steps until `amount` was available. `variation`: 0 for equal lives to 1 for random ones."""
+        randomness = min(variation, 1.0)
+        if_equal = self._steps_if_equal(amount, life)
+        return if_equal + randomness * (self._steps_if_random(amount, life) - if_equal)
+
+    def end_at(self, quantile: float) -> float:
+        """Return the steps until that fraction of the running sequences has ended."""
+        return float(self._ends[round(quantile * (len(self._ends) - 1))])
+
+    def _steps_if_equal(self, amount: float, life: float) -> float:
+        # The last round must be asked for more than nothing, so that a multiple of all takes no round too many.
+        rounds = max(-(-amount // self._freed[-1]) - 1.0, 0.0)
+        index = int(self._freed.searchsorted(amount - rounds * self._freed[-1]))
+        # Sequences that outlive a life do not matter: what others took has been freed again by then.
+        return float(min(self._ends[min(index, len(self._ends) - 1)], life) + rounds * life)
+
+    def _steps_if_random(self, amount: float, life: float) -> float:
+        available = self._freed + self._area / life
+        index = int(available.searchsorted(amount))
+        if index == 0:
+            return 0.0
+        before = index - 1  # between two ends it grows by the freed capacity, once a life
+        steps = float(self._ends[before] + (amount - available[before]) * life / max(self._freed[before], 1e-9))
+        return steps if index == len(available) else min(steps, float(self._ends[index]))
+
+
+class _Availability(NamedTuple):
+    """When capacity for more sequences is freed."""
+
+    places: FreedCapacity
+    blocks: FreedCapacity
+    running: QueuedWork
+    """Sums over the running sequences."""
+
+
+class _Workload(NamedTuple):
+    """The running sequences as they will be once the queued ones run."""
 
     num_seqs: float
     max_tokens: float
-    """In the mean over the blocks, so that long ones count for more."""
+    """Mean over the blocks, so that long sequences count for more."""
     num_tokens: float
-    """That they all run through the model in their lives."""
+    """Tokens that all of them compute in their lives."""
     life: float
-    """Of a sequence, in steps."""
+    """Life of a sequence, in steps."""
     block_life: float
-    """Of a block in a sequence's hands: those of long sequences are held for longer."""
+    """Time for which a block is allocated, in steps; longer than `life`, because long sequences have more blocks."""
 
 
-class _Room(NamedTuple):
-    """When there is room for more."""
+class WaitForecast:
+    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take.
 
-    places: Openings
-    blocks: Openings
-    running: Backlog
-    """Sums over those who run."""
-
-
-class Forecast:
-    """Predicts waits from what is reserved, what usually is used of it, and how long steps take.
-
-    Of places and of blocks, those ahead and the newcomer need so many; the wait is until that much has come free,
-    counting what is taken and comes free again meanwhile (`Openings`). O(running), however many wait.
+    A newcomer and the work ahead of it need a number of places and of blocks. The wait lasts until that much has been
+    freed, counting what is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait.
     """
 
     def __init__(self, limits: EngineInfo) -> None:
         self._limits = limits
-        self._steps = StepTime()
+        self._policy = find_policy(limits.scheduler_policy)
+        self._steps = StepTimeModel()
         self._overhead_s = 0.0
-        self._usage = Usage()
-        self._room: _Room | None = None
-        self._room_key = (0, 0, 0.0)
+        self._lengths = OutputLengths()
+        self._availability: _Availability | None = None
+        self._availability_key = (0, 0, 0.0)
         self.waits_total = 0
         self.wait_seconds_total = 0.0
         self.wait_error_seconds_total = 0.0
 
     @property
     def is_warm(self) -> bool:
-        """Whether it has seen enough to be acted on."""
+        """Whether enough steps were observed to reject requests by the predictions."""
         return self._steps.num_observed >= MIN_STEPS
 
-    def observe_step(self, num_tokens: int, num_seqs: int, seconds: float) -> None:
-        """The runner took so long for a step of so many tokens of so many sequences."""
-        self._steps.observe(num_tokens, num_seqs, seconds)
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """Learn how long the runner took for a step of `num_tokens`."""
+        self._steps.observe(num_tokens, seconds)
 
     def observe_overhead(self, seconds: float) -> None:
-        """What a step took besides."""
+        """Learn how long a step took besides its runner."""
         rate = max(OVERHEAD_RATE, 1.0 / max(self._steps.num_observed, 1))
         self._overhead_s += rate * (seconds - self._overhead_s)
 
     def token_prices(self, num_seqs: int) -> tuple[float, float]:
-        """What a token gained is worth while `num_seqs` decode, and what one more in a step costs; in seconds."""
-        step_s = self._steps.seconds(num_seqs, num_seqs)
-        return step_s / num_seqs, self._steps.seconds(num_seqs + 1, num_seqs) - step_s
+        """Return what a token gained is worth while `num_seqs` decode, and what one more costs, in seconds."""
+        step_s = self._steps.seconds(num_seqs)
+        return step_s / num_seqs, self._steps.seconds(num_seqs + 1) - step_s
 
     def observe_end(self, max_tokens: int, num_output: int) -> None:
-        """A sequence that ran has ended, by itself or cancelled: that is how a stop string ends it."""
-        self._usage.observe(max_tokens, num_output)
+        """Learn from a running sequence that has ended, by itself or cancelled, as a stop string does."""
+        self._lengths.observe(max_tokens, num_output)
 
     def record_wait(self, predicted_s: float, actual_s: float) -> None:
-        """A request was admitted; keeps the sums for `EngineStats`."""
+        """Add an admitted request to the sums for `EngineStats`."""
         self.waits_total += 1
         self.wait_seconds_total += actual_s
         self.wait_error_seconds_total += abs(predicted_s - actual_s)
 
-    def wait_s(self, running: Collection[Running], ahead: Backlog, num_blocks: int, free_blocks: int) -> float:
-        """Seconds until a request of `num_blocks` is admitted, with `ahead` before it.
+    def wait_s(
+        self, running: Collection[RunningSequence], ahead: QueuedWork, num_blocks: int, free_blocks: int
+    ) -> float:
+        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it.
 
-        `free_blocks`: those that are not reserved. 0 where it would start at once, and before any step ran.
+        `free_blocks` is how many are not reserved. Returns 0 if the request would start at once, and before any step.
         """
-        share = self._held_share(running)
+        share = self._allocated_share(running)
         free_places = self._limits.max_num_seqs - len(running)
         free = self._limits.num_blocks - share * (self._limits.num_blocks - free_blocks)
         needed = share * (ahead.num_blocks + num_blocks)
-        is_static = self._limits.scheduler_policy == SchedulerPolicy.STATIC_BATCH
-        if ahead.num_requests < free_places and needed <= free and not (is_static and running):
+        can_join = self._policy.is_in_flight or not running
+        if ahead.num_requests < free_places and needed <= free and can_join:
             return 0.0
-        room = self._room_of(running, free_places, free, share)
-        crowd = self._crowd(ahead if ahead.num_requests >= 1 else room.running, num_blocks, share)
-        if is_static:
-            return self._wait_for_batch(running, ahead, crowd, room.places)
-        variation = self._usage.variation
-        to_place = room.places.steps_to(ahead.num_requests + 1, crowd.life, variation)
-        to_blocks = room.blocks.steps_to(needed, crowd.block_life, variation)
-        return max(to_place, to_blocks) * self._step_s(crowd.num_tokens / crowd.life, crowd.num_seqs)
+        available = self._find_availability(running, free_places, free, share)
+        workload = self._workload(ahead if ahead.num_requests >= 1 else available.running, num_blocks, share)
+        if not self._policy.is_in_flight:
+            return self._wait_for_batch(running, ahead, workload, available.places)
+        variation = self._lengths.variation
+        to_place = available.places.steps_to(ahead.num_requests + 1, workload.life, variation)
+        to_blocks = available.blocks.steps_to(needed, workload.block_life, variation)
+        return max(to_place, to_blocks) * self._step_s(workload.num_tokens / workload.life)
 
-    def _step_s(self, num_tokens: float, num_seqs: float) -> float:
-        return self._steps.seconds(num_tokens, num_seqs) + self._overhead_s
+    def _step_s(self, num_tokens: float) -> float:
+        return self._steps.seconds(num_tokens) + self._overhead_s
 
-    def _wait_for_batch(self, running: Collection[Running], ahead: Backlog, crowd: _Crowd, places: Openings) -> float:
-        """Until this batch has ended, and as many whole ones as are ahead."""
-        of_batch = max(self._usage.share_at(_longest_of(crowd.num_seqs)) * crowd.max_tokens, crowd.life)
-        steps = places.end_at(_longest_of(len(running))) + ahead.num_requests // crowd.num_seqs * of_batch
-        return steps * self._step_s(crowd.num_tokens / of_batch, crowd.num_seqs)
+    def _wait_for_batch(
+        self, running: Collection[RunningSequence], ahead: QueuedWork, workload: _Workload, places: FreedCapacity
+    ) -> float:
+        """Return the seconds until this batch and as many whole ones as are ahead have ended."""
+        used = self._lengths.used_fraction(_longest_quantile(workload.num_seqs))
+        batch_steps = max(used * workload.max_tokens, workload.life)
+        num_batches = ahead.num_requests // workload.num_seqs
+        steps = places.end_at(_longest_quantile(len(running))) + num_batches * batch_steps
+        return steps * self._step_s(workload.num_tokens / batch_steps)
 
-    def _held_share(self, running: Collection[Running]) -> float:
-        """What of its worst case a sequence is reckoned to hold: under `max_utilization` its prompt, what it has of
-        its output on the average of its life, and the block that is kept free for it."""
-        if self._limits.scheduler_policy != SchedulerPolicy.MAX_UTILIZATION or not running:
+    def _allocated_share(self, running: Collection[RunningSequence]) -> float:
+        """Return the share of their worst case that sequences are assumed to have allocated on average.
+
+        It is 1 under policies that reserve the worst case. Otherwise a sequence has its prompt, half of its output or
+        more, and the block that is kept free for it.
+        """
+        if self._policy.reserves_worst_case or not running:
             return 1.0
         block_size = self._limits.block_size
         worst_case = sum(s.worst_case_blocks for s in running) * block_size
         max_tokens = sum(s.max_tokens for s in running)
-        # Long lives are met more often than short ones, so that of uneven ones more than half is over.
-        output = max_tokens * self._usage.mean * (1.0 + self._usage.variation) / 2.0
+        # Long lives are observed more often than short ones, so if they vary, more than half of one is over.
+        output = max_tokens * self._lengths.mean * (1.0 + self._lengths.variation) / 2.0
         return min((worst_case - max_tokens + output + len(running) * block_size) / worst_case, 1.0)
 
-    def _room_of(self, running: Collection[Running], free_places: int, free_blocks: float, share: float) -> _Room:
-        """Worked out once between two steps, however many requests come."""
+    def _find_availability(
+        self, running: Collection[RunningSequence], free_places: int, free_blocks: float, share: float
+    ) -> _Availability:
+        """Compute the availability once between two steps, however many requests come."""
         key = (self._steps.num_observed, free_places, free_blocks)
-        if self._room is None or key != self._room_key:
-            self._room = self._work_out_room(running, free_places, free_blocks, share)
-            self._room_key = key
-        return self._room
+        if self._availability is None or key != self._availability_key:
+            self._availability = self._compute_availability(running, free_places, free_blocks, share)
+            self._availability_key = key
+        return self._availability
 
-    def _work_out_room(self, running: Collection[Running], free_places: int, free_blocks: float, share: float) -> _Room:
+    def _compute_availability(
+        self, running: Collection[RunningSequence], free_places: int, free_blocks: float, share: float
+    ) -> _Availability:
         columns = [(s.num_output, s.max_tokens, s.num_tokens_left - 1, s.worst_case_blocks) for s in running]
-        num_output, max_tokens, to_prefill, held = np.array(columns, np.float64).reshape(-1, 4).T
+        num_output, max_tokens, to_prefill, blocks = np.array(columns, np.float64).reshape(-1, 4).T
         prefill_steps = to_prefill / self._limits.max_num_batched_tokens
-        ends = (self._usage.left(num_output, max_tokens) + prefill_steps[:, None]).ravel()
+        ends = (self._lengths.tokens_left(num_output, max_tokens) + prefill_steps[:, None]).ravel()
         order = np.argsort(ends)
         part = 1.0 / len(QUANTILES)
-        prompts = held * self._limits.block_size - max_tokens
-        sums = (column.sum() for column in (prompts, held, max_tokens, held * max_tokens))
-        return _Room(
-            Openings(free_places, ends[order], np.full(len(ends), part)),
-            Openings(free_blocks, ends[order], np.repeat(held, len(QUANTILES))[order] * part * share),
-            Backlog(len(running), *map(float, sums)),
+        prompts = blocks * self._limits.block_size - max_tokens
+        sums = (column.sum() for column in (prompts, blocks, max_tokens, blocks * max_tokens))
+        return _Availability(
+            FreedCapacity(free_places, ends[order], np.full(len(ends), part)),
+            FreedCapacity(free_blocks, ends[order], np.repeat(blocks, len(QUANTILES))[order] * part * share),
+            QueuedWork(len(running), *map(float, sums)),
         )
 
-    def _crowd(self, of: Backlog, num_blocks: int, share: float) -> _Crowd:
-        """Of such sequences as `of` sums up, as many as there is room for; `num_blocks` each where it is empty."""
-        limits, usage = self._limits, self._usage.mean
-        count = max(of.num_requests, 1.0)
-        blocks = share * max(of.num_blocks, num_blocks) / count
+    def _workload(self, work: QueuedWork, num_blocks: int, share: float) -> _Workload:
+        """Return as many average sequences of `work` as fit; with `num_blocks` each if it is empty."""
+        limits, usage = self._limits, self._lengths.mean
+        count = max(work.num_requests, 1.0)
+        blocks = share * max(work.num_blocks, num_blocks) / count
         num_seqs = max(min(limits.max_num_seqs, limits.num_blocks / blocks), 1.0)
-        prompt = of.num_tokens / count
-        output = max(of.max_tokens / count * usage, 1.0)
-        block_max_tokens = of.block_tokens / max(of.num_blocks, 1.0)
+        prompt = work.num_tokens / count
+        output = max(work.max_tokens / count * usage, 1.0)
+        block_max_tokens = work.block_tokens / max(work.num_blocks, 1.0)
         block_output = max(block_max_tokens * usage, 1.0)
         batch = limits.max_num_batched_tokens
         num_tokens = num_seqs * (prompt + output)
         life = max(output + prompt / batch, num_tokens / batch)
-        return _Crowd(num_seqs, block_max_tokens, num_tokens, life, life + block_output - output)
+        return _Workload(num_seqs, block_max_tokens, num_tokens, life, life + block_output - output)
 
 
-def _longest_of(count: float) -> float:
-    """At which quantile of their lengths the longest of so many is expected; near for even and for random lengths."""
+def _longest_quantile(count: float) -> float:
+    """Return the quantile at which the longest of `count` is expected: close for equal and for random lengths."""
     return count / (count + 0.7)
-
-
-Floats = NDArray[np.float64]
-
-
-class Openings:
-    """So much of one kind of capacity (places, blocks) is free now, and more comes free at `ends`, in steps from now.
-
-    What has come free is taken by others, who give it back after a life. Either all lives are alike: then what came
-    free by t comes free again at t + life. Or they end at random: then each has the chance 1 / life in each step. With
-    D(t) free by t, the capacity that was to be had by t is D(t) + D(t - life) + ... in the first case and
-    D(t) + integral of D / life in the second; real crowds are taken to be between the two.
-    """
-
-    def __init__(self, free: float, ends: Floats, amounts: Floats) -> None:
-        """`ends` ascending, and what comes free at each."""
-        self._ends = np.append(0.0, ends)
-        self._freed = free + np.append(0.0, np.cumsum(amounts))
-        self._area = np.append(0.0, np.cumsum(self._freed[:-1] * np.diff(self._ends)))
-
-    def steps_to(self, amount: float, life: float, variation: float) -> float:
-        """Until so much was to be had. `variation`: 0 for lives that are alike to 1 for lives that end at random."""
-        randomness = min(variation, 1.0)
-        alike = self._steps_if_alike(amount, life)
-        return alike + randomness * (self._steps_if_random(amount, life) - alike)
-
-    def end_at(self, quantile: float) -> float:
-        """When that part of those who run has ended."""
-        return float(self._ends[round(quantile * (len(self._ends) - 1))])
-
-    def _steps_if_alike(self, amount: float, life: float) -> float:
-        # What is asked of the last round is more than nothing, so that a multiple of all is no round too many.
-        rounds = max(-(-amount // self._freed[-1]) - 1.0, 0.0)
-        index = int(self._freed.searchsorted(amount - rounds * self._freed[-1]))
-        # Where some go on for longer than a life, what others took has been given back by then.
-        return float(min(self._ends[min(index, len(self._ends) - 1)], life) + rounds * life)
-
-    def _steps_if_random(self, amount: float, life: float) -> float:
-        had = self._freed + self._area / life
-        index = int(had.searchsorted(amount))
-        if index == 0:
-            return 0.0
-        before = index - 1  # between two ends it grows by what is free, a life at a time
-        steps = float(self._ends[before] + (amount - had[before]) * life / max(self._freed[before], 1e-9))
-        return steps if index == len(had) else min(steps, float(self._ends[index]))

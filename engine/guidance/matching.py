@@ -1,4 +1,4 @@
-"""A compiled grammar, and one sequence's place in it."""
+"""A compiled grammar, the constraint of one sequence that follows it, and the masks of allowed tokens."""
 
 import threading
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.guidance.tokenizer import Vocabulary
-from engine.guidance.translate import readable
+from engine.guidance.translate import reword_error
 from engine.runners.base import FloatArray
 from engine.sampling.state import Constraint
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -17,27 +17,136 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+NO_EXTENSION = "NoExtension"
+"""llguidance's word for a state in which the grammar continues, but no token fits."""
 
 WORD_BITS = 32
 
 _FEW = 8
-"""A set of at most an eighth of the vocabulary is kept as a list of tokens, which touches no others."""
+"""A set of at most 1/8 of the vocabulary is kept as a list of token ids."""
+
+
+class CompiledGrammar:
+    """A grammar that any number of sequences can follow.
+
+    They share an automaton that grows as they explore it: a state that one has reached costs the next nothing.
+    """
+
+    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads") -> None:
+        """`matcher` must be in its initial state."""
+        self.vocabulary = vocabulary
+        self.threads = threads
+        self.is_broken = False
+        """Whether a sequence met an error that may be the shared automaton's, so that it should not be reused."""
+        self._matcher = matcher
+        self.first = next_mask(matcher.deep_copy(), vocabulary)
+        """The mask of the first token, or the reason why no token fits."""
+
+    def constraint(self) -> Constraint:
+        """Return a constraint in the initial state. Takes a tenth of a millisecond at most."""
+        return GrammarConstraint(self, self._matcher.deep_copy())
+
+
+class GrammarConstraint:
+    """The `Constraint` of one sequence.
+
+    The mask of each state is computed once: by a thread of the pool after `prepare`, or by `apply` itself, whichever
+    comes first. Once the grammar is complete, only end-of-sequence tokens are allowed.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._lock = threading.Lock()  # the matcher allows one call at a time
+        self._mask: Mask | str | None = grammar.first
+        """The mask of the current state, or the reason why no token fits; None until it is computed."""
+
+    def prepare(self) -> None:
+        if self._mask is None:
+            self._grammar.threads.submit(self)
+
+    def apply(self, row: FloatArray) -> None:
+        """Apply the mask. Raises SluiceError INVALID if the grammar has become too complex or no token fits."""
+        self.compute_mask()
+        if isinstance(self._mask, str):
+            raise self._failure(self._mask)
+        assert self._mask is not None
+        self._mask.apply(row)
+
+    def accept(self, token_id: int) -> None:
+        """Advance by a token. Raises SluiceError INTERNAL if the mask forbids it, INVALID as `apply` does."""
+        with self._lock:
+            is_consumed = self._matcher.consume_token(token_id)
+            self._mask = None if is_consumed else self._matcher.get_error()
+        if isinstance(self._mask, str):
+            raise self._failure(self._mask)
+
+    def compute_mask(self) -> None:
+        """Compute the mask of the current state, unless that is done; on any thread. Never raises."""
+        with self._lock:
+            if self._mask is not None:
+                return
+            try:
+                self._mask = next_mask(self._matcher, self._grammar.vocabulary)
+            except BaseException as error:  # a Rust panic is no Exception, and would end the thread
+                self._mask = f"{type(error).__name__}: {error}"
+
+    def _failure(self, error: str) -> SluiceError:
+        if "doesn't satisfy the grammar" in error:
+            message = "a token was chosen that the grammar does not allow"
+            return SluiceError(ErrorCode.INTERNAL, message, param="grammar")
+        self._grammar.is_broken = True
+        reason = "no token of this model fits" if NO_EXTENSION in error else reword_error(error)
+        return invalid("grammar", f"the grammar cannot be followed any further: {reason}")
+
+
+class MaskThreads:
+    """Threads that compute masks while the engine thread waits for the forward pass.
+
+    A constraint that needs its mask earlier computes it itself, so a slow or closed pool costs only time.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._queue: SimpleQueue[GrammarConstraint | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"mask-{number}", daemon=True) for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, constraint: GrammarConstraint) -> None:
+        """Queue a constraint whose mask is to be computed. Returns at once."""
+        self._queue.put(constraint)
+
+    def close(self) -> None:
+        """End the threads once they have worked off the queue."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (constraint := self._queue.get()) is not None:
+            constraint.compute_mask()
+
+
+# -- masks, in the form that is fastest to apply to a row of logits
 
 
 class Mask(Protocol):
-    """One set of tokens."""
+    """A set of allowed tokens."""
 
     def apply(self, row: FloatArray) -> None:
         """Set the logits of all tokens that are not in the set to -inf.
 
-        Raises SluiceError INVALID where that would leave none, if the set is small.
+        Raises SluiceError INVALID if the set is small and no token of it is left.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FewAllowed:
-    """Structure: a bracket, the next letters of a key, a digit."""
+    """A small set of allowed tokens, as in structure: a bracket, the next letters of a key, a digit."""
 
     token_ids: NDArray[np.intp]
 
@@ -52,7 +161,7 @@ class FewAllowed:
 
 @dataclass(frozen=True, slots=True)
 class FewForbidden:
-    """Free text: all but quotes and control characters."""
+    """A small set of forbidden tokens, as in free text: quotes and control characters."""
 
     token_ids: NDArray[np.intp]
 
@@ -62,7 +171,7 @@ class FewForbidden:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Anything else: 0 or -inf to add, which takes a tenth of the time of selecting."""
+    """Any other set: a bias of 0 or -inf, because adding takes a tenth of the time of selecting."""
 
     bias: FloatArray
 
@@ -70,13 +179,21 @@ class Mixed:
         np.add(row, self.bias, out=row)
 
 
+def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary) -> Mask | str:
+    """Return the mask of the next token, or the reason why none fits. It mostly runs without Python's lock."""
+    bitmask = new_bitmask(vocabulary.tokenizer.vocab_size)
+    matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
+    # The mask of a failed matcher allows end of sequence, so errors must be checked first.
+    return matcher.get_error() or to_mask(bitmask, vocabulary.num_usable, vocabulary.vocab_size) or NO_EXTENSION
+
+
 def new_bitmask(num_tokens: int) -> NDArray[np.int32]:
-    """One bit a token, in whole words."""
+    """Return an empty bitmask of one bit a token, in whole words."""
     return np.zeros(-(-num_tokens // WORD_BITS), dtype=np.int32)
 
 
 def to_mask(bitmask: NDArray[np.int32], num_usable: int, vocab_size: int) -> Mask | None:
-    """What is set of the first `num_usable` bits, for rows of `vocab_size`; None where nothing is."""
+    """Return the mask of the set bits among the first `num_usable`, for rows of `vocab_size`; None without any."""
     bits = np.unpackbits(bitmask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
     bits[num_usable:] = False
     num_allowed = np.count_nonzero(bits)
@@ -87,126 +204,3 @@ def to_mask(bitmask: NDArray[np.int32], num_usable: int, vocab_size: int) -> Mas
     if (vocab_size - num_allowed) * _FEW <= vocab_size:
         return FewForbidden(np.flatnonzero(~bits))
     return Mixed(np.where(bits, np.float32(0), np.float32(-np.inf)))
-
-
-NO_TOKEN = "NoExtension"
-"""llguidance's word for a place where the grammar wants more, but no token gives it."""
-
-
-class CompiledGrammar:
-    """A grammar ready to be followed by any number of sequences.
-
-    They share an automaton that grows as they explore it: what one has met costs the next nothing.
-    """
-
-    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, workers: Workers) -> None:
-        """Takes a matcher at its beginning."""
-        self.vocabulary = vocabulary
-        self.workers = workers
-        self.is_broken = False
-        """A sequence met an error that may be the shared automaton's: the next had better have a new one."""
-        self._matcher = matcher
-        self.first = next_mask(matcher.deep_copy(), vocabulary)
-        """The tokens that may come first, or the reason why none can."""
-
-    def constraint(self) -> Constraint:
-        """The beginning, for a new sequence. Takes a tenth of a millisecond at most."""
-        return GrammarConstraint(self, self._matcher.deep_copy())
-
-
-class GrammarConstraint:
-    """The `Constraint` of one sequence.
-
-    Its mask is worked out once for each place in the grammar, by whoever comes first: a worker after `prepare`,
-    or `apply` itself. Once the grammar is complete only end-of-sequence tokens are allowed, for ever.
-    """
-
-    def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
-        self._grammar = grammar
-        self._matcher = matcher
-        self._lock = threading.Lock()  # the matcher allows one call at a time
-        self._mask: Mask | str | None = grammar.first
-        """Of the place reached, or the reason why there is none; None until it is worked out."""
-
-    def prepare(self) -> None:
-        if self._mask is None:
-            self._grammar.workers.submit(self)
-
-    def apply(self, row: FloatArray) -> None:
-        """Raises SluiceError INVALID where the grammar has become too complex or leads nowhere."""
-        self.work_out()
-        if isinstance(self._mask, str):
-            raise self._failure(self._mask)
-        assert self._mask is not None
-        self._mask.apply(row)
-
-    def accept(self, token_id: int) -> None:
-        """Raises SluiceError INTERNAL for a token that may not come here, INVALID as `apply` does."""
-        with self._lock:
-            is_consumed = self._matcher.consume_token(token_id)
-            self._mask = None if is_consumed else self._matcher.get_error()
-        if isinstance(self._mask, str):
-            raise self._failure(self._mask)
-
-    def work_out(self) -> None:
-        """Bring the mask up to date; on a worker's thread or the engine's. Never raises."""
-        with self._lock:
-            if self._mask is not None:
-                return
-            try:
-                self._mask = next_mask(self._matcher, self._grammar.vocabulary)
-            except BaseException as error:  # a Rust panic is no Exception, and would end the worker
-                self._mask = f"{type(error).__name__}: {error}"
-
-    def _failure(self, error: str) -> SluiceError:
-        if "doesn't satisfy the grammar" in error:
-            message = "a token was chosen that the grammar does not allow"
-            return SluiceError(ErrorCode.INTERNAL, message, param="grammar")
-        self._grammar.is_broken = True
-        reason = "no token of this model fits" if NO_TOKEN in error else readable(error)
-        return invalid("grammar", f"the grammar cannot be followed any further: {reason}")
-
-
-def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary) -> Mask | str:
-    """The tokens that may come next, or the reason why none can. Most of its time is without Python's lock."""
-    bitmask = new_bitmask(vocabulary.tokenizer.vocab_size)
-    matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
-    # The mask of a failed matcher allows end of sequence, so it has to be asked.
-    return matcher.get_error() or to_mask(bitmask, vocabulary.num_usable, vocabulary.vocab_size) or NO_TOKEN
-
-
-class Task(Protocol):
-    """Something that can bring itself up to date, on any thread, at most once."""
-
-    def work_out(self) -> None:
-        """Must not raise."""
-        ...
-
-
-class Workers:
-    """Who needs a result does not wait for a worker to come to it, but does the work there and then: a slow or
-    closed pool costs time and nothing else.
-    """
-
-    def __init__(self, num_threads: int) -> None:
-        self._queue: SimpleQueue[Task | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"mask-{number}", daemon=True) for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, task: Task) -> None:
-        """Returns at once."""
-        self._queue.put(task)
-
-    def close(self) -> None:
-        """End the threads, after what was submitted."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task.work_out()

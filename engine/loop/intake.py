@@ -1,4 +1,4 @@
-"""Everything before a sequence runs: what is refused, what waits for what, and for how long."""
+"""Takes requests in: checks them, compiles their grammars, and queues their sequences until they run."""
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ from engine.blocks import worst_case_blocks
 from engine.config import EngineConfig
 from engine.frames import Submit
 from engine.sampling.state import Constraint
-from engine.scheduling.admission import Reception
+from engine.scheduling.admission import AdmissionController
 from engine.sequence import Sequence
 from engine.types import EngineInfo, Grammar
 from engine.validation import check_request
@@ -20,8 +20,80 @@ if TYPE_CHECKING:
     from engine.guidance.matching import CompiledGrammar
 
 
-class CompilingGrammars:
-    """Used by the engine thread; the compiler's own threads do the work."""
+class Intake(AdmissionController[Sequence]):
+    """The waiting queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
+
+    def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
+        super().__init__(info, config)
+        self._grammars = PendingGrammars(config.model_path, info)
+
+    def __len__(self) -> int:
+        return len(self.queue) + len(self._grammars)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter([*self.queue, *self._grammars])
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a sequence waits for its grammar."""
+        return len(self._grammars) > 0
+
+    def get(self, stream_id: int) -> Sequence | None:
+        """Return the sequence if it waits."""
+        return self.queue.get(stream_id) or self._grammars.get(stream_id)
+
+    def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
+        """Queue a request; `free_blocks` is how many blocks no running sequence reserves.
+
+        Raises SluiceError: INVALID for a request that can never be served, OVERLOADED if the queue is full, DEADLINE
+        if the wait would be too long. A request that a lost engine had accepted is not rejected for the queue.
+        """
+        request = command.request
+        check_request(request, self._info)
+        num_blocks = worst_case_blocks(
+            len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
+        )
+        wait_s = self.check_admission(command, num_blocks, running, free_blocks)
+        sequence = Sequence(command.stream_id, request, self._info, now)
+        sequence.predicted_wait_s = wait_s
+        if request.sampling.grammar is not None:
+            self._grammars.add(sequence, request.sampling.grammar)
+        else:
+            self.queue.add(sequence)
+
+    def enqueue_compiled(self) -> list[tuple[Sequence, SluiceError]]:
+        """Queue the sequences whose grammar is compiled. Returns those whose grammar cannot be used."""
+        failed: list[tuple[Sequence, SluiceError]] = []
+        for sequence, outcome in self._grammars.take_done():
+            try:
+                if isinstance(outcome, SluiceError):
+                    raise outcome
+                sequence.start_sampling(self._info.vocab_size, outcome)
+                self.queue.add(sequence)
+            except SluiceError as error:
+                failed.append((sequence, error))
+        return failed
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Return the waiting sequences that are past a deadline."""
+        compiling = [s for s in self._grammars if now >= min(s.deadline, s.start_deadline)]
+        return [*self.queue.expired(now), *compiling]
+
+    def remove(self, stream_id: int) -> None:
+        """Forget the sequence, whether it waits or runs. An unknown one is no error."""
+        self.queue.remove(stream_id)
+        self._grammars.remove(stream_id)
+
+    def close(self) -> None:
+        """End the threads that compile."""
+        self._grammars.close()
+
+
+class PendingGrammars:
+    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence.
+
+    Used by the engine thread; the compiler's own threads do the work.
+    """
 
     def __init__(self, model_path: str, info: EngineInfo) -> None:
         self._model_path = model_path
@@ -36,9 +108,9 @@ class CompilingGrammars:
         return iter([sequence for sequence, _ in self._waiting.values()])
 
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
-        """Begin to compile `grammar`, unless that has been done before."""
+        """Start to compile `grammar`, unless it is compiled already."""
         if self._compiler is None:
-            from engine.guidance.compiler import GrammarCompiler  # only who asks for a grammar pays for loading it
+            from engine.guidance.compiler import GrammarCompiler  # loaded with the first grammar
 
             self._compiler = GrammarCompiler(Path(self._model_path), self._info.vocab_size, self._info.eos_token_ids)
         self._waiting[sequence.stream_id] = (sequence, self._compiler.compile(grammar))
@@ -51,7 +123,7 @@ class CompilingGrammars:
         self._waiting.pop(stream_id, None)
 
     def take_done(self) -> list[tuple[Sequence, Constraint | SluiceError]]:
-        """The sequences whose grammar is ready, each with its constraint or with what is wrong with it."""
+        """Remove and return the sequences whose grammar is done, each with its constraint or the error."""
         done = [(sequence, future) for sequence, future in self._waiting.values() if future.done()]
         for sequence, _ in done:
             del self._waiting[sequence.stream_id]
@@ -70,75 +142,3 @@ def _outcome(future: "Future[CompiledGrammar]") -> Constraint | SluiceError:
         return error
     except Exception as error:
         return SluiceError(ErrorCode.INTERNAL, f"compiling the grammar failed: {error}")
-
-
-Refusal = tuple[Sequence, SluiceError]
-
-
-class Intake(Reception[Sequence]):
-    """The queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
-
-    def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
-        super().__init__(info, config)
-        self._grammars = CompilingGrammars(config.model_path, info)
-
-    def __len__(self) -> int:
-        return len(self.queue) + len(self._grammars)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter([*self.queue, *self._grammars])
-
-    @property
-    def is_compiling(self) -> bool:
-        """Whether some sequence waits for its grammar."""
-        return len(self._grammars) > 0
-
-    def get(self, stream_id: int) -> Sequence | None:
-        """The sequence, if it waits."""
-        return self.queue.get(stream_id) or self._grammars.get(stream_id)
-
-    def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
-        """Let the request wait, with `free_blocks` not reserved by those who run.
-
-        Raises SluiceError: INVALID for what can never be served, OVERLOADED where the queue is full, DEADLINE where
-        the wait would be too long. What an engine before this one had accepted is not refused for its number.
-        """
-        request = command.request
-        check_request(request, self._info)
-        num_blocks = worst_case_blocks(
-            len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
-        )
-        wait_s = self.check_in(command, num_blocks, running, free_blocks)
-        sequence = Sequence(command.stream_id, request, self._info, now)
-        sequence.predicted_wait_s = wait_s
-        if request.sampling.grammar is not None:
-            self._grammars.add(sequence, request.sampling.grammar)
-        else:
-            self.queue.add(sequence)
-
-    def enqueue_compiled(self) -> list[Refusal]:
-        """Queue the sequences whose grammar is ready; returns those whose grammar cannot be kept to."""
-        refused: list[Refusal] = []
-        for sequence, outcome in self._grammars.take_done():
-            try:
-                if isinstance(outcome, SluiceError):
-                    raise outcome
-                sequence.open_sampling(self._info.vocab_size, outcome)
-                self.queue.add(sequence)
-            except SluiceError as error:
-                refused.append((sequence, error))
-        return refused
-
-    def expired(self, now: float) -> list[Sequence]:
-        """Those that waited for longer than they may."""
-        compiling = [s for s in self._grammars if now >= min(s.deadline, s.start_deadline)]
-        return [*self.queue.expired(now), *compiling]
-
-    def remove(self, stream_id: int) -> None:
-        """Forget the sequence, whether it waits or runs; unknown ones are no error."""
-        self.queue.remove(stream_id)
-        self._grammars.remove(stream_id)
-
-    def close(self) -> None:
-        """End the threads that compile."""
-        self._grammars.close()

@@ -1,4 +1,4 @@
-"""A step plan turned into the runner's flat arrays."""
+"""One step's input and output: a plan becomes the runner's flat arrays, and logits become tokens and events."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -11,14 +11,20 @@ from engine.runners.base import FloatArray, IntArray, StepBatch
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import sample
 from engine.scheduling.planner import StepPlan
-from engine.sequence import NO_SLOT, Sequence
+from engine.sequence import NO_ROW, Sequence
 from engine.types import EventDetail, FinishReason, TokenEvent
 from sluice.errors import SluiceError
+
+SampledRow = tuple[Sequence, int, int]
+"""A sequence, the row of logits that its next token is sampled from, and how many of its drafts were accepted."""
+Outcome = tuple[Sequence, FinishReason | None]
+"""A sequence that got tokens, and the finish reason if it ends with them."""
+Failure = tuple[Sequence, SluiceError]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows of logits, from `first_row`, that say how likely `token_ids` of the prompt were."""
+    """Rows of logits, from `first_row` on, that give the log probabilities of `token_ids` of the prompt."""
 
     sequence: Sequence
     first_row: int
@@ -27,27 +33,24 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class BuiltBatch:
-    """The runner's input, and which rows of its answer belong to whom."""
+    """The runner's input, and which rows of its output belong to which sequence."""
 
     step: StepBatch
     sampling: list[Sequence]
-    """Who gets tokens from this step."""
+    """Sequences that get tokens from this step."""
     first_rows: list[int]
-    """The row of logits from which each of `sampling` gets its next token. Those of its drafts follow it."""
+    """The row of logits from which each of `sampling` gets its next token. The rows of its drafts follow."""
     prompt_rows: list[PromptRows]
 
 
-def sampling_sequences(plan: StepPlan[Sequence]) -> list[Sequence]:
-    """Who gets a token from this step: who decodes, and whose context ends in it."""
-    finished = [c.sequence for c in plan.prefill if c.num_tokens == c.sequence.num_tokens_left]
-    return [*plan.decode, *finished]
+# -- input
 
 
 def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
-    """The batch of `plan`; every sequence in it must hold blocks for its new tokens already.
+    """Build the batch of `plan`. Each sequence in it must have blocks for its new tokens already.
 
-    A draft token stands as a subsequence of its own, with the block table of its sequence: kernels for one token
-    and for many round differently, and a draft must be judged by the logits that decoding would have had.
+    Each draft token is a subsequence of its own, with the block table of its sequence: kernels for one token and for
+    many round differently, and a draft must be checked against the logits that decoding would have had.
     """
     decode, past = _decode_rows(plan)
     prefill = [chunk.sequence for chunk in plan.prefill]
@@ -56,8 +59,8 @@ def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
     begins = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])
     past_lens = np.array(past + [sequence.num_computed for sequence in prefill], np.int32)
-    num_rows = _rows_wanted(plan, len(decode))
-    block_indices, block_indices_begins = tables.gather([sequence.slot for sequence in (*decode, *prefill)])
+    num_rows = _num_logit_rows(plan, len(decode))
+    block_indices, block_indices_begins = tables.gather([sequence.table_row for sequence in (*decode, *prefill)])
     step = StepBatch(
         token_ids=_token_ids(plan),
         position_ids=np.arange(begins[-1], dtype=np.int32) + np.repeat(past_lens - begins[:-1], lengths),
@@ -68,11 +71,11 @@ def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
         sampled_rows=_last_rows(begins[1:], num_rows),
         max_context_len=int((past_lens + lengths).max()),
     )
-    return _with_owners(step, plan, num_rows, len(decode))
+    return _assign_rows(step, plan, num_rows, len(decode))
 
 
 def _decode_rows(plan: StepPlan[Sequence]) -> tuple[list[Sequence], list[int]]:
-    """The sequence of each token that decodes or is a draft, and how many tokens stand before it."""
+    """Return the sequence of each decode and draft token, and how many tokens precede it."""
     if not plan.num_drafts:
         return list(plan.decode), [sequence.num_computed for sequence in plan.decode]
     rows = [
@@ -83,37 +86,37 @@ def _decode_rows(plan: StepPlan[Sequence]) -> tuple[list[Sequence], list[int]]:
     return [sequence for sequence, _ in rows], [past for _, past in rows]
 
 
-def _rows_wanted(plan: StepPlan[Sequence], num_decode_rows: int) -> NDArray[np.int32]:
-    """How many of its last tokens each subsequence wants logits of, [num_seqs]."""
-    wanted = np.ones(num_decode_rows + len(plan.prefill), np.int32)
+def _num_logit_rows(plan: StepPlan[Sequence], num_decode_rows: int) -> NDArray[np.int32]:
+    """Return for how many of its last tokens each subsequence needs logits, [num_seqs]."""
+    num_rows = np.ones(num_decode_rows + len(plan.prefill), np.int32)
     for position, chunk in enumerate(plan.prefill, num_decode_rows):
-        if chunk.sequence.wants_prompt_logprobs:
-            wanted[position] = chunk.num_tokens
+        if chunk.sequence.needs_prompt_logprobs:
+            num_rows[position] = chunk.num_tokens
         elif chunk.num_tokens < chunk.sequence.num_tokens_left:
-            wanted[position] = 0
-    return wanted
+            num_rows[position] = 0
+    return num_rows
 
 
-def _last_rows(ends: IntArray, wanted: NDArray[np.int32]) -> IntArray:
-    """The last `wanted[i]` indices before `ends[i]`, for all i one after the other."""
-    if (wanted <= 1).all():
-        single: IntArray = (ends - 1)[wanted == 1]
+def _last_rows(ends: IntArray, num_rows: NDArray[np.int32]) -> IntArray:
+    """Return the last `num_rows[i]` indices before `ends[i]`, for each i in turn."""
+    if (num_rows <= 1).all():
+        single: IntArray = (ends - 1)[num_rows == 1]
         return single
-    starts = np.repeat(ends - np.cumsum(wanted), wanted)
-    rows: IntArray = (starts + np.arange(wanted.sum())).astype(np.int32)
+    starts = np.repeat(ends - np.cumsum(num_rows), num_rows)
+    rows: IntArray = (starts + np.arange(num_rows.sum())).astype(np.int32)
     return rows
 
 
-def _with_owners(
-    step: StepBatch, plan: StepPlan[Sequence], wanted: NDArray[np.int32], num_decode_rows: int
+def _assign_rows(
+    step: StepBatch, plan: StepPlan[Sequence], num_rows: NDArray[np.int32], num_decode_rows: int
 ) -> BuiltBatch:
-    begins = [0, *np.cumsum(wanted).tolist()]
+    begins = [0, *np.cumsum(num_rows).tolist()]
     sampling = list(plan.decode)
     first_rows = _first_rows(plan.num_drafts) if plan.num_drafts else begins[:num_decode_rows]
     prompt_rows = []
     for position, chunk in enumerate(plan.prefill, num_decode_rows):
         sequence = chunk.sequence
-        if sequence.wants_prompt_logprobs:
+        if sequence.needs_prompt_logprobs:
             prompt_rows.append(_prompt_rows(sequence, begins[position], chunk.num_tokens))
         if chunk.num_tokens == sequence.num_tokens_left:
             sampling.append(sequence)
@@ -127,7 +130,7 @@ def _first_rows(num_drafts: tuple[int, ...]) -> list[int]:
 
 
 def _prompt_rows(sequence: Sequence, first_row: int, num_tokens: int) -> PromptRows:
-    """A row tells of the token after its own."""
+    """Return the rows of a chunk of the prompt. A token's row has the logits of the token after it."""
     begin = sequence.num_computed + 1
     end = min(begin + num_tokens, sequence.num_prompt)
     return PromptRows(sequence, first_row, np.array(sequence.token_ids[begin:end], np.int32))
@@ -145,86 +148,80 @@ def _token_ids(plan: StepPlan[Sequence]) -> IntArray:
     return np.concatenate(list(chain((decoding,), pieces)))
 
 
-Failure = tuple[Sequence, SluiceError]
-Outcome = tuple[Sequence, FinishReason | None]
-"""A sequence that got tokens, and why it ends with them, if it does."""
+# -- output
 
 
-def take_tokens(
+def commit_tokens(
     built: BuiltBatch, logits: FloatArray, num_drafts: tuple[int, ...]
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Append what is sampled from `logits` [num_sampled, vocab_size] to every sequence that is still there.
+    """Sample from `logits` [num_sampled, vocab_size] and append the tokens to the sequences that still run.
 
-    `num_drafts` belongs to the first of `built.sampling`. Returns the outcomes, and the sequences whose logits
-    were not numbers or left no token to choose, each with the error. A draft token stays if it is the one that
-    is sampled in its place, so speculation changes no output; what comes after the first that is not is dropped.
+    `num_drafts` belongs to the first of `built.sampling`. Returns the outcomes, and the sequences whose logits were
+    not finite or left no token to choose, each with the error. A draft token is accepted if it is the one sampled in
+    its place, so speculation changes no output; the drafts after the first rejected one are dropped.
     """
-    takers = [(s, row, 0) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.slot != NO_SLOT]
+    rows = [(s, row, 0) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.table_row != NO_ROW]
     failed: dict[int, Failure] = {}
     if not num_drafts:
-        first = _sample_once(takers, logits, failed)
-        return [(taker[0], reason) for taker, reason in first], list(failed.values())
+        sampled = _sample_rows(rows, logits, failed)
+        return [(row[0], reason) for row, reason in sampled], list(failed.values())
     granted = dict(zip((sequence.stream_id for sequence in built.sampling), num_drafts, strict=False))
     outcomes: dict[int, Outcome] = {}
-    while takers:
-        agreed = []
-        for (sequence, row, position), reason in _sample_once(takers, logits, failed):
+    while rows:
+        accepted = []
+        for (sequence, row, position), reason in _sample_rows(rows, logits, failed):
             outcomes[sequence.stream_id] = (sequence, reason)
             has_draft = reason is None and position < granted.get(sequence.stream_id, 0)
             if has_draft and sequence.drafts[position] == sequence.last_token_id:
                 sequence.num_computed += 1
-                agreed.append((sequence, row + 1, position + 1))
-        takers = agreed
+                accepted.append((sequence, row + 1, position + 1))
+        rows = accepted
     return [outcome for stream_id, outcome in outcomes.items() if stream_id not in failed], list(failed.values())
 
 
-Taker = tuple[Sequence, int, int]
-"""A sequence, the row of logits that its next token comes from, and how many drafts it has had accepted."""
-
-
-def _sample_once(
-    takers: list[Taker], logits: FloatArray, failed: dict[int, Failure]
-) -> list[tuple[Taker, FinishReason | None]]:
-    """One token for each of `takers`; those that cannot have one go to `failed`."""
-    is_every_row = len(takers) == len(logits)
-    rows = None if is_every_row else np.array([row for _, row, _ in takers], np.intp)
-    samples = sample(logits, [sequence.sampling for sequence, _, _ in takers], rows)
+def _sample_rows(
+    rows: list[SampledRow], logits: FloatArray, failed: dict[int, Failure]
+) -> list[tuple[SampledRow, FinishReason | None]]:
+    """Sample and append one token for each row; sequences that cannot have one are added to `failed`."""
+    is_every_row = len(rows) == len(logits)
+    indices = None if is_every_row else np.array([row for _, row, _ in rows], np.intp)
+    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices)
     errors = samples.failed
-    logprobs = samples.logprobs or [None] * len(takers)
-    took: list[tuple[Taker, FinishReason | None]] = []
-    for index, (taker, token_id) in enumerate(zip(takers, samples.token_ids.tolist(), strict=True)):
-        sequence = taker[0]
+    logprobs = samples.logprobs or [None] * len(rows)
+    sampled: list[tuple[SampledRow, FinishReason | None]] = []
+    for index, (row, token_id) in enumerate(zip(rows, samples.token_ids.tolist(), strict=True)):
+        sequence = row[0]
         try:
             if index in errors:
                 raise errors[index]
-            took.append((taker, sequence.append(token_id, logprobs[index])))
+            sampled.append((row, sequence.append(token_id, logprobs[index])))
         except SluiceError as error:  # its constraint may have failed on the token too
             failed[sequence.stream_id] = (sequence, error)
-    return took
+    return sampled
 
 
-def take_prompt_logprobs(built: BuiltBatch, logits: FloatArray) -> None:
-    """Note how likely the prompt's tokens were; before sampling, which may write to the logits."""
+def record_prompt_logprobs(built: BuiltBatch, logits: FloatArray) -> None:
+    """Record the log probabilities of prompt tokens. Must come before sampling, which may overwrite the logits."""
     for rows in built.prompt_rows:
         sequence = rows.sequence
         if not sequence.prompt_logprobs:
             sequence.prompt_logprobs.append(None)
         num_top = sequence.request.sampling.prompt_logprobs
         assert num_top is not None
-        of_tokens = logits[rows.first_row : rows.first_row + len(rows.token_ids)]
-        sequence.prompt_logprobs += prompt_logprobs(of_tokens, rows.token_ids, num_top)
+        token_logits = logits[rows.first_row : rows.first_row + len(rows.token_ids)]
+        sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top)
 
 
-def event_of(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
-    """What `sequence` got since its last event, for its client."""
+def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
+    """Return the event with everything new in `sequence` since its last one."""
     token_ids, sequence.fresh_token_ids = sequence.fresh_token_ids, []
-    if sequence.is_announced and not sequence.fresh_logprobs:
+    if sequence.has_emitted and not sequence.fresh_logprobs:
         return TokenEvent(sequence.stream_id, token_ids, reason)
     detail = EventDetail(
-        num_cached_tokens=None if sequence.is_announced else sequence.num_cached_tokens,
+        num_cached_tokens=None if sequence.has_emitted else sequence.num_cached_tokens,
         logprobs=sequence.fresh_logprobs or None,
         prompt_logprobs=sequence.prompt_logprobs or None,
     )
-    sequence.is_announced = True
+    sequence.has_emitted = True
     sequence.fresh_logprobs, sequence.prompt_logprobs = [], []
     return TokenEvent(sequence.stream_id, token_ids, reason, detail)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready
-from engine.loop.executor import InflightExecutor, engine_info
-from engine.loop.load import load_draft_runner, load_runner
-from engine.process.transport import Transport, opened
+from engine.loop.executor import InflightExecutor
+from engine.loop.load import engine_info, load_draft_runner, load_runner
+from engine.process.bootstrap import bootstrap
+from engine.process.transport import Transport
 from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 
@@ -52,7 +53,7 @@ def _run(
 
 def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:
     """Serve the runner that `load` makes, until told to stop or left alone. Returns the exit code."""
-    with opened(argv) as (config, transport):
+    with bootstrap(argv) as (config, transport):
         return serve(config, transport, load)
 
 

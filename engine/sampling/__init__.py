@@ -1,1 +1,1 @@
-"""Logits to token ids."""
+"""Sampling: chooses token ids from logits."""

@@ -1,1 +1,1 @@
-"""Draft tokens: guesses at what comes next, which the model checks many of in one step."""
+"""Speculation: draft tokens, of which the model checks many in one step."""

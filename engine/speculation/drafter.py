@@ -1,61 +1,60 @@
-"""How many draft tokens are worth their time: as many as are likely enough to be accepted."""
+"""The interface of a drafter, and the gate that decides how many draft tokens are worth their time."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.sequence import Sequence
 
-
-class Drafter(Protocol):
-    """Used from the engine's thread. Drafts change no output: a wrong one costs its time and nothing else."""
-
-    def propose(self, decoding: list[Sequence], prices: TokenPrices) -> None:
-        """Set the `drafts` of each sequence before a step is planned; at most `max_drafts` of each."""
-        ...
-
-    def observe(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """A step checked the first `num_drafts` drafts of the sequence."""
-        ...
-
-    def forget(self, stream_id: int) -> None:
-        """The sequence has ended; unknown ones are no error."""
-        ...
-
-
 FIRST_RATE = 0.6
-"""What is thought of a sequence of which nothing is known."""
+"""Acceptance rate assumed of a new sequence."""
 MEMORY = 0.8
-"""Weight of what was known after one more draft was checked."""
-LEAST_CHANCE = 0.2
-"""Drafts less likely than that are not worth it, however cheap a step seems: what it costs is an estimate."""
+"""Factor by which each checked draft reduces the weight of earlier ones."""
+MIN_CHANCE = 0.2
+"""Drafts less likely to be accepted are not worth it, however cheap a step seems, because its cost is an estimate."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
-"""Steps between two attempts at a sequence whose drafts are refused; doubled each time that fails."""
+"""Steps between two attempts at a sequence whose drafts are rejected; doubled after each failed attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """What the next step says of time: a token gained is worth its share of a step, a draft checked costs some."""
+    """What draft tokens are worth in the next step: a gained token saves `value_s`, a checked draft costs `cost_s`."""
 
     value_s: float
     cost_s: float
 
 
+class Drafter(Protocol):
+    """Proposes draft tokens. They never change the output: a wrong one only costs time. Used from the engine thread."""
+
+    def propose(self, decoding: list[Sequence], prices: TokenPrices) -> None:
+        """Set the `drafts` of each sequence, at most its `max_drafts`. Called before a step is planned."""
+        ...
+
+    def observe(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Learn how many of the sequence's first `num_drafts` drafts the step accepted."""
+        ...
+
+    def forget(self, stream_id: int) -> None:
+        """Drop the state of a sequence that has ended. An unknown one is no error."""
+        ...
+
+
 @dataclass(slots=True)
-class Gate:
-    """One sequence's record of accepted drafts. Where few are accepted, it closes."""
+class DraftGate:
+    """Tracks how many drafts of one sequence are accepted. It closes when few are."""
 
     rate: float = FIRST_RATE
     _pause: int = field(default=FIRST_PAUSE)
     _steps_to_wait: int = 0
 
     def num_drafts(self, most: int, prices: TokenPrices) -> int:
-        """How many of at most `most` drafts to check in this step.
+        """Return how many of at most `most` drafts to check in this step.
 
         The n-th is reached with probability rate^n, and is worth checking while rate^n * value >= cost. A closed gate
         lets one draft through now and then, to learn whether the text has changed.
         """
         worth, chance = 0, self.rate
-        while worth < most and chance > LEAST_CHANCE and chance * prices.value_s >= prices.cost_s:
+        while worth < most and chance > MIN_CHANCE and chance * prices.value_s >= prices.cost_s:
             worth += 1
             chance *= self.rate
         if worth:
@@ -64,7 +63,7 @@ class Gate:
         return min(most, 1) if self._steps_to_wait < 0 else 0
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts were checked. The first that was refused says nothing of those behind it."""
+        """Learn from a check of `num_drafts`. The drafts behind the first rejected one tell nothing."""
         num_tried = min(num_accepted + 1, num_drafts)
         for position in range(num_tried):
             self.rate = MEMORY * self.rate + (1 - MEMORY) * (position < num_accepted)

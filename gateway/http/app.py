@@ -1,6 +1,5 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ from gateway.http.v2.openapi import openapi_paths
 from gateway.options.config import AccessOptions, ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
+from sluice import __version__
 
 
 def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
@@ -31,7 +31,7 @@ def create_app(service: InferenceService, config: ServeConfig) -> ASGIApp:
     app = FastAPI(
         title="Sluice",
         summary="LLM streaming gateway: OpenAI and Triton v2 over one in-flight batching engine",
-        version=version("sluice"),
+        version=__version__,
         redoc_url=None,
         redirect_slashes=False,
     )

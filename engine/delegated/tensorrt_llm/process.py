@@ -18,7 +18,8 @@ from engine.delegated.tensorrt_llm.loop.executor import TensorRtLlmExecutor
 from engine.delegated.tensorrt_llm.loop.failures import EngineLost
 from engine.delegated.tensorrt_llm.loop.llm import Llm
 from engine.frames import LoadFailed, Ready, StepFrame
-from engine.process.transport import Transport, opened
+from engine.process.bootstrap import bootstrap
+from engine.process.transport import Transport
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ async def _shut_down(llm: Llm) -> None:
 
 def main(argv: list[str]) -> int:
     """Serve until told to stop or left alone. Returns the exit code."""
-    with opened(argv) as (config, transport):
+    with bootstrap(argv) as (config, transport):
         return serve(config, transport)
 
 

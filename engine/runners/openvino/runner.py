@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _INITIAL_CAPACITY = 1024
 
 
-class Session:
+class InferenceSession:
     """A compiled decoder, one inference request and the tensors it reads. Used from one thread.
 
     It starts with a cache of one block, enough for `warm_up`.
@@ -86,7 +86,7 @@ class OpenVinoRunner:
     The session's cache has one block more than `info` says, for what padding writes.
     """
 
-    def __init__(self, session: Session, decoder: Decoder, info: RunnerInfo) -> None:
+    def __init__(self, session: InferenceSession, decoder: Decoder, info: RunnerInfo) -> None:
         self._session = session
         self._decoder = decoder
         self._info = info
@@ -119,7 +119,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     told = properties(config, dtype, cache_dtype)
     check_cache_limits(config)
     decoder = open_decoder(config, core)
-    session = Session(core.compile_model(decoder.model, DEVICE, told))
+    session = InferenceSession(core.compile_model(decoder.model, DEVICE, told))
     session.warm_up()
     decoder.weights.release_pages()
     num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())

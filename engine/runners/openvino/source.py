@@ -7,19 +7,19 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.openvino.architectures import ARCHITECTURES, read_model_config, read_model_type
+from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_config, read_model_type
 from engine.runners.openvino.convert import can_convert, convert
 from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
-from engine.runners.openvino.weights.checkpoint import Checkpoint, weight_files
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights, weight_files
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, compress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
 
 
-class Kind(Enum):
+class FolderKind(Enum):
     """What a model's folder holds."""
 
     CHECKPOINT = auto()
@@ -36,39 +36,45 @@ def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
     """
     check_quantization(config.quantization)
     directory = Path(config.model_path)
-    kind, reason = identify(directory)
+    kind, reason = identify_folder(directory)
     logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
     match kind:
-        case Kind.CHECKPOINT:
+        case FolderKind.CHECKPOINT:
             return _build(config, directory)
-        case Kind.IR:
+        case FolderKind.IR:
             return _open_ir(config, directory, core)
-        case Kind.CONVERTIBLE:
+        case FolderKind.CONVERTIBLE:
             return _open_ir(config, convert(directory, config.quantization, cache_folder(config) / "converted"), core)
 
 
-def identify(directory: Path) -> tuple[Kind, str]:
+def identify_folder(directory: Path) -> tuple[FolderKind, str]:
     """How a folder is loaded, by its files, and why.
 
     Raises SluiceError: NOT_FOUND or INVALID for a folder that is no model's, UNIMPLEMENTED for a model that
     our graphs do not cover, where nothing is installed to convert it.
     """
     if has_ir(directory):
-        return Kind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
+        return FolderKind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
     model_type = read_model_type(directory)
     if model_type not in ARCHITECTURES and can_convert():
-        return Kind.CONVERTIBLE, f"is of type {model_type}, for which there is no graph here: optimum-intel converts it"
+        return (
+            FolderKind.CONVERTIBLE,
+            f"is of type {model_type}, for which there is no graph here: optimum-intel converts it",
+        )
     try:
-        read_model_config(directory)
+        read_decoder_config(directory)
     except SluiceError as error:
         if error.code is not ErrorCode.UNIMPLEMENTED or not can_convert():
             raise
-        return Kind.CONVERTIBLE, f"is more than the graph for {model_type} covers ({error}): optimum-intel converts it"
-    return Kind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
+        return (
+            FolderKind.CONVERTIBLE,
+            f"is more than the graph for {model_type} covers ({error}): optimum-intel converts it",
+        )
+    return FolderKind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
 
 
 def _build(config: EngineConfig, directory: Path) -> Decoder:
-    model_config = read_model_config(directory)
+    model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
@@ -103,12 +109,12 @@ def check_quantization(quantization: str) -> None:
         raise invalid("quantization", f"quantization must be one of {', '.join(known)}, got {quantization!r}")
 
 
-def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
+def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointWeights:
     """A directory's weights, compressed where asked; as they are stored where `sluice build` compressed them.
 
     Raises SluiceError INVALID where that was otherwise than asked.
     """
-    weights = Checkpoint.open(directory)
+    weights = CheckpointWeights.open(directory)
     if quantization in (NONE, weights.quantization):
         return weights
     if weights.quantization != NONE:
@@ -119,7 +125,7 @@ def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
         )
     folder = cache / "compressed"
     compressed = compress(weights.tensors, weight_files(directory), quantization, folder)
-    return Checkpoint(weights.tensors, compressed, quantization)
+    return CheckpointWeights(weights.tensors, compressed, quantization)
 
 
 def cache_folder(config: EngineConfig) -> Path:

@@ -6,7 +6,7 @@ import pytest
 import zmq.asyncio
 
 from engine.client import process as module
-from engine.client.process import EngineChild
+from engine.client.process import EngineProcess
 from engine.config import EngineConfig
 from sluice.errors import SluiceError
 
@@ -16,11 +16,11 @@ async def test_what_has_ended_is_not_killed_again(tmp_path: Path, monkeypatch: p
     killed: list[int] = []
     monkeypatch.setattr(module, "kill_session", killed.append)
     context = zmq.asyncio.Context()
-    child = EngineChild(context)
+    child = EngineProcess(context)
     with pytest.raises(SluiceError):
         await child.load("engine.process", EngineConfig(model_path=str(tmp_path / "nothing")))
     await child.exited
-    await child.last_reports()
+    await child.read_remaining()
     assert killed == [child.pid]
     child.kill()
     await child.close()

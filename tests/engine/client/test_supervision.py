@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.supervision import MAX_SHARED_CRASHES, Roster, Verdict, resumption
+from engine.client.supervision import MAX_SHARED_CRASHES, AbandonedStreams, RecoveryQueue, build_resumed_request
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 
-def running(*stream_ids: int) -> Roster:
+def running(*stream_ids: int) -> RecoveryQueue:
     """An engine that works on these, each with a token to show."""
-    roster = Roster()
+    roster = RecoveryQueue()
     for stream_id in stream_ids:
         roster.add(stream_id)
     assert roster.take_due() == stream_ids
@@ -21,13 +21,13 @@ def running(*stream_ids: int) -> Roster:
     return roster
 
 
-def add(roster: Roster, stream_id: int) -> tuple[int, ...]:
+def add(roster: RecoveryQueue, stream_id: int) -> tuple[int, ...]:
     roster.add(stream_id)
     return roster.take_due()
 
 
 def test_requests_go_to_the_engine_as_they_come() -> None:
-    roster = Roster()
+    roster = RecoveryQueue()
     assert add(roster, 1) == (1,)
     assert add(roster, 2) == (2,)
     assert roster.is_open
@@ -38,7 +38,7 @@ def test_nothing_is_sent_while_there_is_no_engine() -> None:
     roster = running(1)
     roster.close()
     assert add(roster, 2) == ()
-    assert roster.crash() == Verdict()
+    assert roster.crash() == AbandonedStreams()
     assert not roster.is_sent(1)
     assert add(roster, 3) == ()
     assert not roster.is_open
@@ -71,20 +71,20 @@ def test_suspects_come_after_the_innocent_one_by_one_and_before_the_new() -> Non
 def test_the_only_suspect_of_a_second_crash_is_poisonous_and_the_others_survive() -> None:
     roster = running(1, 2)
     add(roster, 3)
-    assert roster.crash() == Verdict()
+    assert roster.crash() == AbandonedStreams()
     roster.open()
     assert roster.take_due() == (1, 2)
     roster.prove(1)
     roster.prove(2)
     assert roster.take_due() == (3,)
-    assert roster.crash() == Verdict(poisonous=(3,))
+    assert roster.crash() == AbandonedStreams(poisonous=(3,))
     roster.drop(3)
     roster.open()
     assert roster.take_due() == (1, 2)
 
 
 def test_a_guilty_one_is_not_sent_again_even_before_it_is_dropped() -> None:
-    roster = Roster()
+    roster = RecoveryQueue()
     add(roster, 1)
     roster.crash()
     roster.open()
@@ -99,12 +99,12 @@ def test_several_suspects_of_a_second_crash_are_told_apart_by_the_third() -> Non
     roster.crash()
     roster.open()
     assert roster.take_due() == (1, 2, 3)
-    assert roster.crash() == Verdict(), "three suspects: nobody can be named"
+    assert roster.crash() == AbandonedStreams(), "three suspects: nobody can be named"
     roster.open()
     assert roster.take_due() == (1,)
     roster.prove(1)
     assert roster.take_due() == (2,)
-    assert roster.crash() == Verdict(poisonous=(2,))
+    assert roster.crash() == AbandonedStreams(poisonous=(2,))
     roster.drop(2)
     roster.open()
     assert roster.take_due() == (1,)
@@ -113,14 +113,14 @@ def test_several_suspects_of_a_second_crash_are_told_apart_by_the_third() -> Non
 
 
 def test_who_brings_a_token_is_cleared_of_suspicion() -> None:
-    roster = Roster()
+    roster = RecoveryQueue()
     add(roster, 1)
     for _ in range(3):
-        assert roster.crash() == Verdict()
+        assert roster.crash() == AbandonedStreams()
         roster.open()
         assert roster.take_due() == (1,)
         roster.prove(1)
-        assert roster.crash() == Verdict(), "nobody is suspect"
+        assert roster.crash() == AbandonedStreams(), "nobody is suspect"
         roster.open()
         assert roster.take_due() == (1,)
 
@@ -129,19 +129,19 @@ def test_crashes_that_cannot_be_laid_on_anyone_are_forgiven_for_long_but_not_for
     crowd = tuple(range(32))
     roster = running(*crowd)
     for _ in range(MAX_SHARED_CRASHES - 1):
-        assert roster.crash() == Verdict()
+        assert roster.crash() == AbandonedStreams()
         roster.open()
         assert roster.take_due() == crowd
         for stream_id in crowd:
             roster.prove(stream_id)
-    assert roster.crash() == Verdict(unlucky=crowd)
+    assert roster.crash() == AbandonedStreams(unlucky=crowd)
 
 
 def test_an_engine_lost_before_it_got_anything_leaves_everybody_as_they_were() -> None:
     roster = running(1)
     add(roster, 2)
     roster.crash()
-    assert roster.crash() == Verdict()
+    assert roster.crash() == AbandonedStreams()
     roster.open()
     assert roster.take_due() == (1,)
     roster.prove(1)
@@ -153,7 +153,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(("add", "prove", "drop", "crash"
 
 @given(OPERATIONS)
 def test_nobody_is_lost_or_sent_twice_whatever_happens(operations: list[tuple[str, int]]) -> None:
-    roster, live, sent = Roster(), set[int](), set[int]()
+    roster, live, sent = RecoveryQueue(), set[int](), set[int]()
 
     def send() -> None:
         due = roster.take_due()
@@ -202,19 +202,19 @@ REQUEST = GenerateRequest(
 
 
 def test_a_resumption_has_the_tokens_sent_and_the_time_left() -> None:
-    resumed = resumption(REQUEST, [7, 8], 3.0, has_started=True)
+    resumed = build_resumed_request(REQUEST, [7, 8], 3.0, has_started=True)
     sampling = msgspec.structs.replace(REQUEST.sampling, prompt_logprobs=None)
     expected = {"sampling": sampling, "resume_token_ids": [7, 8], "timeout_s": 7.0, "queue_timeout_s": None}
     assert resumed == msgspec.structs.replace(REQUEST, **expected)
 
 
 def test_one_that_had_nothing_yet_is_asked_as_before() -> None:
-    resumed = resumption(REQUEST, [], 1.0, has_started=False)
+    resumed = build_resumed_request(REQUEST, [], 1.0, has_started=False)
     assert resumed == msgspec.structs.replace(REQUEST, timeout_s=9.0, queue_timeout_s=3.0)
 
 
 @pytest.mark.parametrize(("elapsed_s", "has_started"), [(10.0, True), (4.5, False)])
 def test_one_whose_time_is_over_is_not_asked(elapsed_s: float, has_started: bool) -> None:
     with pytest.raises(SluiceError) as caught:
-        resumption(REQUEST, [], elapsed_s, has_started)
+        build_resumed_request(REQUEST, [], elapsed_s, has_started)
     assert caught.value.code is ErrorCode.DEADLINE

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.client import base
-from engine.client.base import TimeLimits
+from engine.client.base import RequestTimers
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
@@ -21,7 +21,7 @@ class Clerk:
         self._answers = list(answers)
         self.expired: asyncio.Queue[tuple[int, SluiceError]] = asyncio.Queue()
         self.settled = asyncio.Event()
-        self.limits = TimeLimits(self.has_started, lambda *what: self.expired.put_nowait(what))
+        self.limits = RequestTimers(self.has_started, lambda *what: self.expired.put_nowait(what))
 
     def has_started(self, stream_id: int, deadline: float) -> bool | None:
         answer = self._answers.pop(0)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.forecast.wait import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo
 
@@ -78,7 +78,7 @@ class Server:
     def __init__(self, info: EngineInfo, rng: random.Random, costs: Costs | None = None) -> None:
         self.info = info
         self.queue: WaitingQueue[Simulated] = WaitingQueue({})
-        self.forecast = Forecast(info)
+        self.forecast = WaitForecast(info)
         self.running: list[Simulated] = []
         self.admitted: list[Simulated] = []
         self.now = 0.0
@@ -90,7 +90,7 @@ class Server:
         return self.info.num_blocks - sum(sequence.worst_case_blocks for sequence in self.running)
 
     def submit(self, sequence: Simulated) -> None:
-        ahead = self.queue.ahead_of(sequence.priority, sequence.tenant)
+        ahead = self.queue.work_ahead(sequence.priority, sequence.tenant)
         sequence.submitted_at = self.now
         sequence.predicted_s = self.forecast.wait_s(
             self.running, ahead, sequence.worst_case_blocks, self.num_free_blocks
@@ -102,7 +102,7 @@ class Server:
         num_tokens = self._run()
         noise = self._rng.uniform(1.0 - self._costs.noise, 1.0 + self._costs.noise)
         seconds = (self._costs.step + self._costs.token * num_tokens) * noise
-        self.forecast.observe_step(num_tokens, len(self.running), seconds)
+        self.forecast.observe_step(num_tokens, seconds)
         self.now += seconds
         self._end()
 

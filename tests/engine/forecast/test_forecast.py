@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from engine.forecast.wait import MIN_STEPS, Backlog, Forecast
+from engine.forecast.wait import MIN_STEPS, QueuedWork, WaitForecast
 from tests.engine.forecast.simulation import Costs, Server, Simulated, Source, engine_info, overload
 
 NUM_WARM_UP, NUM_MEASURED = 150, 350
@@ -92,56 +92,56 @@ def test_it_follows_when_the_load_changes() -> None:
 
 
 def test_there_is_no_wait_where_there_is_room() -> None:
-    forecast = Forecast(engine_info(max_num_seqs=4, num_blocks=20))
-    forecast.observe_step(4, 4, 0.01)
+    forecast = WaitForecast(engine_info(max_num_seqs=4, num_blocks=20))
+    forecast.observe_step(4, 0.01)
     running = [Simulated(0, 10, 100, 100)]
-    assert forecast.wait_s(running, Backlog(), 5, 5) == 0.0
-    assert forecast.wait_s(running, Backlog(2, 20, 2, 20, 20), 3, 5) == 0.0
-    assert forecast.wait_s(running, Backlog(3, 20, 2, 20, 20), 3, 5) > 0.0, "no place"
-    assert forecast.wait_s(running, Backlog(2, 20, 2, 20, 20), 4, 5) > 0.0, "no blocks"
+    assert forecast.wait_s(running, QueuedWork(), 5, 5) == 0.0
+    assert forecast.wait_s(running, QueuedWork(2, 20, 2, 20, 20), 3, 5) == 0.0
+    assert forecast.wait_s(running, QueuedWork(3, 20, 2, 20, 20), 3, 5) > 0.0, "no place"
+    assert forecast.wait_s(running, QueuedWork(2, 20, 2, 20, 20), 4, 5) > 0.0, "no blocks"
 
 
 def test_more_ahead_is_never_less_to_wait() -> None:
-    forecast = Forecast(engine_info(max_num_seqs=8, num_blocks=100))
+    forecast = WaitForecast(engine_info(max_num_seqs=8, num_blocks=100))
     rng = random.Random(3)
     for _ in range(200):
-        forecast.observe_step(rng.randint(1, 64), 8, 0.01)
+        forecast.observe_step(rng.randint(1, 64), 0.01)
         forecast.observe_end(100, rng.randint(1, 100))
     running = [Simulated(i, 50, 100, 100, num_output=rng.randint(1, 99)) for i in range(8)]
-    size = Backlog(1, 50, 5, 100, 500)
-    waits = [forecast.wait_s(running, Backlog().plus(size, number), 5, 60) for number in range(100)]
+    size = QueuedWork(1, 50, 5, 100, 500)
+    waits = [forecast.wait_s(running, QueuedWork().plus(size, number), 5, 60) for number in range(100)]
     assert waits == sorted(waits) and waits[0] > 0.0
 
 
 def test_a_burst_on_an_idle_engine_waits_by_its_lifetimes() -> None:
-    forecast = Forecast(engine_info(max_num_seqs=8))
+    forecast = WaitForecast(engine_info(max_num_seqs=8))
     for _ in range(MIN_STEPS):
         assert not forecast.is_warm
-        forecast.observe_step(8, 8, 0.01)
+        forecast.observe_step(8, 0.01)
     assert forecast.is_warm
-    size = Backlog(1, 1, 4, 100, 400)
-    assert forecast.wait_s([], Backlog().plus(size, 7), 4, 4096) == 0.0
-    assert forecast.wait_s([], Backlog().plus(size, 8), 4, 4096) == pytest.approx(1.0, rel=0.05)
-    assert forecast.wait_s([], Backlog().plus(size, 16), 4, 4096) == pytest.approx(2.0, rel=0.05)
+    size = QueuedWork(1, 1, 4, 100, 400)
+    assert forecast.wait_s([], QueuedWork().plus(size, 7), 4, 4096) == 0.0
+    assert forecast.wait_s([], QueuedWork().plus(size, 8), 4, 4096) == pytest.approx(1.0, rel=0.05)
+    assert forecast.wait_s([], QueuedWork().plus(size, 16), 4, 4096) == pytest.approx(2.0, rel=0.05)
 
 
 def test_it_knows_nothing_before_the_first_step() -> None:
-    forecast = Forecast(engine_info(max_num_seqs=1))
-    assert forecast.wait_s([Simulated(0, 10, 100, 100)], Backlog(3, 30, 12, 300, 1200), 4, 0) == 0.0
+    forecast = WaitForecast(engine_info(max_num_seqs=1))
+    assert forecast.wait_s([Simulated(0, 10, 100, 100)], QueuedWork(3, 30, 12, 300, 1200), 4, 0) == 0.0
 
 
 def test_max_utilization_counts_on_what_is_held_and_not_on_the_worst_case() -> None:
     sequences = [Simulated(i, 10, 500, 500, num_output=250) for i in range(10)]
     waits = {}
     for policy in ("guaranteed_no_evict", "max_utilization"):
-        forecast = Forecast(engine_info(64, 160, policy=policy))
-        forecast.observe_step(10, 10, 0.01)
-        waits[policy] = forecast.wait_s(sequences, Backlog(), 16, 0)
+        forecast = WaitForecast(engine_info(64, 160, policy=policy))
+        forecast.observe_step(10, 0.01)
+        waits[policy] = forecast.wait_s(sequences, QueuedWork(), 16, 0)
     assert waits["max_utilization"] == 0.0 < waits["guaranteed_no_evict"]
 
 
 def test_it_keeps_the_sums_of_its_errors() -> None:
-    forecast = Forecast(engine_info())
+    forecast = WaitForecast(engine_info())
     forecast.record_wait(1.0, 1.5)
     forecast.record_wait(3.0, 2.0)
     assert (forecast.waits_total, forecast.wait_seconds_total, forecast.wait_error_seconds_total) == (2, 3.5, 1.5)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forecast.wait import Openings
+from engine.forecast.wait import FreedCapacity
 
 
-def places(free: float, *ends: float) -> Openings:
-    return Openings(free, np.array(ends), np.ones(len(ends)))
+def places(free: float, *ends: float) -> FreedCapacity:
+    return FreedCapacity(free, np.array(ends), np.ones(len(ends)))
 
 
 def test_what_is_free_is_had_at_once_and_the_rest_as_it_ends() -> None:

@@ -63,7 +63,7 @@ def test_a_refusal_is_not_kept() -> None:
 
 
 def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_KEPT_GRAMMARS", 2)
+    monkeypatch.setattr(compiler, "MAX_CACHED_GRAMMARS", 2)
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("a", "b", "a", "c", "a", "b"):
@@ -73,7 +73,7 @@ def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_texts_go_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 10)
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("aaaaaa", "b", "cccccc", "aaaaaa"):

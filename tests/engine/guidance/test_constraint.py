@@ -9,7 +9,7 @@ import pytest
 
 from engine.guidance import matching
 from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import Workers
+from engine.guidance.matching import MaskThreads
 from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
@@ -237,11 +237,11 @@ def test_a_crowd_of_sequences_is_prepared_at_once(compiler: GrammarCompiler) -> 
             constraint.accept(token)
 
 
-def test_work_goes_on_after_the_workers_end(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers(1)
-    workers.close()
+def test_masks_are_computed_after_the_threads_end(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = MaskThreads(1)
+    threads.close()
     compiled = compiler.compile(SCHEMA).result(timeout=20)
-    monkeypatch.setattr(compiled, "workers", workers)
+    monkeypatch.setattr(compiled, "threads", threads)
     constraint = compiled.constraint()
     feed(constraint, '{"')
     constraint.prepare()

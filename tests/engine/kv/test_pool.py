@@ -120,4 +120,4 @@ def test_tables_gather_rows_in_the_order_asked() -> None:
     assert indices.tolist() == [3, 5, 7, 8, 9]
     assert begins.tolist() == [0, 2, 5]
     assert tables.close(first) == [7, 8, 9]
-    assert tables.count(tables.open()) == 0
+    assert tables.blocks(tables.open()) == []

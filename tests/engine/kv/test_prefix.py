@@ -7,7 +7,7 @@ tokens = st.lists(st.integers(0, 3), max_size=24)
 
 
 def hashes(token_ids: list[int], salt: str = "") -> list[bytes]:
-    return [bytes(one) for one in HashChain(salt, 4).of(token_ids, len(token_ids) // 4)]
+    return [bytes(one) for one in HashChain(salt, 4).hashes(token_ids, len(token_ids) // 4)]
 
 
 @given(tokens, tokens)
@@ -25,7 +25,7 @@ def test_salts_keep_tenants_apart() -> None:
 def test_a_chain_grows_with_its_sequence() -> None:
     chain = HashChain("", 2)
     context = [1, 2, 3, 4]
-    first = list(chain.of(context, 2))
+    first = list(chain.hashes(context, 2))
     context += [5, 5]
-    assert chain.of(context, 3)[:2] == first
-    assert chain.of(context, 3) == HashChain("", 2).of(context, 3)
+    assert chain.hashes(context, 3)[:2] == first
+    assert chain.hashes(context, 3) == HashChain("", 2).hashes(context, 3)

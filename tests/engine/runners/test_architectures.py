@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino.architectures import read_model_config
+from engine.runners.openvino.architectures import read_decoder_config
 from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
@@ -130,6 +130,6 @@ def test_what_a_family_refuses(
     config = {**read_family(name).blueprint.config, **fields}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     with pytest.raises(SluiceError) as caught:
-        read_model_config(tmp_path)
+        read_decoder_config(tmp_path)
     assert caught.value.code is code
     assert expected in caught.value.message

@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling.draw import UNKNOWN, _least_of_nucleus, draw_from_all, draw_from_shortlist, draws_of, uniform
+from engine.sampling.draw import (
+    UNKNOWN,
+    _least_of_nucleus,
+    collect_draws,
+    draw_from_all_tokens,
+    draw_from_top_tokens,
+    uniform,
+)
 from engine.sampling.sampler import sample
-from engine.sampling.softmax import totals_and_means
+from engine.sampling.softmax import sum_weights_and_means
 from engine.sampling.state import SamplingState
 from engine.types import SamplingParams
 from tests.engine.sampling.sampling_reference import probabilities, tokens_possible
@@ -97,10 +104,10 @@ def test_the_shortlist_knows_or_draws_the_same_as_all_tokens(
 ) -> None:
     logits = make(np.random.default_rng(seed), len(FILTERS) - 1, vocab_size)
     states = states_of([params(temperature=temperature, **fields) for fields in FILTERS[1:]], vocab_size, seed)
-    draws = draws_of(states, np.arange(len(states)), logits.max(axis=1))
-    sums, means = totals_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
-    short = draw_from_shortlist(logits, draws, sums, means)
-    dense = draw_from_all(logits, draws)
+    draws = collect_draws(states, np.arange(len(states)), logits.max(axis=1))
+    sums, means = sum_weights_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
+    short = draw_from_top_tokens(logits, draws, sums, means)
+    dense = draw_from_all_tokens(logits, draws)
     known = short != UNKNOWN
     differing = np.flatnonzero(known & (short != dense))
     for row in differing:  # only where rounding decides
@@ -113,9 +120,9 @@ def test_the_shortlist_suffices_for_distributions_of_language_models() -> None:
     usual = [FILTERS[index] for index in (1, 2, 4, 5, 7, 9, 10, 11, 13)]
     logits = peaked(np.random.default_rng(0), len(usual), 20_000)
     states = states_of([params(temperature=0.8, **fields) for fields in usual], 20_000)
-    draws = draws_of(states, np.arange(len(states)), logits.max(axis=1))
-    sums, means = totals_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
-    assert (draw_from_shortlist(logits, draws, sums, means) != UNKNOWN).all()
+    draws = collect_draws(states, np.arange(len(states)), logits.max(axis=1))
+    sums, means = sum_weights_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
+    assert (draw_from_top_tokens(logits, draws, sums, means) != UNKNOWN).all()
 
 
 def test_shares_drawn_are_those_of_the_distribution() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.runners.base import FloatArray, StepBatch
 from engine.sequence import Sequence
-from engine.speculation.drafter import FIRST_PAUSE, Gate, TokenPrices
-from engine.speculation.ngram import Lookup
+from engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
+from engine.speculation.ngram import NgramIndex
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from tests.engine.bench import Bench, echo, requests
 from tests.engine.fake_runner import EchoRunner
@@ -149,52 +149,52 @@ def sequence_of(token_ids: list[int]) -> Sequence:
     )
     params = SamplingParams(max_tokens=100, temperature=0.0)
     sequence = Sequence(1, GenerateRequest(request_id="", prompt_token_ids=token_ids, sampling=params), info, 0.0)
-    sequence.open_sampling(info.vocab_size, None)
+    sequence.start_sampling(info.vocab_size, None)
     return sequence
 
 
 def test_lookup_finds_what_followed_the_longest_and_latest_run() -> None:
-    assert Lookup().continuation(sequence_of([1, 2, 3, 4, 9, 1, 2, 3, 4]), 3) == [9, 1, 2]
-    assert Lookup().continuation(sequence_of([7, 3, 4, 5, 1, 2, 3, 4, 8, 3, 4, 6, 1, 2, 3, 4]), 2) == [8, 3]
-    assert Lookup().continuation(sequence_of([3, 4, 5, 3, 4, 6, 3, 4]), 2) == [6, 3], "the latest"
-    assert Lookup().continuation(sequence_of([1, 2, 3]), 2) == []
-    assert Lookup().continuation(sequence_of([1]), 2) == []
+    assert NgramIndex().find_continuation(sequence_of([1, 2, 3, 4, 9, 1, 2, 3, 4]), 3) == [9, 1, 2]
+    assert NgramIndex().find_continuation(sequence_of([7, 3, 4, 5, 1, 2, 3, 4, 8, 3, 4, 6, 1, 2, 3, 4]), 2) == [8, 3]
+    assert NgramIndex().find_continuation(sequence_of([3, 4, 5, 3, 4, 6, 3, 4]), 2) == [6, 3], "the latest"
+    assert NgramIndex().find_continuation(sequence_of([1, 2, 3]), 2) == []
+    assert NgramIndex().find_continuation(sequence_of([1]), 2) == []
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=20))
 def test_lookup_learns_as_it_goes(prompt: list[int], output: list[int]) -> None:
-    sequence, lookup = sequence_of(prompt), Lookup()
+    sequence, index = sequence_of(prompt), NgramIndex()
     for token_id in output:
-        lookup.continuation(sequence, 4)
+        index.find_continuation(sequence, 4)
         sequence.append(token_id)
-    assert lookup.continuation(sequence, 4) == Lookup().continuation(sequence_of(prompt + output), 4)
+    assert index.find_continuation(sequence, 4) == NgramIndex().find_continuation(sequence_of(prompt + output), 4)
 
 
-def test_lookup_rests_where_nothing_was_found_for_long() -> None:
-    sequence, lookup = sequence_of([0]), Lookup()
+def test_lookups_are_skipped_after_many_without_a_match() -> None:
+    sequence, index = sequence_of([0]), NgramIndex()
     looks = []
     for token_id in range(1, 60):
         sequence.append(token_id)
-        looks.append(not lookup.rests())
+        looks.append(not index.skips_step())
         if looks[-1]:
-            assert lookup.continuation(sequence, 4) == []
+            assert index.find_continuation(sequence, 4) == []
     assert looks[:16] == [True] * 16
     assert looks[16:24] == [False, False, False, True] * 2
     for token_id in (1, 2, 3, 4):
         sequence.append(token_id)
-    assert lookup.continuation(sequence, 2) == [5, 6], "it has learned all the same"
-    assert not lookup.rests()
+    assert index.find_continuation(sequence, 2) == [5, 6], "it has learned all the same"
+    assert not index.skips_step()
 
 
 def test_the_gate_checks_as_many_as_pay() -> None:
-    gate = Gate()
+    gate = DraftGate()
     assert gate.num_drafts(4, CHEAP) == 3, "the fourth has a chance of 0.13 only"
     assert gate.num_drafts(4, TokenPrices(1.0, 0.3)) == 2, "0.6 and 0.36, but not 0.216"
     assert gate.num_drafts(0, CHEAP) == 0
 
 
 def test_the_gate_closes_on_refusals_and_tries_ever_more_rarely() -> None:
-    gate = Gate()
+    gate = DraftGate()
     tried_at = []
     for step in range(400):
         if gate.num_drafts(4, DEAR):
@@ -206,7 +206,7 @@ def test_the_gate_closes_on_refusals_and_tries_ever_more_rarely() -> None:
 
 
 def test_the_gate_opens_again_when_drafts_are_accepted() -> None:
-    gate = Gate(rate=0.01)
+    gate = DraftGate(rate=0.01)
     prices = TokenPrices(1.0, 0.2)
     for _ in range(3):
         gate.observe(1, 1)

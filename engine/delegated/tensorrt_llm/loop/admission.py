@@ -19,7 +19,7 @@ class Holder(Protocol):
     def worst_case_blocks(self) -> int: ...
 
     @property
-    def num_held_blocks(self) -> int: ...
+    def num_allocated_blocks(self) -> int: ...
 
 
 H = TypeVar("H", bound=Holder)
@@ -40,7 +40,7 @@ class Capacity:
     def blocks_of(self, holder: Holder) -> int:
         """What it must find free to start: all that it may come to need, or under MAX_UTILIZATION its next step's."""
         if self.policy is SchedulerPolicy.MAX_UTILIZATION:
-            return holder.num_held_blocks + 1
+            return holder.num_allocated_blocks + 1
         return holder.worst_case_blocks
 
 

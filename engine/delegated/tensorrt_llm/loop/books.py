@@ -9,7 +9,7 @@ from engine.delegated.tensorrt_llm.loop.kv_events import CachedBlocks
 from engine.delegated.tensorrt_llm.loop.pace import Pace
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence
 from engine.delegated.tensorrt_llm.loop.statistics import StepTimes, drafts_of, iteration_stats
-from engine.forecast.wait import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.loop.executor import Counters
 from engine.types import EngineInfo, IterationStats
 
@@ -20,7 +20,7 @@ SILENCE_S = 5.0
 class Books:
     """Written by the executor, on its loop. `iteration`: one that TensorRT-LLM told of before."""
 
-    def __init__(self, info: EngineInfo, forecast: Forecast, iteration: IterationStats | None, now: float) -> None:
+    def __init__(self, info: EngineInfo, forecast: WaitForecast, iteration: IterationStats | None, now: float) -> None:
         self.counters = Counters()
         self.iteration = iteration
         self._told_at = -math.inf if iteration is None else now
@@ -78,12 +78,12 @@ class Books:
     def _observe_step(self, num_tokens: int, num_seqs: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
-        self._forecast.observe_step(num_tokens, num_seqs, seconds)
+        self._forecast.observe_step(num_tokens, seconds)
 
     def blocks_used(self, inside: Collection[LlmSequence]) -> int:
         """As the last iteration says; what is inside now may hold, where there are none."""
         if not inside:  # the last iteration was over before its sequences had given theirs back
             return 0
         told = self.iteration.used_blocks if self.iteration is not None else None
-        used = sum(each.num_held_blocks for each in inside) if told is None else told
+        used = sum(each.num_allocated_blocks for each in inside) if told is None else told
         return min(used, self._info.num_blocks)

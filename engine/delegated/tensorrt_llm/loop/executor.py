@@ -19,9 +19,9 @@ from engine.delegated.tensorrt_llm.loop.llm import Llm
 from engine.delegated.tensorrt_llm.loop.probe import one_token
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence, blocks_to_completion
 from engine.delegated.tensorrt_llm.loop.watch import STALL_SETTING, Progress, check_health, stall_timeout_s
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.scheduling.admission import Reception, too_late
-from engine.scheduling.queue import Deadlines
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
+from engine.scheduling.admission import AdmissionController, deadline_error
+from engine.scheduling.queue import DeadlineHeap
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -56,11 +56,11 @@ class TensorRtLlmExecutor:
         self._emit = emit
         self._clock = clock
         self._capacity = Capacity(info.max_num_seqs, info.num_blocks, SchedulerPolicy(info.scheduler_policy))
-        self._reception: Reception[LlmSequence] = Reception(info, config)
+        self._reception: AdmissionController[LlmSequence] = AdmissionController(info, config)
         self._books = Books(info, self._reception.forecast, iteration, clock())
         self._progress = Progress(stall_timeout_s(config.runtime_settings), clock())
         self._inside = Inside(llm, self, clock)
-        self._deadlines = Deadlines()
+        self._deadlines = DeadlineHeap()
         """Of those inside; those that wait are watched by the queue."""
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
@@ -162,11 +162,11 @@ class TensorRtLlmExecutor:
         try:
             self._reception.queue.add(self._sequence(command))
         except SluiceError as error:
-            self._failures.append(failed(command.stream_id, error))
+            self._failures.append(request_failed(command.stream_id, error))
         except Exception:
             log.exception("request %s cannot be put to TensorRT-LLM", command.request.request_id)
             unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
-            self._failures.append(failed(command.stream_id, unforeseen))
+            self._failures.append(request_failed(command.stream_id, unforeseen))
 
     def _sequence(self, command: Submit) -> LlmSequence:
         """Raises SluiceError for what cannot be served, or cannot wait."""
@@ -176,7 +176,7 @@ class TensorRtLlmExecutor:
         num_blocks = blocks_to_completion(num_prompt, params.max_tokens, params.beam_width, size)
         self._check_fits(num_blocks)
         call = self._llm.prepare(request)
-        wait_s = self._reception.check_in(command, num_blocks, self._inside.sequences, self._free_blocks)
+        wait_s = self._reception.check_admission(command, num_blocks, self._inside.sequences, self._free_blocks)
         return LlmSequence(command.stream_id, request, self.info, call, self._clock(), wait_s)
 
     def _check_fits(self, num_blocks: int) -> None:
@@ -210,7 +210,7 @@ class TensorRtLlmExecutor:
         for sequence in (*self._reception.queue.expired(now), *inside):
             if sequence is not None:
                 self._books.counters.timeouts += 1
-                self.on_failure(sequence, too_late(sequence, now))
+                self.on_failure(sequence, deadline_error(sequence, now))
 
     def _set_alarm(self) -> None:
         due = min(self._reception.queue.next_expiry(), self._deadlines.next())
@@ -273,7 +273,7 @@ class TensorRtLlmExecutor:
 
     def on_failure(self, sequence: LlmSequence, error: SluiceError) -> None:
         if not sequence.is_told:
-            self._failures.append(failed(sequence.stream_id, error))
+            self._failures.append(request_failed(sequence.stream_id, error))
             self._dismiss(sequence)
 
     def on_left(self, sequence: LlmSequence) -> None:

@@ -83,7 +83,7 @@ class LlmSequence:
         return self.num_output > len(self.request.resume_token_ids)
 
     @property
-    def num_held_blocks(self) -> int:
+    def num_allocated_blocks(self) -> int:
         """About what it holds once its prompt is computed."""
         return blocks_for(self.num_prompt + self.num_output, self._block_size)
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures import gemma, llama, mistral, olmo, qwen
+from engine.runners.openvino.architectures import gemma, llama, olmo, qwen
 from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -22,9 +22,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": llama.GRANITE,
     "helium": llama.HELIUM,
     "llama": llama.LLAMA,
-    "ministral": mistral.MINISTRAL,
-    "ministral3": mistral.MINISTRAL3,
-    "mistral": mistral.MISTRAL,
+    "ministral": llama.MINISTRAL,
+    "ministral3": llama.MINISTRAL3,
+    "mistral": llama.MISTRAL,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
     "phi3": llama.PHI3,
@@ -68,7 +68,7 @@ def read_model_type(directory: Path) -> str:
     return model_type
 
 
-def read_model_config(directory: Path) -> ModelConfig:
+def read_decoder_config(directory: Path) -> DecoderConfig:
     """Read a checkpoint's configuration.
 
     Raises SluiceError: NOT_FOUND without a config.json, INVALID where a field is missing or

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of, unsupported
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import read_ropes
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
 from engine.runners.openvino.graph.layers import rms_norm_plus_one
@@ -14,7 +14,7 @@ from engine.runners.openvino.graph.layers import rms_norm_plus_one
 _GELU = "gelu_pytorch_tanh"
 
 
-def gemma_config(file: ConfigFile) -> ModelConfig:
+def gemma_config(file: ConfigFile) -> DecoderConfig:
     """What all generations of Gemma have in common."""
     if file.flag("use_bidirectional_attention"):
         raise unsupported("use_bidirectional_attention true is not supported: Sluice generates from left to right")
@@ -23,7 +23,7 @@ def gemma_config(file: ConfigFile) -> ModelConfig:
     return replace(config, qkv_bias=bias, output_bias=bias, embedding_scale=config.hidden_size**0.5)
 
 
-def configure_gemma(file: ConfigFile) -> ModelConfig:
+def configure_gemma(file: ConfigFile) -> DecoderConfig:
     act = file.fields.get("hidden_act") or _GELU
     # Early files say "gelu" and mean the tanh approximation.
     return gemma_config(file.with_values(hidden_act=_GELU if act == "gelu" else act))
@@ -41,7 +41,7 @@ class _Gemma2Fields(msgspec.Struct, frozen=True):
     final_logit_softcapping: float | None = 30.0
 
 
-def configure_gemma2(file: ConfigFile) -> ModelConfig:
+def configure_gemma2(file: ConfigFile) -> DecoderConfig:
     fields = file.read(_Gemma2Fields)
     config = gemma_config(file.with_values(hidden_act=fields.hidden_activation))
     kinds = fields.layer_types or every_nth_full(config.num_layers, 2)
@@ -81,7 +81,7 @@ _SHAPE = {
 """What the published checkpoints of text and images leave out."""
 
 
-def configure_gemma3(file: ConfigFile) -> ModelConfig:
+def configure_gemma3(file: ConfigFile) -> DecoderConfig:
     file, fields = file.with_defaults(**_SHAPE), file.read(_Gemma3Fields)
     ropes = read_ropes(file.fields, full_theta=1_000_000.0, sliding_theta=fields.rope_local_base_freq)
     config = gemma_config(file.without_ropes().with_values(hidden_act=fields.hidden_activation))

@@ -15,12 +15,13 @@ from engine.runners.openvino.config.config_file import (
     unsupported,
     with_window,
 )
-from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
-from engine.runners.openvino.graph.decoder import Architecture, attention, fused_projections, pre_norm
+from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer, QueryGrowth
+from engine.runners.openvino.config.rope import YarnRope, rope_section
+from engine.runners.openvino.graph.decoder import Architecture, attention, fused_projections, grown_queries, pre_norm
 from engine.runners.openvino.graph.layers import Context, fused_gated_mlp, layer_norm, plain_mlp, uninterleaved
 
 
-def llama_config(file: ConfigFile) -> ModelConfig:
+def llama_config(file: ConfigFile) -> DecoderConfig:
     bias = file.flag("attention_bias")
     return replace(base_config(file), qkv_bias=bias, output_bias=bias, mlp_bias=file.flag("mlp_bias"))
 
@@ -28,7 +29,7 @@ def llama_config(file: ConfigFile) -> ModelConfig:
 LLAMA = Architecture(llama_config, pre_norm)
 
 
-def configure_arcee(file: ConfigFile) -> ModelConfig:
+def configure_arcee(file: ConfigFile) -> DecoderConfig:
     return llama_config(file.with_defaults(hidden_act="relu2"))
 
 
@@ -42,7 +43,7 @@ class _GraniteFields(msgspec.Struct, frozen=True):
     logits_scaling: float = 1.0
 
 
-def configure_granite(file: ConfigFile) -> ModelConfig:
+def configure_granite(file: ConfigFile) -> DecoderConfig:
     fields = file.read(_GraniteFields)
     return replace(
         llama_config(file),
@@ -56,7 +57,7 @@ def configure_granite(file: ConfigFile) -> ModelConfig:
 GRANITE = Architecture(configure_granite, pre_norm)
 
 
-def configure_seed_oss(file: ConfigFile) -> ModelConfig:
+def configure_seed_oss(file: ConfigFile) -> DecoderConfig:
     file = file.with_defaults(head_dim=128, attention_bias=True)
     return replace(
         base_config(file),
@@ -78,7 +79,7 @@ class _SmolLm3Fields(msgspec.Struct, frozen=True):
     layer_types: list[str] | None = None
 
 
-def configure_smollm3(file: ConfigFile) -> ModelConfig:
+def configure_smollm3(file: ConfigFile) -> DecoderConfig:
     config = base_config(file.with_defaults(tie_word_embeddings=True), theta=2_000_000.0)
     fields, bias = file.read(_SmolLm3Fields), file.flag("attention_bias")
     window = fields.sliding_window if fields.use_sliding_window else None
@@ -95,13 +96,13 @@ def configure_smollm3(file: ConfigFile) -> ModelConfig:
 SMOLLM3 = Architecture(configure_smollm3, pre_norm)
 
 
-def configure_ernie4_5(file: ConfigFile) -> ModelConfig:
+def configure_ernie4_5(file: ConfigFile) -> DecoderConfig:
     file = file.with_defaults(head_dim=128, tie_word_embeddings=True, rms_norm_eps=1e-5)
     bias = file.flag("use_bias")
     return replace(base_config(file, theta=500_000.0), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
-def configure_helium(file: ConfigFile) -> ModelConfig:
+def configure_helium(file: ConfigFile) -> DecoderConfig:
     file = file.with_defaults(head_dim=128, rms_norm_eps=1e-8, rope_theta=100_000.0)
     return replace(llama_config(file), output_bias=False)
 
@@ -119,7 +120,7 @@ class _Phi3Fields(msgspec.Struct, frozen=True):
     sliding_window: int | None = None
 
 
-def configure_phi3(file: ConfigFile) -> ModelConfig:
+def configure_phi3(file: ConfigFile) -> DecoderConfig:
     file = file.with_defaults(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     return with_window(base_config(file, partial=1.0), file.read(_Phi3Fields).sliding_window)
 
@@ -135,7 +136,7 @@ class _StableLmFields(msgspec.Struct, frozen=True):
     use_parallel_residual: bool = False
 
 
-def configure_stablelm(file: ConfigFile) -> ModelConfig:
+def configure_stablelm(file: ConfigFile) -> DecoderConfig:
     fields = file.read(_StableLmFields)
     if fields.qk_layernorm or fields.use_parallel_residual:
         raise unsupported("qk_layernorm and use_parallel_residual are not supported; supported: both false")
@@ -151,7 +152,7 @@ class _StarCoder2Fields(msgspec.Struct, frozen=True):
     sliding_window: int | None = None
 
 
-def configure_starcoder2(file: ConfigFile) -> ModelConfig:
+def configure_starcoder2(file: ConfigFile) -> DecoderConfig:
     fields = file.read(_StarCoder2Fields)
     config = base_config(file.with_defaults(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True))
     bias = fields.use_bias
@@ -166,3 +167,35 @@ def configure_starcoder2(file: ConfigFile) -> ModelConfig:
 
 _starcoder2_mlp = partial(plain_mlp, names=("c_fc", "c_proj"))
 STARCODER2 = Architecture(configure_starcoder2, partial(pre_norm, norm=layer_norm, mlp=_starcoder2_mlp))
+
+
+class _MistralFields(msgspec.Struct, frozen=True):
+    sliding_window: int | None = 4096
+    layer_types: list[str] | None = None
+
+
+def configure_mistral(file: ConfigFile) -> DecoderConfig:
+    return with_window(base_config(file), file.read(_MistralFields).sliding_window)
+
+
+def configure_ministral(file: ConfigFile) -> DecoderConfig:
+    config, fields = base_config(file), file.read(_MistralFields)
+    default = FULL if fields.sliding_window is None else SLIDING
+    kinds = fields.layer_types or [default] * config.num_layers
+    return replace(config, layers=layers_of(config, kinds, fields.sliding_window))
+
+
+def configure_ministral3(file: ConfigFile) -> DecoderConfig:
+    file = file.with_defaults(head_dim=128, rms_norm_eps=1e-5, sliding_window=None)
+    config = with_window(base_config(file), file.read(_MistralFields).sliding_window)
+    rope, rate = config.layers[0].rope, rope_section(file.fields).get("llama_4_scaling_beta")
+    if not isinstance(rope, YarnRope) or rate is None:
+        return config
+    return replace(config, query_growth=QueryGrowth(float(rate), rope.original_max_position_embeddings))
+
+
+MISTRAL = Architecture(configure_mistral, pre_norm)
+MINISTRAL = Architecture(configure_ministral, pre_norm)
+MINISTRAL3 = Architecture(
+    configure_ministral3, partial(pre_norm, attention=partial(attention, heads_step=grown_queries))
+)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
-from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.config.rope import read_ropes
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
 from engine.runners.openvino.graph.layers import rms_norm
@@ -18,12 +18,12 @@ class _Olmo3Fields(msgspec.Struct, frozen=True):
     layer_types: list[str] | None = None
 
 
-def configure_olmo2(file: ConfigFile) -> ModelConfig:
+def configure_olmo2(file: ConfigFile) -> DecoderConfig:
     bias = file.flag("attention_bias")
     return replace(base_config(file.with_defaults(rms_norm_eps=1e-5)), qkv_bias=bias, output_bias=bias)
 
 
-def configure_olmo3(file: ConfigFile) -> ModelConfig:
+def configure_olmo3(file: ConfigFile) -> DecoderConfig:
     fields = file.read(_Olmo3Fields)
     theta = file.fields.get("rope_theta") or 500_000.0
     ropes = read_ropes(file.fields, full_theta=theta, sliding_theta=theta)
@@ -43,7 +43,7 @@ class _Exaone4Fields(msgspec.Struct, frozen=True):
     layer_types: list[str] | None = None
 
 
-def configure_exaone4(file: ConfigFile) -> ModelConfig:
+def configure_exaone4(file: ConfigFile) -> DecoderConfig:
     config, fields = base_config(file.with_defaults(rms_norm_eps=1e-5)), file.read(_Exaone4Fields)
     if fields.sliding_window is None:
         return config
@@ -53,7 +53,7 @@ def configure_exaone4(file: ConfigFile) -> ModelConfig:
     )
 
 
-def _exaone4_kinds(config: ModelConfig, fields: _Exaone4Fields) -> list[str]:
+def _exaone4_kinds(config: DecoderConfig, fields: _Exaone4Fields) -> list[str]:
     period = fields.sliding_window_pattern
     if not isinstance(period, int) or period < 1:
         raise invalid("model_path", f"config.json: with sliding_window_pattern {period!r} it must name layer_types")

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.config.config_file import FULL, SLIDING, ConfigFile, base_config, layers_of
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm
 from engine.runners.openvino.graph.layers import rms_norm
 
@@ -18,7 +18,7 @@ class _Qwen2Fields(msgspec.Struct, frozen=True):
     layer_types: list[str] | None = None
 
 
-def windowed_config(file: ConfigFile) -> ModelConfig:
+def windowed_config(file: ConfigFile) -> DecoderConfig:
     """The common fields and the windows, as Qwen2 and Qwen3 have them."""
     config, fields = base_config(file), file.read(_Qwen2Fields)
     window = fields.sliding_window if fields.use_sliding_window else None
@@ -27,14 +27,14 @@ def windowed_config(file: ConfigFile) -> ModelConfig:
     return replace(config, layers=layers_of(config, fields.layer_types or kinds, window))
 
 
-def configure_qwen2(file: ConfigFile) -> ModelConfig:
+def configure_qwen2(file: ConfigFile) -> DecoderConfig:
     return replace(windowed_config(file), qkv_bias=True)
 
 
 QWEN2 = Architecture(configure_qwen2, pre_norm)
 
 
-def configure_qwen3(file: ConfigFile) -> ModelConfig:
+def configure_qwen3(file: ConfigFile) -> DecoderConfig:
     bias = file.flag("attention_bias")
     return replace(windowed_config(file.with_defaults(head_dim=128)), qkv_bias=bias, output_bias=bias)
 

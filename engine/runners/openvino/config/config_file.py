@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope, read_rope
 from engine.runners.openvino.graph.nodes import ACTIVATIONS
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -68,7 +68,7 @@ class ConfigFile:
         return bool(value)
 
 
-def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> ModelConfig:
+def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> DecoderConfig:
     """What Llama makes of the common fields: full attention in every layer, one rope, no biases.
 
     `theta` and `partial` are the family's defaults for the rope (see `read_rope`). Raises SluiceError:
@@ -80,7 +80,7 @@ def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: floa
     head_dim = common.head_dim or common.hidden_size // common.num_attention_heads
     _check_heads(common.num_attention_heads, num_kv_heads, head_dim)
     rope = read_rope(file.fields, theta=theta, partial=partial)
-    return ModelConfig(
+    return DecoderConfig(
         model_type=file.fields["model_type"],
         vocab_size=common.vocab_size,
         hidden_size=common.hidden_size,
@@ -100,13 +100,13 @@ def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: floa
     )
 
 
-def with_window(config: ModelConfig, window: int | None) -> ModelConfig:
+def with_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
     """The same sliding window in every layer."""
     return replace(config, layers=tuple(Layer(rope=layer.rope, window=window) for layer in config.layers))
 
 
 def layers_of(
-    config: ModelConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
+    config: DecoderConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
 ) -> tuple[Layer, ...]:
     """The layers of `config` as `kinds` says, each FULL or SLIDING; `ropes` by kind, where they differ.
 

@@ -21,7 +21,7 @@ class QueryGrowth(msgspec.Struct, frozen=True):
     period: int
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder's shape and numbers. The families read them from `config.json`, each in its own file."""
 
     model_type: str

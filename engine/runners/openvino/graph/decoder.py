@@ -7,7 +7,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.layers import Context, Mlp, Norm, gated_mlp, linear, rms_norm, rotate
 from engine.runners.openvino.graph.nodes import floating, ints64, part, scaled
 from engine.runners.openvino.graph.paged_attention import Heads, Scores, capped_attention, paged_attention
@@ -17,7 +17,7 @@ from engine.runners.openvino.graph.paged_attention import Heads, Scores, capped_
 class Architecture:
     """How a family reads its `config.json`, and how its decoder is put together."""
 
-    configure: Callable[[ConfigFile], ModelConfig]
+    configure: Callable[[ConfigFile], DecoderConfig]
     decoder: Callable[[Context, ov.Node], ov.Node]
     """(context, token embeddings [num_tokens, hidden_size]) -> hidden states before the LM head, same shape."""
 

@@ -12,19 +12,19 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import Rope, inverse_frequencies
 from engine.runners.openvino.graph.nodes import ACTIVATIONS, floating, ints32, ints64, num_features, part, scaled
 from engine.runners.openvino.graph.paged_attention import PagedInputs
-from engine.runners.openvino.weights.checkpoint import Tensors
+from engine.runners.openvino.weights.checkpoint import TextModelTensors
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every layer of one graph reads."""
 
-    config: ModelConfig
-    weights: Tensors
+    config: DecoderConfig
+    weights: TextModelTensors
     paged: PagedInputs
     position_ids: ov.Node
     """[num_tokens] i32"""

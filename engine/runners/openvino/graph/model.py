@@ -8,12 +8,12 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from engine.runners.openvino.architectures import find_architecture
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import Rope
 from engine.runners.openvino.graph.layers import Context, Rotation, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
 from engine.runners.openvino.graph.paged_attention import PagedInputs
-from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, Checkpoint, Tensors
+from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, CheckpointWeights, TextModelTensors
 from sluice.errors import invalid
 
 
@@ -67,7 +67,7 @@ MAX_CONTEXT_LEN = "max_context_len"
 _KEY_CACHE, _VALUE_CACHE = "key_cache.", "value_cache."
 
 
-def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | None = None) -> ov.Model:
+def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:
     """The graph. Its inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`,
     whose type and shape the compiler settles. Its output: logits [num_sampled, vocab_size] f32.
     `max_model_len` is the longest sequence it will see (see `rope`); default: what the model was made for.
@@ -86,7 +86,7 @@ def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | N
         max_context_len=max_context_len,
     )
     rotations = _rotations(config, max_model_len or config.max_position_embeddings, step["position_ids"])
-    tensors = Tensors(weights)
+    tensors = TextModelTensors(weights)
     context = Context(config, tensors, paged, step["position_ids"], rotations, caches)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
     zero = ops.constant(np.int32(0))
@@ -104,12 +104,12 @@ def is_cache(name: str) -> bool:
     return name.startswith((_KEY_CACHE, _VALUE_CACHE))
 
 
-def _rotations(config: ModelConfig, max_model_len: int, position_ids: ov.Node) -> dict[Rope, Rotation]:
+def _rotations(config: DecoderConfig, max_model_len: int, position_ids: ov.Node) -> dict[Rope, Rotation]:
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     return {rope: rotation(rope, config.head_dim, max_model_len, position_ids) for rope in ropes}
 
 
-def _head(config: ModelConfig, tensors: Tensors, embedding: ov.Node) -> ov.Node:
+def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
     if config.tie_word_embeddings and not tensors.has_head_of_its_own:
         return embedding
     return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))

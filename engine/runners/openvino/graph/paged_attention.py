@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -131,7 +131,7 @@ class Scores:
     window: int | None
 
 
-def check_cache_dtype(config: ModelConfig, kv_cache_dtype: str) -> None:
+def check_cache_dtype(config: DecoderConfig, kv_cache_dtype: str) -> None:
     """Raises SluiceError(INVALID) where attention would have to read blocks that do not hold floats."""
     if config.attention_softcap is not None and kv_cache_dtype == "u8":
         raise invalid(

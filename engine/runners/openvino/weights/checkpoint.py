@@ -22,7 +22,7 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-class Checkpoint:
+class CheckpointWeights:
     """A directory's tensors, mapped copy-on-write, and those of them that were compressed, now or when it was built.
 
     Graph constants point into the maps, so a Checkpoint must live as long as the model built from it.
@@ -39,7 +39,7 @@ class Checkpoint:
         self._compressed = compressed or {}
 
     @classmethod
-    def open(cls, directory: Path) -> "Checkpoint":
+    def open(cls, directory: Path) -> "CheckpointWeights":
         """Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
         tensors: dict[str, StoredTensor] = {}
         files = weight_files(directory)
@@ -127,10 +127,10 @@ _WITH_OTHERS = (("language_model.model.", "language_model.lm_head."), ("model.la
 """What the text model's names begin with where the checkpoint holds another for images beside it."""
 
 
-class Tensors:
+class TextModelTensors:
     """Finds the text model by its embedding."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: CheckpointWeights) -> None:
         self._checkpoint = checkpoint
         self._beginnings = _PLAIN
         for beginnings in _WITH_OTHERS:
@@ -143,7 +143,7 @@ class Tensors:
         return self._beginnings != _PLAIN and self._stored(HEAD) in self._checkpoint.tensors
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
-        """See `Checkpoint.constant`."""
+        """See `CheckpointWeights.constant`."""
         return self._checkpoint.constant(self._stored(name), shape)
 
     def _stored(self, name: str) -> str:

@@ -10,7 +10,7 @@ from engine.delegated.tensorrt_llm.loop.sequence import blocks_to_completion
 @dataclass(frozen=True)
 class Held:
     worst_case_blocks: int
-    num_held_blocks: int = 1
+    num_allocated_blocks: int = 1
 
 
 def capacity(places: int, blocks: int, policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT) -> Capacity:

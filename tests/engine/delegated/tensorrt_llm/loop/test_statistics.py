@@ -11,7 +11,7 @@ from engine.delegated.tensorrt_llm.loop.kv_events import CachedBlocks
 from engine.delegated.tensorrt_llm.loop.pace import Pace, Step
 from engine.delegated.tensorrt_llm.loop.sequence import LlmSequence
 from engine.delegated.tensorrt_llm.loop.statistics import StepTimes, iteration_stats, timestamp_us
-from engine.forecast.wait import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.types import GenerateRequest, IterationStats, SamplingParams
 from tests.engine.delegated.tensorrt_llm.loop.test_events import INFO
 
@@ -127,7 +127,7 @@ def sequence(stream_id: int) -> LlmSequence:
 
 
 def test_tokens_tell_the_time_where_statistics_do_not() -> None:
-    books = Books(INFO, Forecast(INFO), None, 0.0)
+    books = Books(INFO, WaitForecast(INFO), None, 0.0)
     one = sequence(1)
     for number, now in enumerate((0.0, 0.1, 0.2, 0.3)):
         books.take_tokens(one, 1, now)
@@ -140,7 +140,7 @@ def test_tokens_tell_the_time_where_statistics_do_not() -> None:
 
 
 def test_statistics_tell_the_time_until_they_stop() -> None:
-    books = Books(INFO, Forecast(INFO), iteration_stats(WHOLE), 0.0)
+    books = Books(INFO, WaitForecast(INFO), iteration_stats(WHOLE), 0.0)
     one = sequence(1)
     for now in (0.0, 0.1, 0.2):
         books.take_tokens(one, 1, now)
