@@ -1,1 +1,1 @@
-"""The CPU runtime: a paged-attention graph built straight from a Hugging Face checkpoint, run by OpenVINO."""
+"""The CPU runtime: OpenVINO runs a paged-attention graph that is built from a Hugging Face checkpoint or an IR."""

@@ -1,4 +1,4 @@
-"""From a model's folder to the graph that a runner compiles."""
+"""Opens a model's folder as the graph that a runner compiles."""
 
 import logging
 from enum import Enum, auto
@@ -20,19 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class FolderKind(Enum):
-    """What a model's folder holds."""
+    """Kinds of model folders."""
 
     CHECKPOINT = auto()
     IR = auto()
     CONVERTIBLE = auto()
-    """A checkpoint for which there is no graph of ours."""
+    """A checkpoint that our graphs do not support, but optimum-intel can convert."""
 
 
 def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
-    """The graph of `config.model_path`, with its weights as asked.
+    """Open the graph of `config.model_path`, with its weights quantized as configured.
 
-    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not go
-    with it, UNIMPLEMENTED for a model that cannot be built.
+    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not fit it,
+    UNIMPLEMENTED for a model that cannot be built.
     """
     check_quantization(config.quantization)
     directory = Path(config.model_path)
@@ -48,10 +48,10 @@ def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
 
 
 def identify_folder(directory: Path) -> tuple[FolderKind, str]:
-    """How a folder is loaded, by its files, and why.
+    """Return the kind of a folder, by its files, and the reason for the log.
 
-    Raises SluiceError: NOT_FOUND or INVALID for a folder that is no model's, UNIMPLEMENTED for a model that
-    our graphs do not cover, where nothing is installed to convert it.
+    Raises SluiceError: NOT_FOUND or INVALID for a folder without a model, UNIMPLEMENTED for a model that our graphs do
+    not support if nothing is installed to convert it.
     """
     if has_ir(directory):
         return FolderKind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
@@ -103,16 +103,16 @@ def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
 
 
 def check_quantization(quantization: str) -> None:
-    """Raises SluiceError(INVALID) for an unknown one."""
+    """Check the name of a quantization. Raises SluiceError INVALID for an unknown one."""
     known = (NONE, *QUANTIZATIONS)
     if quantization not in known:
         raise invalid("quantization", f"quantization must be one of {', '.join(known)}, got {quantization!r}")
 
 
 def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointWeights:
-    """A directory's weights, compressed where asked; as they are stored where `sluice build` compressed them.
+    """Open a directory's weights, compressed as requested, or as stored if `sluice build` has compressed them.
 
-    Raises SluiceError INVALID where that was otherwise than asked.
+    Raises SluiceError INVALID if they are stored in another quantization than the requested one.
     """
     weights = CheckpointWeights.open(directory)
     if quantization in (NONE, weights.quantization):
@@ -129,5 +129,5 @@ def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointW
 
 
 def cache_folder(config: EngineConfig) -> Path:
-    """Where files may be kept that are made once from a checkpoint."""
+    """Return the folder of files that are made once from a checkpoint."""
     return Path.home() / ".cache" / "sluice" if config.cache_path is None else Path(config.cache_path)

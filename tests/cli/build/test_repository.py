@@ -116,7 +116,7 @@ def test_what_has_no_graph_here_is_converted(
         asked.append((folder, quantization, cache))
         return converted
 
-    monkeypatch.setattr(openvino, "identify", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
+    monkeypatch.setattr(openvino, "identify_folder", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
     monkeypatch.setattr(steps, "convert", convert)
     dry = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--dry-run").out
     assert f"optimum-cli export openvino \\\n  --model {tiny}" in dry

@@ -3,7 +3,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import StepBatch
-from engine.runners.openvino.runner import load_runner, num_padding, padded
+from engine.runners.openvino.runner import load_runner, num_padding, pad_batch
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 
 SCRATCH = 99
@@ -34,7 +34,7 @@ def test_steps_are_filled_up_to_what_is_fast(num_tokens: int, total: int) -> Non
 
 
 def test_what_is_added_are_sequences_of_their_own_in_the_scratch_block() -> None:
-    filled = padded(decode_batch(37), SCRATCH)
+    filled = pad_batch(decode_batch(37), SCRATCH)
     assert len(filled.token_ids) == len(filled.position_ids) == len(filled.past_lens) == 40
     assert filled.subsequence_begins.tolist() == list(range(41))
     assert filled.block_indices_begins.tolist() == list(range(41))

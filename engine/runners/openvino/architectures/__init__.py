@@ -1,9 +1,12 @@
-"""One file for each model family: how it reads its `config.json`, and how its decoder's graph is made."""
+"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`.
+
+An architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share
+a file.
+"""
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from engine.runners.openvino.architectures import gemma, llama, olmo, qwen
@@ -35,10 +38,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "stablelm": llama.STABLELM,
     "starcoder2": llama.STARCODER2,
 }
+"""The architectures by `model_type` of `config.json`."""
+
+_WITH_TEXT_PART = ("gemma3", "mistral3")
+"""Types of models of text and images, whose text part is served."""
 
 
 def find_architecture(model_type: str) -> Architecture:
-    """The family called `model_type` in config.json. Raises SluiceError(UNIMPLEMENTED) for others."""
+    """Return the architecture of `model_type`. Raises SluiceError UNIMPLEMENTED for an unknown one."""
     try:
         return ARCHITECTURES[model_type]
     except KeyError:
@@ -50,16 +57,10 @@ def find_architecture(model_type: str) -> Architecture:
         ) from None
 
 
-__all__ = ["ModelConfig", "read_eos_token_ids", "read_json", "read_model_config", "read_model_type"]
-
-_WITH_TEXT_PART = ("gemma3", "mistral3")
-"""Models of text and images; the text part is served."""
-
-
 def read_model_type(directory: Path) -> str:
-    """The family that a checkpoint belongs to, which decides what else must stand in its config.json.
+    """Return the model type of a checkpoint, on which the other fields of its config.json depend.
 
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID where it names none.
+    Raises SluiceError: NOT_FOUND without a config.json, INVALID if it has no model type.
     """
     path = directory / "config.json"
     model_type = _text_part(read_json(path)).get("model_type")
@@ -71,17 +72,17 @@ def read_model_type(directory: Path) -> str:
 def read_decoder_config(directory: Path) -> DecoderConfig:
     """Read a checkpoint's configuration.
 
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID where a field is missing or
-    malformed, UNIMPLEMENTED for what the graph builder cannot express.
+    Raises SluiceError: NOT_FOUND without a config.json, INVALID if a field is missing or malformed, UNIMPLEMENTED for
+    an option that the graph builder does not support.
     """
-    family = find_architecture(read_model_type(directory))
+    architecture = find_architecture(read_model_type(directory))
     path = directory / "config.json"
     file = ConfigFile(_text_part(read_json(path)), path)
-    return replace(family.configure(file), eos_token_ids=read_eos_token_ids(directory, file))
+    return replace(architecture.configure(file), eos_token_ids=read_eos_token_ids(directory, file))
 
 
 def _text_part(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the text model, which stand in a section where there is another model beside it."""
+    """Return the fields of the text model, which are in a section of their own if there is another model beside it."""
     text = fields.get("text_config")
     if fields.get("model_type") not in _WITH_TEXT_PART or not isinstance(text, dict):
         return fields

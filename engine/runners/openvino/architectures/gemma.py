@@ -1,13 +1,23 @@
-"""Gemma: Llama with scaled embeddings, tanh GELU, and norm weights stored as what is added to 1."""
+"""Gemma: Llama with scaled embeddings, tanh GELU, and norm weights stored minus 1.
+
+Gemma 2: a norm before and after attention and MLP, a sliding window in every second layer, softcaps. Gemma 3, its text
+part: Gemma 2's blocks with normalized heads, and a rope for each kind of layer.
+"""
 
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of, unsupported
+from engine.runners.openvino.config.config_file import (
+    ConfigFile,
+    base_config,
+    every_nth_full,
+    make_layers,
+    read_ropes,
+    unsupported,
+)
 from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.config.rope import read_ropes
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
 from engine.runners.openvino.graph.layers import rms_norm_plus_one
 
@@ -15,7 +25,7 @@ _GELU = "gelu_pytorch_tanh"
 
 
 def gemma_config(file: ConfigFile) -> DecoderConfig:
-    """What all generations of Gemma have in common."""
+    """Read the fields that all generations of Gemma share."""
     if file.flag("use_bidirectional_attention"):
         raise unsupported("use_bidirectional_attention true is not supported: Sluice generates from left to right")
     bias = file.flag("attention_bias")
@@ -25,7 +35,7 @@ def gemma_config(file: ConfigFile) -> DecoderConfig:
 
 def configure_gemma(file: ConfigFile) -> DecoderConfig:
     act = file.fields.get("hidden_act") or _GELU
-    # Early files say "gelu" and mean the tanh approximation.
+    # Early files say "gelu" but mean the tanh approximation.
     return gemma_config(file.with_values(hidden_act=_GELU if act == "gelu" else act))
 
 
@@ -47,7 +57,7 @@ def configure_gemma2(file: ConfigFile) -> DecoderConfig:
     kinds = fields.layer_types or every_nth_full(config.num_layers, 2)
     return replace(
         config,
-        layers=layers_of(config, kinds, fields.sliding_window),
+        layers=make_layers(config, kinds, fields.sliding_window),
         attention_scale=fields.query_pre_attn_scalar**-0.5,
         attention_softcap=fields.attn_logit_softcapping,
         logit_softcap=fields.final_logit_softcapping,
@@ -58,7 +68,7 @@ GEMMA2 = Architecture(configure_gemma2, partial(sandwich_norm, norm=rms_norm_plu
 
 
 class _Gemma3Fields(msgspec.Struct, frozen=True):
-    """`attn_logit_softcapping` is not among them: the model does not use it."""
+    """The fields of Gemma 3. `attn_logit_softcapping` is missing because the model does not use it."""
 
     hidden_activation: str = "gelu_pytorch_tanh"
     query_pre_attn_scalar: float = 256
@@ -69,7 +79,7 @@ class _Gemma3Fields(msgspec.Struct, frozen=True):
     rope_local_base_freq: float = 10_000.0
 
 
-_SHAPE = {
+_GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -78,17 +88,17 @@ _SHAPE = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
-"""What the published checkpoints of text and images leave out."""
+"""Values of fields that the published checkpoints of text and images omit."""
 
 
 def configure_gemma3(file: ConfigFile) -> DecoderConfig:
-    file, fields = file.with_defaults(**_SHAPE), file.read(_Gemma3Fields)
+    file, fields = file.with_defaults(**_GEMMA3_DEFAULTS), file.read(_Gemma3Fields)
     ropes = read_ropes(file.fields, full_theta=1_000_000.0, sliding_theta=fields.rope_local_base_freq)
     config = gemma_config(file.without_ropes().with_values(hidden_act=fields.hidden_activation))
     kinds = fields.layer_types or every_nth_full(config.num_layers, fields.sliding_window_pattern)
     return replace(
         config,
-        layers=layers_of(config, kinds, fields.sliding_window, ropes),
+        layers=make_layers(config, kinds, fields.sliding_window, ropes),
         attention_scale=fields.query_pre_attn_scalar**-0.5,
         logit_softcap=fields.final_logit_softcapping,
     )

@@ -1,13 +1,16 @@
-"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows too."""
+"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows.
+
+EXAONE 4: OLMo 2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary
+embedding.
+"""
 
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, make_layers, read_ropes
 from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
-from engine.runners.openvino.config.rope import read_ropes
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
 from engine.runners.openvino.graph.layers import rms_norm
 from sluice.errors import invalid
@@ -29,7 +32,7 @@ def configure_olmo3(file: ConfigFile) -> DecoderConfig:
     ropes = read_ropes(file.fields, full_theta=theta, sliding_theta=theta)
     config = configure_olmo2(file.without_ropes())
     kinds = fields.layer_types or every_nth_full(config.num_layers, 4)
-    return replace(config, layers=layers_of(config, kinds, fields.sliding_window, ropes))
+    return replace(config, layers=make_layers(config, kinds, fields.sliding_window, ropes))
 
 
 _olmo_decoder = partial(post_norm, attention=partial(attention, project=normed_projections(rms_norm)))
@@ -47,7 +50,7 @@ def configure_exaone4(file: ConfigFile) -> DecoderConfig:
     config, fields = base_config(file.with_defaults(rms_norm_eps=1e-5)), file.read(_Exaone4Fields)
     if fields.sliding_window is None:
         return config
-    layers = layers_of(config, fields.layer_types or _exaone4_kinds(config, fields), fields.sliding_window)
+    layers = make_layers(config, fields.layer_types or _exaone4_kinds(config, fields), fields.sliding_window)
     return replace(
         config, layers=tuple(Layer(rope=layer.rope if layer.window else None, window=layer.window) for layer in layers)
     )
@@ -60,6 +63,5 @@ def _exaone4_kinds(config: DecoderConfig, fields: _Exaone4Fields) -> list[str]:
     return every_nth_full(config.num_layers, period)
 
 
-EXAONE4 = Architecture(
-    configure_exaone4, partial(post_norm, attention=partial(attention, heads_step=normed_heads(rms_norm)))
-)
+_exaone4_attention = partial(attention, heads_step=normed_heads(rms_norm))
+EXAONE4 = Architecture(configure_exaone4, partial(post_norm, attention=_exaone4_attention))

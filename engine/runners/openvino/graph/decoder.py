@@ -1,4 +1,4 @@
-"""Grouped-query self-attention over the paged cache, in the variants that the families need."""
+"""Assembles decoders: grouped-query self-attention in the variants of the families, and the stacks of blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,37 +12,44 @@ from engine.runners.openvino.graph.layers import Context, Mlp, Norm, gated_mlp, 
 from engine.runners.openvino.graph.nodes import floating, ints64, part, scaled
 from engine.runners.openvino.graph.paged_attention import Heads, Scores, capped_attention, paged_attention
 
+QueryKeyValue = tuple[ov.Node, ov.Node, ov.Node]
+Projection = Callable[[Context, ov.Node, int], QueryKeyValue]
+"""(context, x, layer) -> query, key and value, each [num_tokens, heads * head_dim]."""
+HeadStep = Callable[[Context, ov.Node, str], ov.Node]
+"""(context, heads [num_tokens, num_heads, 1, head_dim], name of the layer's tensors + `.q` or `.k`) -> heads."""
+Attention = Callable[[Context, ov.Node, int], ov.Node]
+"""(context, x, layer) -> what is added to x."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a family reads its `config.json`, and how its decoder is put together."""
+    """How a model family reads its `config.json`, and how its decoder is built."""
 
     configure: Callable[[ConfigFile], DecoderConfig]
     decoder: Callable[[Context, ov.Node], ov.Node]
     """(context, token embeddings [num_tokens, hidden_size]) -> hidden states before the LM head, same shape."""
 
 
-QueryKeyValue = tuple[ov.Node, ov.Node, ov.Node]
-Projection = Callable[[Context, ov.Node, int], QueryKeyValue]
-"""(context, x, layer) -> query, key and value, each [num_tokens, heads * head_dim]."""
-HeadStep = Callable[[Context, ov.Node, str], ov.Node]
-"""(context, heads [num_tokens, num_heads, 1, head_dim], name of the layer's tensors + `.q` or `.k`) -> heads."""
+# -- self-attention
 
 
 def attention(
     context: Context, x: ov.Node, layer: int, *, project: Projection | None = None, heads_step: HeadStep | None = None
 ) -> ov.Node:
-    """Project, turn queries and keys, attend, project back.
+    """Project, rotate queries and keys, attend, project back.
 
-    `project` stands in for the three matrices of the ordinary kind; `heads_step` is done to every query
-    and key head before it is turned.
+    `project` replaces the usual three matrices; `heads_step` is applied to each query and key head before it is
+    rotated.
     """
     query, key, value = (project or projections)(context, x, layer)
-    return attend(context, *positioned(context, query, key, layer, heads_step), value, layer)
+    name = tensors_prefix(layer)
+    query = _position(context, query, layer, f"{name}.q", heads_step)
+    key = _position(context, key, layer, f"{name}.k", heads_step)
+    return _attend(context, query, key, value, layer)
 
 
-def attend(context: Context, query: ov.Node, key: ov.Node, value: ov.Node, layer: int) -> ov.Node:
-    """Paged attention and the output projection."""
+def _attend(context: Context, query: ov.Node, key: ov.Node, value: ov.Node, layer: int) -> ov.Node:
+    """Apply paged attention and the output projection."""
     config, paged, caches = context.config, context.paged, context.caches[layer]
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
     scale, window = config.attention_scale, config.layers[layer].window
@@ -51,51 +58,51 @@ def attend(context: Context, query: ov.Node, key: ov.Node, value: ov.Node, layer
     else:
         scores = Scores(scale, config.attention_softcap, window)
         attended = capped_attention(query, key, value, caches, paged, heads, scores)
-    name = f"{tensors_of(layer)}.o_proj"
+    name = f"{tensors_prefix(layer)}.o_proj"
     return linear(context, attended, name, config.hidden_size, bias=config.output_bias)
 
 
-def tensors_of(layer: int) -> str:
-    """What the names of a layer's attention weights begin with."""
+def tensors_prefix(layer: int) -> str:
+    """Return the common prefix of the names of a layer's attention weights."""
     return f"model.layers.{layer}.self_attn"
 
 
 def projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
-    """A matrix each for query, key and value."""
+    """Project to query, key and value by a matrix each."""
     sizes, bias = _sizes(context), context.config.qkv_bias
     query, key, value = (
-        linear(context, x, f"{tensors_of(layer)}.{part}_proj", size, bias=bias)
+        linear(context, x, f"{tensors_prefix(layer)}.{part}_proj", size, bias=bias)
         for part, size in zip("qkv", sizes, strict=True)
     )
     return query, key, value
 
 
 def fused_projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
-    """Query, key and value from one matrix."""
+    """Project to query, key and value by one matrix."""
     query, key, value = _sizes(context)
     total = query + key + value
-    fused = linear(context, x, f"{tensors_of(layer)}.qkv_proj", total, bias=context.config.qkv_bias)
+    fused = linear(context, x, f"{tensors_prefix(layer)}.qkv_proj", total, bias=context.config.qkv_bias)
     return part(fused, 0, query, 1), part(fused, query, query + key, 1), part(fused, query + key, total, 1)
 
 
 def normed_projections(norm: Norm) -> Projection:
-    """Query and key, each normalised as a whole, over all of its heads."""
+    """Return a projection whose query and key are each normalized as a whole, over all heads."""
 
     def project(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
         query, key, value = projections(context, x, layer)
-        name = tensors_of(layer)
+        name = tensors_prefix(layer)
         return norm(context, query, f"{name}.q_norm"), norm(context, key, f"{name}.k_norm"), value
 
     return project
 
 
 def normed_heads(norm: Norm) -> HeadStep:
-    """Every query and key head normalised by itself."""
+    """Return a step that normalizes each query and key head by itself."""
     return lambda context, heads, name: norm(context, heads, f"{name}_norm")
 
 
 def grown_queries(context: Context, heads: ov.Node, name: str) -> ov.Node:
-    """Queries scaled up by their position, keys left as they are."""
+    """Scale query heads by their position; key heads do not change."""
     growth = context.config.query_growth
     if growth is None or not name.endswith(".q"):
         return heads
@@ -104,18 +111,8 @@ def grown_queries(context: Context, heads: ov.Node, name: str) -> ov.Node:
     return ops.multiply(heads, ops.unsqueeze(factor, ints64([1, 2, 3])))
 
 
-def positioned(
-    context: Context, query: ov.Node, key: ov.Node, layer: int, heads_step: HeadStep | None
-) -> tuple[ov.Node, ov.Node]:
-    """Queries and keys cut into heads, prepared and turned; the same shapes out as in."""
-    name = tensors_of(layer)
-    return (
-        _position(context, query, layer, f"{name}.q", heads_step),
-        _position(context, key, layer, f"{name}.k", heads_step),
-    )
-
-
 def _position(context: Context, x: ov.Node, layer: int, name: str, heads_step: HeadStep | None) -> ov.Node:
+    """Split queries or keys into heads, apply `heads_step`, and rotate them. The shape does not change."""
     rope = context.config.layers[layer].rope
     if rope is None and heads_step is None:
         return x
@@ -133,14 +130,13 @@ def _sizes(context: Context) -> tuple[int, int, int]:
     return config.num_heads * config.head_dim, kv_size, kv_size
 
 
-Attention = Callable[[Context, ov.Node, int], ov.Node]
-"""(context, x, layer) -> what is added to x."""
+# -- stacks of blocks, which differ in where the norms are
 
 
 def pre_norm(
     context: Context, x: ov.Node, *, attention: Attention = attention, mlp: Mlp = gated_mlp, norm: Norm = rms_norm
 ) -> ov.Node:
-    """Llama's: attention and MLP each read a normalised copy of the stream."""
+    """Build Llama's stack: attention and MLP each read a normalized copy of the stream."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
         x = _add(context, x, attention(context, norm(context, x, f"{name}.input_layernorm"), layer))
@@ -149,7 +145,7 @@ def pre_norm(
 
 
 def post_norm(context: Context, x: ov.Node, *, attention: Attention, norm: Norm = rms_norm) -> ov.Node:
-    """OLMo 2's: what attention and MLP give is normalised before it is added."""
+    """Build OLMo 2's stack: the outputs of attention and MLP are normalized before they are added."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
         x = _add(context, x, norm(context, attention(context, x, layer), f"{name}.post_attention_layernorm"))
@@ -158,7 +154,7 @@ def post_norm(context: Context, x: ov.Node, *, attention: Attention, norm: Norm 
 
 
 def sandwich_norm(context: Context, x: ov.Node, *, norm: Norm, attention: Attention = attention) -> ov.Node:
-    """Gemma 2's: a norm before and after both."""
+    """Build Gemma 2's stack: a norm before and after both attention and MLP."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
         attended = attention(context, norm(context, x, f"{name}.input_layernorm"), layer)

@@ -1,4 +1,4 @@
-"""A checkpoint as an OpenVINO model: the inputs of one step in, logits of the rows that sample out."""
+"""Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,43 +16,6 @@ from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, CheckpointWeights, TextModelTensors
 from sluice.errors import invalid
 
-
-class Weights(Protocol):
-    """The memory that a graph's constants point into; it must live as long as the compiled model."""
-
-    def release_pages(self) -> None:
-        """Give resident pages back to the system; touched again, they are read from their file."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """A paged-attention graph with the inputs and the output that `build_model` describes."""
-
-    model: ov.Model
-    weights: Weights
-    model_type: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
-    """Longest prompt + output of one sequence, in tokens."""
-    quantization: str
-    """Type of the weights in memory, where they are compressed: none, int8, int4."""
-
-
-def choose_max_model_len(asked: int | None, default: int, most: int | None = None) -> int:
-    """What is asked for within what the model was made for. Raises SluiceError(INVALID).
-
-    `most` is more than the `default` where the model can be stretched beyond it.
-    """
-    if asked is None:
-        return default
-    most = default if most is None else most
-    if not 1 <= asked <= most:
-        raise invalid("max_model_len", f"max_model_len must be 1 to {most}, what the model was made for; got {asked}")
-    return asked
-
-
 STEP_INPUTS = (
     "token_ids",
     "position_ids",
@@ -62,17 +25,42 @@ STEP_INPUTS = (
     "block_indices_begins",
     "sampled_rows",
 )
-"""Vector inputs, named as the fields of `StepBatch`; all i32. Beside them stand the scalar and the caches."""
+"""Names of the vector inputs, all i32, which are fields of `StepBatch`. A scalar and the caches are inputs too."""
 MAX_CONTEXT_LEN = "max_context_len"
 _KEY_CACHE, _VALUE_CACHE = "key_cache.", "value_cache."
 
 
-def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:
-    """The graph. Its inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`,
-    whose type and shape the compiler settles. Its output: logits [num_sampled, vocab_size] f32.
-    `max_model_len` is the longest sequence it will see (see `rope`); default: what the model was made for.
+class Weights(Protocol):
+    """The memory that a graph's constants point into. It must live as long as the compiled model."""
 
-    Raises SluiceError where the checkpoint is not what config.json says, or not supported.
+    def release_pages(self) -> None:
+        """Release resident pages to the system. If they are accessed again, they are read from their file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A paged-attention graph with the inputs and the output of `build_model`, and its limits."""
+
+    model: ov.Model
+    weights: Weights
+    model_type: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """Most tokens of one sequence, prompt and output together."""
+    quantization: str
+    """Compression of the weights in memory: none, int8, int4."""
+
+
+def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:
+    """Build the graph.
+
+    Inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`, whose type and shape the
+    compiler chooses. Output: logits [num_sampled, vocab_size] f32. `max_model_len` is the length of the longest
+    sequence (see `rope`), by default what the model was made for.
+
+    Raises SluiceError if the checkpoint does not match its config.json, or is not supported.
     """
     decoder = find_architecture(config.model_type).decoder
     step = {name: _parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
@@ -99,8 +87,22 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
     return ov.Model([ops.result(logits)], parameters, config.model_type)
 
 
+def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
+    """Return the requested length, or the default. Raises SluiceError INVALID if the model does not support it.
+
+    `most` is more than the `default` for a model that can be stretched beyond it.
+    """
+    if requested is None:
+        return default
+    most = default if most is None else most
+    if not 1 <= requested <= most:
+        message = f"max_model_len must be 1 to {most}, what the model was made for; got {requested}"
+        raise invalid("max_model_len", message)
+    return requested
+
+
 def is_cache(name: str) -> bool:
-    """Whether the input `name` is a layer's key or value cache."""
+    """Return whether the input `name` is a layer's key or value cache."""
     return name.startswith((_KEY_CACHE, _VALUE_CACHE))
 
 
@@ -110,7 +112,7 @@ def _rotations(config: DecoderConfig, max_model_len: int, position_ids: ov.Node)
 
 
 def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
-    if config.tie_word_embeddings and not tensors.has_head_of_its_own:
+    if config.tie_word_embeddings and not tensors.has_own_head:
         return embedding
     return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))
 

@@ -1,7 +1,10 @@
-"""The paged-attention node: attention over a KV cache that lives in blocks, which our planner hands out.
+"""Attention over a KV cache in blocks: the paged-attention node, and a variant with softcapped scores.
 
-`_PagedAttentionExtension` is private in OpenVINO's Python API and its inputs change between
-releases, hence the pinned version range and the check in `paged_attention`.
+`_PagedAttentionExtension` is private in OpenVINO's Python API and its inputs change between releases, hence the pinned
+version range and the check in `paged_attention`.
+
+The node does not support a softcap (Gemma 2). `capped_attention` still uses it to write keys and values into their
+blocks, but computes the attention itself, one sequence after the other; each layer copies the blocks of the batch.
 """
 
 from dataclasses import dataclass
@@ -17,12 +20,12 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 TESTED_VERSION = "2026.4"
 BLOCK_SIZE = 32
-"""Tokens a block holds: fixed by the CPU plugin."""
+"""Tokens in a block, as the CPU plugin requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs:
-    """Graph inputs that say where each sequence's tokens and blocks are; see `StepBatch` for the shapes."""
+    """Graph inputs that locate each sequence's tokens and blocks; see `StepBatch` for the shapes."""
 
     past_lens: ov.Node
     subsequence_begins: ov.Node
@@ -33,7 +36,7 @@ class PagedInputs:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How a layer's attention is divided."""
+    """Number and size of the heads of a layer's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -53,9 +56,9 @@ def paged_attention(
 ) -> ov.Node:
     """Write this step's `key` and `value` into the caches, then attend causally over each sequence's blocks.
 
-    query [num_tokens, num_heads * head_dim], key and value [num_tokens, num_kv_heads * head_dim];
-    returns the query's shape. Scores are multiplied by `scale`; with a `window`, a token attends to
-    so many: itself and those just before it. Raises SluiceError(UNAVAILABLE) on an OpenVINO whose node is different.
+    query [num_tokens, num_heads * head_dim], key and value [num_tokens, num_kv_heads * head_dim]; returns the query's
+    shape. Scores are multiplied by `scale`. With a `window`, a token attends to that many: itself and those just
+    before it. Raises SluiceError UNAVAILABLE for an OpenVINO whose node is different.
     """
     no_ints, no_floats = _empty(np.int32), _empty(np.float32)
     zero = ops.constant(np.int32(0))
@@ -95,7 +98,7 @@ def paged_attention(
 
 
 def _empty(dtype: type[np.generic]) -> ov.Node:
-    """An input left out: the feature it belongs to is off."""
+    """Return an empty input, which turns its feature off."""
     return ops.constant(np.zeros(0, dtype))
 
 
@@ -113,7 +116,7 @@ def _make_node(inputs: list[ov.Node]) -> ov.Node:
 
 
 def _describe_heads(node: ov.Node, heads: Heads) -> None:
-    """The plugin shapes the caches [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim] from these."""
+    """Set the sizes from which the plugin shapes the caches [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim]."""
     info: Any = node.get_rt_info()
     info["num_k_heads"] = info["num_v_heads"] = heads.num_kv_heads
     info["k_head_size"] = info["v_head_size"] = heads.head_dim
@@ -124,7 +127,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores are made: products times `scale`, squeezed into ± `softcap`, over the last `window` tokens."""
+    """Options of the scores: products times `scale`, squeezed into ± `softcap`, over the last `window` tokens."""
 
     scale: float
     softcap: float
@@ -132,7 +135,7 @@ class Scores:
 
 
 def check_cache_dtype(config: DecoderConfig, kv_cache_dtype: str) -> None:
-    """Raises SluiceError(INVALID) where attention would have to read blocks that do not hold floats."""
+    """Check the cache type. Raises SluiceError INVALID if softcapped attention cannot read blocks of that type."""
     if config.attention_softcap is not None and kv_cache_dtype == "u8":
         raise invalid(
             "kv_cache_dtype",
@@ -149,16 +152,16 @@ def capped_attention(
     heads: Heads,
     scores: Scores,
 ) -> ov.Node:
-    """As `paged_attention`, with other scores. The caches must hold floats (see `check_cache_dtype`)."""
-    # Writing is the point: every token attends to itself alone, which costs next to nothing.
+    """Attend as `paged_attention` does, with softcapped scores. The caches must be of floats (`check_cache_dtype`)."""
+    # The node is used to write: each token attends only to itself, which costs almost nothing.
     written = paged_attention(query, key, value, caches, paged, heads, scale=1.0, window=1)
-    blocks = ops.add(paged.block_indices, _nought_after(written))
+    blocks = ops.add(paged.block_indices, _zero_after(written))
     keys, values = (ops.convert(ops.gather(cache, blocks, ints64([0])), "f32") for cache in caches)
     return _over_sequences(query, keys, values, paged, heads, scores)
 
 
-def _nought_after(x: ov.Node) -> ov.Node:
-    """[1] i32: a zero that cannot be computed before x."""
+def _zero_after(x: ov.Node) -> ov.Node:
+    """Return a zero, [1] i32, that cannot be computed before x."""
     first = ops.slice(x, ints64([0, 0]), ints64([1, 1]), ints64([1, 1]), ints64([0, 1]))
     return ops.reshape(ops.convert(ops.clamp(first, 0.0, 0.0), "i32"), ints64([1]), False)
 
@@ -166,7 +169,7 @@ def _nought_after(x: ov.Node) -> ov.Node:
 def _over_sequences(
     query: ov.Node, keys: ov.Node, values: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
 ) -> ov.Node:
-    """A loop over the sequences, each of which fills its rows of the result."""
+    """Loop over the sequences, each of which fills its rows of the result."""
     features = heads.num_heads * heads.head_dim
     blocks_shape = ov.PartialShape([-1, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim])
     index = ops.parameter([], ov.Type.i32)
@@ -202,10 +205,10 @@ def _over_sequences(
 
 
 def _attend(query: ov.Node, keys: ov.Node, values: ov.Node, past_len: ov.Node, heads: Heads, scores: Scores) -> ov.Node:
-    """One sequence: query [num_new, features], keys and values [num_blocks, num_kv_heads, block, head_dim]."""
+    """Attend in one sequence: query [num_new, features], keys, values [num_blocks, num_kv_heads, block, head_dim]."""
     kv, group, size = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads, heads.head_dim
     split = ops.transpose(ops.reshape(query, ints64([0, kv, group, size]), True), ints64([1, 2, 0, 3]))
-    # The queries that share a key head are rows of one matrix, so that keys and values are read once.
+    # Queries that share a key head are rows of one matrix, so that keys and values are read once.
     rows = ops.reshape(split, ints64([kv, -1, size]), False)
     products = ops.matmul(rows, _by_head(keys, heads), False, True)
     visible = _visible(query, keys, past_len, scores.window)
@@ -222,38 +225,38 @@ def _like(x: ov.Node, shaped: ov.Node) -> ov.Node:
 
 
 def _by_head(blocks: ov.Node, heads: Heads) -> ov.Node:
-    """[num_kv_heads, num_slots, head_dim] from the blocks of one sequence."""
+    """Reshape the blocks of one sequence to [num_kv_heads, num_slots, head_dim]."""
     ordered = ops.transpose(blocks, ints64([1, 0, 2, 3]))
     return ops.reshape(ordered, ints64([heads.num_kv_heads, -1, heads.head_dim]), False)
 
 
 def _visible(query: ov.Node, keys: ov.Node, past_len: ov.Node, window: int | None) -> ov.Node:
-    """[num_new, num_slots]: which slots a new token attends to."""
-    slots = _counting(ops.multiply(_size(keys), ints32([BLOCK_SIZE])))
-    places = ops.unsqueeze(ops.add(_counting(_size(query)), past_len), ints64([1]))
+    """Return which slots each new token attends to, [num_new, num_slots]."""
+    slots = _count_up(ops.multiply(_size(keys), ints32([BLOCK_SIZE])))
+    places = ops.unsqueeze(ops.add(_count_up(_size(query)), past_len), ints64([1]))
     visible = ops.less_equal(slots, places)
     if window is None:
         return visible
     return ops.logical_and(visible, ops.greater(slots, ops.subtract(places, ints32([window]))))
 
 
-def _counting(length: ov.Node) -> ov.Node:
+def _count_up(length: ov.Node) -> ov.Node:
     return _between(ints32([0]), length)
 
 
 def _size(x: ov.Node) -> ov.Node:
-    """[1] i32: length of the first axis."""
+    """Return the length of the first axis, [1] i32."""
     return ops.gather(ops.shape_of(x, "i32"), ints32([0]), ints32([0]))
 
 
 def _at(vector: ov.Node, index: ov.Node, offset: int) -> ov.Node:
-    """[1]: the element `offset` after `index`."""
+    """Return the element at `index + offset`, [1]."""
     position = ops.reshape(ops.add(index, ops.constant(np.int32(offset))), ints64([1]), False)
     return ops.gather(vector, position, ints32([0]))
 
 
 def _rows(x: ov.Node, begin: ov.Node, end: ov.Node) -> ov.Node:
-    """x[begin:end]; a slice is three times as slow where the plugin computes in bf16, since it converts all of x."""
+    """Return x[begin:end]. In bf16, a slice would take three times as long, because the plugin converts all of x."""
     return ops.gather(x, _between(begin, end), ints32([0]))
 
 
