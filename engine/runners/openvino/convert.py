@@ -1,7 +1,7 @@
 """Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel.
 
-`python -m engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does not
-load torch. It ends when its standard input does, which is when the engine that started it is gone.
+`python -m engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does
+not load torch. It ends when its standard input does, which is when the engine that started it is gone.
 """
 
 import hashlib

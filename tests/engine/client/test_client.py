@@ -158,6 +158,6 @@ async def test_stop_leaves_no_process_and_no_socket_file() -> None:
         pid = client.pid
         assert pid is not None
         assert psutil.pid_exists(pid)
-        folder = client._child.folder
+        folder = client._engine.folder
     assert not psutil.pid_exists(pid)
     assert not folder.exists()

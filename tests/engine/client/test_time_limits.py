@@ -21,7 +21,7 @@ class Clerk:
         self._answers = list(answers)
         self.expired: asyncio.Queue[tuple[int, SluiceError]] = asyncio.Queue()
         self.settled = asyncio.Event()
-        self.limits = RequestTimers(self.has_started, lambda *what: self.expired.put_nowait(what))
+        self.timers = RequestTimers(self.has_started, lambda *what: self.expired.put_nowait(what))
 
     def has_started(self, stream_id: int, deadline: float) -> bool | None:
         answer = self._answers.pop(0)
@@ -37,7 +37,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_request_that_takes_too_long_expires() -> None:
     clerk = Clerk()
-    clerk.limits.watch(1, request(timeout_s=0.02))
+    clerk.timers.watch(1, request(timeout_s=0.02))
     stream_id, error = await asyncio.wait_for(clerk.expired.get(), 5)
     assert (stream_id, error.code) == (1, ErrorCode.DEADLINE)
     assert "not complete within its 0.02 s" in error.message
@@ -45,17 +45,17 @@ async def test_a_request_that_takes_too_long_expires() -> None:
 
 async def test_one_that_waits_too_long_expires_once_that_is_known() -> None:
     clerk = Clerk(None, None, False)
-    clerk.limits.watch(1, request(queue_timeout_s=0.02))
+    clerk.timers.watch(1, request(queue_timeout_s=0.02))
     _, error = await asyncio.wait_for(clerk.expired.get(), 5)
     assert "waited for longer than its 0.02 s" in error.message
 
 
 async def test_those_that_started_or_ended_in_time_do_not() -> None:
     clerk = Clerk(True)
-    clerk.limits.watch(1, request(queue_timeout_s=0.02))
-    clerk.limits.watch(2, request(timeout_s=0.01, queue_timeout_s=0.01))
-    clerk.limits.drop(2)
-    clerk.limits.watch(3, request())
-    clerk.limits.drop(3)
+    clerk.timers.watch(1, request(queue_timeout_s=0.02))
+    clerk.timers.watch(2, request(timeout_s=0.01, queue_timeout_s=0.01))
+    clerk.timers.remove(2)
+    clerk.timers.watch(3, request())
+    clerk.timers.remove(3)
     await asyncio.wait_for(clerk.settled.wait(), 5)
     assert clerk.expired.empty()
