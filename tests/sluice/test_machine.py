@@ -1,4 +1,4 @@
-"""What is left, from files laid out as the kernel's."""
+"""`available_bytes`, from files laid out like the kernel's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whom a crash is laid on, who goes first to the next engine, and when it ends."""
+"""Which requests a crash is attributed to, which go first to the next engine, and which are abandoned."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 def running(*stream_ids: int) -> RecoveryQueue:
-    """An engine that works on these, each with a token to show."""
+    """Return the queue of an engine that runs these streams, all proven."""
     queue = RecoveryQueue()
     for stream_id in stream_ids:
         queue.add(stream_id)

@@ -62,7 +62,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a step, in seconds."""
+    """Costs of a step, in seconds."""
 
     step: float = 0.004
     token: float = 0.0001
@@ -73,7 +73,7 @@ Source = Callable[[random.Random, int], Simulated]
 
 
 class Server:
-    """Takes requests and runs steps; `admitted` is everybody who started, in order."""
+    """Queues requests and runs steps; `admitted` are all sequences that have started, in order."""
 
     def __init__(self, info: EngineInfo, rng: random.Random, costs: Costs | None = None) -> None:
         self.info = info
@@ -123,7 +123,7 @@ class Server:
         self.admitted += admitted
 
     def _run(self) -> int:
-        """Decode first, then prompts within the rest; returns the number of tokens."""
+        """Run decode first, then prompts within the rest. Returns the number of tokens."""
         left = self.info.max_num_batched_tokens
         for sequence in sorted(self.running, key=lambda sequence: sequence.num_tokens_left > 1):
             num_tokens = min(sequence.num_tokens_left, left)
@@ -142,7 +142,7 @@ class Server:
 
 
 def overload(server: Server, source: Source, rng: random.Random, *, rate: float, max_waiting: int, count: int) -> None:
-    """`rate` requests come a second at random; those that find `max_waiting` waiting go away. Until `count` started."""
+    """Let `rate` requests a second arrive until `count` have started. They are dropped if `max_waiting` wait."""
     number, next_arrival = 0, 0.0
     while len(server.admitted) < count:
         while next_arrival <= server.now:

@@ -14,7 +14,7 @@ from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
 
 
 class CountingCompiler(GrammarCompiler):
-    """Counts compilations, each of which waits to be let through."""
+    """Counts compilations, each of which waits for a gate."""
 
     def __init__(self) -> None:
         super().__init__(RILL, VOCAB_SIZE, (EOS,))

@@ -1,4 +1,4 @@
-"""A grammar that cannot be used is refused, with what is wrong and where."""
+"""A grammar that cannot be used is rejected with the reason and the place."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever the model would rather say: the output matches."""
+"""The output matches the grammar, whatever the model prefers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rotary frequencies against values worked out by hand; `test_architectures` compares them with transformers."""
+"""Rotary frequencies against values computed by hand; `test_architectures` compares them with transformers."""
 
 import math
 from typing import Any

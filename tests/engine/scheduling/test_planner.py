@@ -10,7 +10,7 @@ from engine.scheduling.policies import AdmissionCandidate, StepLimits, find_poli
 
 @dataclass(frozen=True)
 class View:
-    """A sequence as the planner sees it; it holds what it has computed."""
+    """A sequence as the planner sees it."""
 
     number: int
     num_tokens_left: int

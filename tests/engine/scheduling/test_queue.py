@@ -1,4 +1,4 @@
-"""The queue against a model of it that sorts, and what the fair shares promise."""
+"""The queue against a model that sorts, and the guarantees of fair shares."""
 
 import math
 from collections import Counter
@@ -88,7 +88,7 @@ def test_generated_tokens_count() -> None:
 
 
 def test_idling_earns_nothing() -> None:
-    """A tenant that comes late stands where the least served one does, not where nobody was served."""
+    """A tenant that comes late starts at the counter of the least served one, not at 0."""
     queue = queue_of(*(View(i, "a") for i in range(30)))
     for _ in range(10):
         admit_next(queue)
@@ -143,7 +143,7 @@ OPERATIONS = st.lists(
 
 @dataclass
 class Model:
-    """The same rules, by sorting all that waits."""
+    """A model of the queue's rules that sorts all waiting sequences."""
 
     waiting: list[View] = field(default_factory=list)
     running: list[View] = field(default_factory=list)
@@ -262,8 +262,8 @@ SERVED = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=30
 def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
     one: list[tuple[int, int]], other: list[tuple[int, int]], names: tuple[str, str], places: int
 ) -> None:
-    """Theorem 4.4 of the paper: what two backlogged tenants were served differs by at most 2 max(longest prompt,
-    most tokens in a batch), here each by its weight."""
+    """Theorem 4.4 of the paper: the service of two backlogged tenants differs by at most 2 max(longest prompt,
+    most tokens in a batch), here divided by their weights."""
     queue, lengths = queue_of(), dict[int, int]()
     requests = [*((names[0], *request) for request in one), *((names[1], *request) for request in other)]
     for stream_id, (tenant, num_tokens, num_output) in enumerate(requests):
@@ -291,7 +291,7 @@ def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
 
 @given(st.lists(st.sampled_from(["b", "c", "heavy"]), min_size=1, max_size=200))
 def test_a_waiting_sequence_is_admitted_however_many_others_keep_coming(tenants: list[str]) -> None:
-    """Each tenant passes it at most once, and then again only when its own counter has been passed."""
+    """Each tenant passes it at most once, and again only when its own counter has been passed."""
     queue = queue_of(*(View(i, "b") for i in range(5)), View(999, "a", 10))
     for i, tenant in enumerate(tenants):
         queue.add(View(1000 + i, tenant))
@@ -342,7 +342,7 @@ def test_more_tenants_than_are_compared_are_taken_to_be_alike() -> None:
 
 
 def _cost_of_planning(num_waiting: int, num_tenants: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Heap operations and sequences looked at, to plan 16 admissions, admit them and charge a step."""
+    """Count the heap operations and the visited sequences for 16 admissions and a charged step."""
     queue = queue_of(*(View(i, f"t{i % num_tenants}", 1 + i % 7) for i in range(num_waiting)))
     operations = 0
 

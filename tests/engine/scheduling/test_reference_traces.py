@@ -1,4 +1,4 @@
-"""Our planner admits whom TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step, without credit for reuse.
+"""Our planner admits the sequences that TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step, without reuse.
 
 The traces were recorded from its own schedulers (tests/data/tensorrt_llm/README.md). Each step our planner is asked on
 the state that the trace has reached. The batches differ where it is meant: a context that does not fit whole runs up to
@@ -62,14 +62,14 @@ class View:
 
 
 class Planner:
-    """Our planner over a simulation, with whom it has admitted so far."""
+    """Our planner over a simulation, with the sequences that it has admitted so far."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._running: list[int] = []
 
     def plan(self, active: Sequence[Load], num_free_blocks: int) -> StepPlan[View]:
-        """Decide one step and remember who is admitted."""
+        """Plan one step and record the admitted sequences."""
         views = {load.request_id: View(load, self.workload.tokens_per_block) for load in active}
         running = [views[request_id] for request_id in self._running if request_id in views]
         started = {view.request_id for view in running}
@@ -89,7 +89,7 @@ def admitted(step: StepPlan[View]) -> list[int]:
 
 
 def batch_of(step: StepPlan[View]) -> dict[int, int]:
-    """Tokens by request."""
+    """Return the number of tokens by request."""
     decode = {view.request_id: 1 for view in step.decode}
     return decode | {chunk.sequence.request_id: chunk.num_tokens for chunk in step.prefill}
 
@@ -143,7 +143,7 @@ def test_batches_differ_only_where_a_context_does_not_fit_whole(name: str) -> No
 
 
 def views_of(plan: StepPlan[View]) -> list[View]:
-    """Whoever gets tokens in this step."""
+    """Return the requests that get tokens in this step."""
     return [*plan.decode, *(chunk.sequence for chunk in plan.prefill)]
 
 
@@ -170,7 +170,7 @@ def test_left_to_itself_our_planner_runs_the_whole_workload_in_the_same_steps(na
 
 
 def test_the_head_of_the_line_holds_up_the_others() -> None:
-    """What the traces prove needs steps in which somebody waits who would fit."""
+    """The traces prove something only if they have steps in which a sequence waits that would fit."""
     trace = TRACES["head_of_line"]
     firsts: dict[int, int] = {}
     for number, step in enumerate(trace.steps):

@@ -1,4 +1,4 @@
-"""How far off predictions are in the real executor, under each policy, with steps that take a known time."""
+"""The accuracy of predictions in the real executor, under each policy, with steps of known duration."""
 
 import random
 import statistics
@@ -18,7 +18,7 @@ VOCABULARY, STOP_EVERY = 512, 64
 
 
 class TimedRunner:
-    """Every token is as likely as any other; a step takes 4 ms and 0.1 ms a token by its own clock."""
+    """All tokens are equally likely; a step takes 4 ms and 0.1 ms a token by its own clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,18 +38,18 @@ class TimedRunner:
         return np.zeros((len(batch.sampled_rows), VOCABULARY), np.float32)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing."""
 
 
 class Arrivals:
-    """Requests at their times."""
+    """A source of commands that submits requests at scheduled times."""
 
     def __init__(self, runner: TimedRunner) -> None:
         self._runner = runner
         self._due: deque[tuple[float, Command]] = deque()
 
     def schedule(self, numbers: range, rate: float, rng: random.Random) -> None:
-        """From now on, `rate` of them a second."""
+        """Schedule requests at `rate` a second from now on."""
         at_s = self._runner.now
         for number in numbers:
             at_s += rng.expovariate(rate)
@@ -65,7 +65,7 @@ class Arrivals:
 
 
 def _request(rng: random.Random, number: int) -> GenerateRequest:
-    """One that ends by itself after 64 tokens in the mean."""
+    """Make a request that ends by a stop token after 64 tokens on average."""
     stops = tuple(range(number % STOP_EVERY, VOCABULARY, STOP_EVERY))
     params = SamplingParams(max_tokens=192, temperature=1.0, seed=number, stop_token_ids=stops)
     prompt = rng.choices(range(VOCABULARY), k=rng.randint(16, 64))

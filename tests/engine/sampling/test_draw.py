@@ -1,4 +1,4 @@
-"""Random draws: every filter against a plain reference, the shortlist against all tokens, and the crowd."""
+"""Random draws: each filter against a plain reference, top tokens against all tokens, rows together and alone."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from engine.sampling.sampler import sample
 from engine.sampling.softmax import sum_weights_and_means
 from engine.sampling.state import SamplingState
 from engine.types import SamplingParams
-from tests.engine.sampling.sampling_reference import probabilities, tokens_possible
+from tests.engine.sampling.reference import probabilities, tokens_possible
 
 FILTERS: list[dict[str, float]] = [
     {},
@@ -48,7 +48,7 @@ def params(**fields: float) -> SamplingParams:
 
 
 def states_of(wanted: list[SamplingParams], vocab_size: int, seed: int = 0) -> list[SamplingState]:
-    """A state for each, with seeds of their own."""
+    """Return a state for each of the parameters, with different seeds."""
     seeded = [_with_seed(one, seed + index) for index, one in enumerate(wanted)]
     return [SamplingState(one, [1], frozenset(), vocab_size) for one in seeded]
 
@@ -62,7 +62,7 @@ def number_of(state: SamplingState) -> float:
 
 
 def peaked(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Logits:
-    """Some likely tokens above much that is not, as language models have it."""
+    """Return logits with some likely tokens and many unlikely ones, as of language models."""
     logits = rng.normal(0, 1.5, (num_rows, vocab_size)).astype(np.float32)
     for row in logits:
         row[rng.choice(vocab_size, min(12, vocab_size), replace=False)] += np.linspace(12, 5, min(12, vocab_size))
@@ -74,7 +74,7 @@ def flat(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Logits:
 
 
 def tied(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Logits:
-    """Few distinct values, as after rounding to a short format."""
+    """Return logits with few distinct values, as after rounding to a short format."""
     return np.round(rng.normal(0, 3, (num_rows, vocab_size))).astype(np.float32)
 
 
@@ -215,3 +215,51 @@ def test_the_end_of_the_nucleus_is_found_where_the_sample_misleads(layout: str, 
     near = np.searchsorted(held, [(top_p - 1e-6) * held[-1], (top_p + 1e-6) * held[-1]])
     low, high = descending[np.minimum(near, len(descending) - 1)]
     assert high <= found <= low
+
+
+def numbers(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.float64]:
+    return uniform(*np.broadcast_arrays(seeds, indices))
+
+
+def chi_square(values: NDArray[np.float64], num_bins: int) -> float:
+    """Return the standard deviations by which the counts differ from those of fair numbers."""
+    counts = np.histogram(values, num_bins, (0, 1))[0]
+    expected = values.size / num_bins
+    return float((((counts - expected) ** 2 / expected).sum() - (num_bins - 1)) / np.sqrt(2 * (num_bins - 1)))
+
+
+SEEDS = {
+    "in a row": np.arange(2000, dtype=np.uint64),
+    "high bits only": np.arange(2000, dtype=np.uint64) << np.uint64(52),
+    "strides of the generator": np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+}
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_numbers_are_even_along_seeds_and_along_tokens(kind: str) -> None:
+    seeds = SEEDS[kind]
+    table = numbers(seeds[:, None], np.arange(200, dtype=np.uint64)[None, :])
+    assert (table >= 0).all()
+    assert (table < 1).all()
+    assert abs(chi_square(table, 1000)) < 4, "all together"
+    by_token = [chi_square(table[:, index], 50) for index in range(200)]
+    by_seed = [chi_square(table[index], 20) for index in range(2000)]
+    assert np.abs(by_token).max() < 6, "one output token of all seeds"
+    assert abs(np.mean(by_seed)) < 0.1, "all output tokens of one seed"
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_neighbours_tell_nothing_about_each_other(kind: str) -> None:
+    table = numbers(SEEDS[kind][:, None], np.arange(200, dtype=np.uint64)[None, :])
+    for first, second in ((table[:, :-1], table[:, 1:]), (table[:-1], table[1:]), (table[:-1, 1:], table[1:, :-1])):
+        pairs = np.floor(first * 20) * 20 + np.floor(second * 20)
+        assert abs(chi_square((pairs.ravel() + 0.5) / 400, 400)) < 4
+
+
+def test_a_number_depends_on_its_seed_and_index_alone() -> None:
+    seeds = np.array([3, 2**64 - 1, 0], np.uint64)
+    indices = np.array([7, 0, 2**40], np.uint64)
+    together = uniform(seeds, indices)
+    alone = [uniform(seeds[i : i + 1], indices[i : i + 1])[0] for i in range(3)]
+    assert together.tolist() == alone
+    assert len(set(alone)) == 3

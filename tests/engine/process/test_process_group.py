@@ -1,4 +1,4 @@
-"""Processes that belong together end together: real ones, with a launcher between them."""
+"""Process groups end together: real processes, with a launcher between them."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_ranks_in_groups_of_their_own_end_with_the_session() -> None:
 
 
 def test_an_engine_that_leads_its_session_ends_with_all_of_it(tmp_path: Path) -> None:
-    """With its own process group it would be gone before it had found the others."""
+    """If it killed its own process group, it would end before it had found the others."""
     cleaned = tmp_path / "cleaned"
     gateway = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     command = [sys.executable, "-c", WORKER, str(gateway.pid), str(cleaned)]

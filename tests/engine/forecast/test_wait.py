@@ -1,11 +1,15 @@
-"""How far off the forecast is, against a server in simulated time under overload."""
+"""The accuracy of the forecast, against a server in simulated time under overload."""
 
 import random
 import statistics
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.forecast.wait import MIN_STEPS, QueuedWork, WaitForecast
+from engine.forecast.wait import MIN_STEPS, FreedCapacity, QueuedWork, WaitForecast
 from tests.engine.forecast.simulation import Costs, Server, Simulated, Source, engine_info, overload
 
 NUM_WARM_UP, NUM_MEASURED = 150, 350
@@ -60,7 +64,7 @@ def test_static_batches_are_waited_for_whole(source: Source) -> None:
 
 
 def test_a_tenant_with_much_in_the_queue_waits_and_a_new_one_does_not() -> None:
-    """What the crowd of another tenant has waiting is not in the way."""
+    """The waiting requests of another tenant are not ahead of it."""
     rng = random.Random(1)
     server = Server(engine_info(), rng)
     for number in range(200):
@@ -78,7 +82,7 @@ def test_a_tenant_with_much_in_the_queue_waits_and_a_new_one_does_not() -> None:
 
 
 def test_it_follows_when_the_load_changes() -> None:
-    """Outputs become half as long and steps twice as slow: a few hundred endings later it has learned both."""
+    """Outputs become half as long and steps twice as slow; the forecast learns both within a few hundred endings."""
     rng = random.Random(1)
     server = Server(engine_info(), rng)
     overload(server, all_alike, rng, rate=80.0, max_waiting=20, count=150)
@@ -145,3 +149,43 @@ def test_it_keeps_the_sums_of_its_errors() -> None:
     forecast.record_wait(1.0, 1.5)
     forecast.record_wait(3.0, 2.0)
     assert (forecast.waits_total, forecast.wait_seconds_total, forecast.wait_error_seconds_total) == (2, 3.5, 1.5)
+
+
+def free_places(free: float, *ends: float) -> FreedCapacity:
+    return FreedCapacity(free, np.array(ends), np.ones(len(ends)))
+
+
+def test_what_is_free_is_had_at_once_and_the_rest_as_it_ends() -> None:
+    openings = free_places(1, 10, 20, 30)
+    assert [openings.steps_to(amount, 100, 0.0) for amount in (1, 2, 3, 4)] == [0, 10, 20, 30]
+
+
+def test_alike_lives_give_back_what_they_took_a_life_later() -> None:
+    openings = free_places(0, 10, 20)
+    assert [openings.steps_to(amount, 100, 0.0) for amount in (3, 4, 5)] == [110, 120, 210]
+
+
+def test_random_lives_give_back_some_of_it_at_any_time() -> None:
+    openings = free_places(0, 10, 20)
+    # 2 are held from step 20 on, each for 100 steps in the mean: one more every 50 steps.
+    assert openings.steps_to(12, 100, 1.0) - openings.steps_to(11, 100, 1.0) == pytest.approx(50)
+    assert openings.steps_to(2, 100, 1.0) <= 20
+    # Places of lives that are somewhat alike come in between.
+    assert openings.steps_to(11, 100, 0.5) == pytest.approx(
+        (openings.steps_to(11, 100, 0.0) + openings.steps_to(11, 100, 1.0)) / 2
+    )
+
+
+def test_with_nobody_running_what_is_free_turns_over() -> None:
+    openings = free_places(4)
+    assert openings.steps_to(4, 50, 0.0) == openings.steps_to(4, 50, 1.0) == 0
+    assert openings.steps_to(5, 50, 0.0) == 50
+    assert openings.steps_to(8, 50, 1.0) == 50
+
+
+@given(st.floats(0, 5), st.lists(st.floats(1, 500), min_size=1, max_size=20), st.floats(1, 300), st.floats(0, 2))
+def test_more_takes_longer(free: float, ends: list[float], life: float, variation: float) -> None:
+    openings = free_places(free, *sorted(ends))
+    steps = [openings.steps_to(amount, life, variation) for amount in range(1, 60)]
+    assert all(before <= after + 1e-6 for before, after in pairwise(steps))
+    assert steps[0] >= 0.0

@@ -1,19 +1,24 @@
-"""An executor on a runner whose answers depend on every token read back through the block tables."""
+"""An executor under a script of commands, on a runner whose answers depend on every token in the block tables."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.frames import Command, StepFrame, Submit
+from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
-from engine.types import EventDetail, FinishReason, GenerateRequest, RequestFailed, SamplingParams
-from tests.engine.fake_runner import EchoRunner, echo_next
+from engine.types import EventDetail, FinishReason, RequestFailed
+from tests.engine.fake_runner import EchoRunner
+from tests.engine.parts import make_request
+
+Arrivals = list[tuple[list[int], int, int]]
+"""(prompt, max_tokens, step of arrival) of each request; stream ids are its indices."""
 
 
-class Script:
-    """Commands handed out in order, one list a call; the executor is never made to wait."""
+class CommandScript:
+    """A source of commands that never waits: each call returns the pending ones."""
 
     def __init__(self) -> None:
         self.pending: list[Command] = []
@@ -23,13 +28,13 @@ class Script:
         return commands
 
 
-class Bench:
-    """An executor with its script and everything that it said."""
+class ScriptedExecutor:
+    """An executor with its script and everything that it has emitted."""
 
     def __init__(
         self, runner: EchoRunner | None = None, draft_runner: EchoRunner | None = None, **limits: object
     ) -> None:
-        self.script = Script()
+        self.script = CommandScript()
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.reasons: dict[int, list[FinishReason]] = defaultdict(list)
         self.failures: list[RequestFailed] = []
@@ -39,9 +44,9 @@ class Bench:
         config = msgspec.convert(
             {"model_path": "", "max_num_seqs": 6, "max_num_batched_tokens": 16, **limits}, EngineConfig
         )
-        self.executor = InflightExecutor(self.runner, config, self.script, self.hear, lambda: self.now, draft_runner)
+        self.executor = InflightExecutor(self.runner, config, self.script, self.record, lambda: self.now, draft_runner)
 
-    def hear(self, frame: StepFrame) -> None:
+    def record(self, frame: StepFrame) -> None:
         for event in frame.events:
             assert not self.reasons[event.stream_id], "nothing comes after the end"
             self.tokens[event.stream_id] += event.token_ids
@@ -52,11 +57,18 @@ class Bench:
         self.failures += frame.failures
 
     def submit(self, stream_id: int, prompt: list[int], **fields: object) -> None:
-        """`fields` of the request and of its sampling."""
-        of_request = {name: fields.pop(name) for name in GenerateRequest.__struct_fields__ if name in fields}
-        params = SamplingParams(**{"temperature": 0.0, **fields})  # type: ignore[arg-type]
-        request = GenerateRequest(request_id=str(stream_id), prompt_token_ids=prompt, sampling=params, **of_request)  # type: ignore[arg-type]
-        self.script.pending.append(Submit(stream_id, request))
+        """Submit a request at the next step; see `make_request` for the fields."""
+        self.script.pending.append(Submit(stream_id, make_request(prompt, str(stream_id), **fields)))
+
+    def play(self, arrivals: Arrivals, num_steps: int, cancels: Sequence[tuple[int, int]] = ()) -> None:
+        """Run `num_steps`, submit each request and cancel each stream of `cancels` at its step, then finish."""
+        for step in range(num_steps):
+            for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
+                if arrival == step:
+                    self.submit(stream_id, prompt, max_tokens=max_tokens)
+            self.script.pending += [Cancel(stream_id) for stream_id, when in cancels if when == step]
+            self.step()
+        self.finish()
 
     def step(self) -> None:
         self.executor.step()
@@ -69,13 +81,6 @@ class Bench:
             if not (stats.num_running or stats.num_waiting or self.script.pending):
                 return
         raise AssertionError("requests never end")
-
-
-def echo(prompt: list[int], count: int, vocab_size: int = 4096) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(echo_next(tokens, vocab_size))
-    return tokens[len(prompt) :]
 
 
 # Few first tokens and few kinds, so that many share prefixes.

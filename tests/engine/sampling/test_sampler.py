@@ -1,4 +1,4 @@
-"""What `sample` does besides drawing: greedy, edits, bans, constraints, log probabilities, failures."""
+"""`sample` apart from drawing: greedy, edits, bans, constraints, log probabilities, failures."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ Logits = NDArray[np.float32]
 
 
 class OnlyThese:
-    """A grammar of one sentence: its tokens, one after the other."""
+    """A constraint to one sentence: its tokens, one after the other."""
 
     def __init__(self, *sentence: int) -> None:
         self.left = list(sentence)
         self.seen_by_apply: list[float] = []
 
     def prepare(self) -> None:
-        """Nothing to work out."""
+        """Do nothing."""
 
     def apply(self, row: Logits) -> None:
         kept = float(row[self.left[0]])
@@ -51,7 +51,7 @@ def state(
 
 
 def row(**logits: float) -> Logits:
-    """One row of logits: t3=2.0 sets token 3, all others are 0."""
+    """Return one row of logits: t3=2.0 sets token 3, all others are 0."""
     values = np.zeros((1, VOCAB), np.float32)
     for name, value in logits.items():
         values[0, int(name[1:])] = value
@@ -125,7 +125,7 @@ def test_edits_of_many_rows_are_those_of_each_alone(seed: int, num_rows: int) ->
 
 
 def _edited(values: NDArray[np.float64], one: SamplingState) -> NDArray[np.float64]:
-    """The formulas, token by token."""
+    """Apply the formulas token by token."""
     params = one.params
     for token_id, bias in params.logit_bias.items():
         values[token_id] += bias
@@ -329,7 +329,7 @@ def test_when_nothing_may_come_next_it_says_so() -> None:
 
 
 class Unmet:
-    """A constraint that gives up."""
+    """A constraint that fails."""
 
     def prepare(self) -> None: ...
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.guidance import matching
 from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import MaskThreads
+from engine.guidance.matching import FewAllowed, FewForbidden, MaskThreads, Mixed, new_bitmask, to_mask
 from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
@@ -44,7 +44,7 @@ def feed(constraint: Constraint, text: str) -> None:
 
 
 def reachable(words: list[str], prefix: str) -> set[int]:
-    """What may follow `prefix`, worked out by trying every token."""
+    """Return the tokens that may follow `prefix`, found by trying each one."""
     ids = {i for i, token in enumerate(TOKENS) if i != TINY_EOS and any(w.startswith(prefix + token) for w in words)}
     return ids | ({TINY_EOS} if prefix in words else set())
 
@@ -53,7 +53,7 @@ WORDS = ["abc", "ab", "bca", "cab", "cabb", "122", "1", "12{", 'a"b']
 
 
 def test_masks_equal_brute_force(tiny: GrammarCompiler) -> None:
-    """Every place that any tokens lead to, over a vocabulary that can be written down."""
+    """Visit every state that any tokens reach, over a small vocabulary."""
     words = " | ".join(json.dumps(word) for word in WORDS)
     wanted = grammar(GrammarKind.EBNF, f'%llguidance {{"no_forcing": true}}\nstart: W\nW: {words}\n')
     places: list[tuple[int, ...]] = [()]
@@ -76,7 +76,7 @@ def test_what_the_grammar_dictates_comes_in_the_tokenizers_own_tokens(tiny: Gram
 
 
 def test_the_same_place_by_any_path(compiler: GrammarCompiler) -> None:
-    """A sequence that is resumed or preempted replays its tokens, and goes on as if nothing had happened."""
+    """A resumed or preempted sequence replays its tokens and continues unchanged."""
     constraint = start(compiler)
     tokens = walk(start(compiler), np.random.default_rng(3))
     for index, token in enumerate(tokens):
@@ -147,7 +147,7 @@ def test_a_token_that_may_not_come(compiler: GrammarCompiler) -> None:
 
 
 class CountedMasks:
-    """Stands around `next_mask`: counts, tells threads apart, and can hold them up."""
+    """Wraps `next_mask`: counts calls, records their threads, and can block them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._next_mask = matching.next_mask
@@ -183,7 +183,7 @@ def test_prepare_returns_at_once_and_apply_waits_for_its_work(compiler: GrammarC
 
 
 def test_apply_does_the_work_itself_without_prepare(compiler: GrammarCompiler, masks: CountedMasks) -> None:
-    """As a speculating step does, for each of its tokens."""
+    """Speculation applies a mask for each token of a step."""
     constraint = start(compiler)
     for token in TOKENIZER.encode('{"name": "').ids:
         assert token in allowed(constraint)
@@ -211,7 +211,7 @@ def test_the_first_mask_is_the_grammars(compiler: GrammarCompiler, masks: Counte
 
 
 def test_a_prepared_sequence_may_go_on_without_apply(compiler: GrammarCompiler) -> None:
-    """As one does whose step failed, or that replays its tokens."""
+    """This happens after a failed step, or when a sequence replays its tokens."""
     constraint = start(compiler)
     for token in TOKENIZER.encode('{"name":"abc"').ids:
         constraint.prepare()
@@ -272,3 +272,53 @@ def test_two_tokens_that_spell_the_same_are_both_allowed(tiny: GrammarCompiler) 
             assert TOKENS.index(token) in allowed(constraint, len(TOKENS))
             constraint.accept(TOKENS.index(token))
         assert TINY_EOS in allowed(constraint, len(TOKENS))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4096, 5001])
+@pytest.mark.parametrize(("share", "kind"), [(0.01, FewAllowed), (0.5, Mixed), (0.99, FewForbidden)])
+def test_all_forms_do_the_same(vocab_size: int, share: float, kind: type) -> None:
+    rng = np.random.default_rng(vocab_size)
+    bits = rng.random(vocab_size) < share
+    bits[0] = True
+    bitmask = new_bitmask(vocab_size)
+    bitmask.view(np.uint8)[: -(-vocab_size // 8)] = np.packbits(bits, bitorder="little")
+    mask = to_mask(bitmask, vocab_size, vocab_size)
+    assert mask is not None
+    if vocab_size > 1000:
+        assert isinstance(mask, kind)
+    row = rng.normal(size=vocab_size).astype(np.float32)
+    row[rng.random(vocab_size) < 0.1] = -np.inf  # another constraint was here before
+    row[0] = 1
+    expected = np.where(bits, row, np.float32(-np.inf))
+    mask.apply(row)
+    np.testing.assert_array_equal(row, expected)
+
+
+def test_bits_beyond_what_is_usable_do_not_count() -> None:
+    bitmask = new_bitmask(40)
+    bitmask[:] = -1
+    mask = to_mask(bitmask, 3, 10)
+    assert mask is not None
+    row = np.zeros(10, np.float32)
+    mask.apply(row)
+    assert np.flatnonzero(row == 0).tolist() == [0, 1, 2]
+
+
+def test_what_others_forbid_is_not_chosen_in_their_stead() -> None:
+    bitmask = new_bitmask(100)
+    bitmask[0] = 0b110
+    mask = to_mask(bitmask, 100, 100)
+    assert mask is not None
+    row = np.zeros(100, np.float32)
+    row[1] = -np.inf
+    mask.apply(row)
+    assert np.flatnonzero(row == 0).tolist() == [2]
+    row[2] = -np.inf
+    with pytest.raises(SluiceError, match="bad_words, min_tokens or logit_bias"):
+        mask.apply(row)
+
+
+def test_the_empty_set() -> None:
+    bitmask = new_bitmask(64)
+    bitmask[1] = -1
+    assert to_mask(bitmask, 32, 64) is None

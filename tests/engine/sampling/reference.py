@@ -1,4 +1,4 @@
-"""Filters and draw written down plainly in float64, one token at a time: what the fast ones are compared with."""
+"""A plain reference of filters and draw in float64, one token at a time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ Probabilities = NDArray[np.float64]
 
 
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> Probabilities:
-    """The distribution [vocab_size] that a token is drawn from, as transformers' warpers leave it."""
+    """Return the distribution [vocab_size] after transformers' warpers."""
     p = _softmax(logits.astype(np.float64) / params.temperature)
     if params.top_k:
         p = _keep(p, p >= np.sort(p)[::-1][min(params.top_k, len(p)) - 1])
@@ -46,7 +46,7 @@ def _keep(p: Probabilities, mask: NDArray[np.bool_]) -> Probabilities:
 
 
 def tokens_possible(logits: NDArray[np.float32], params: SamplingParams, uniform: float) -> set[int]:
-    """The token that `uniform` draws, and those that it draws where float32 rounds the other way."""
+    """Return the token that `uniform` draws, and those it draws if float32 rounds the other way."""
     found = set()
     for shift in (-2e-5, 0.0, 2e-5):
         top_p, typical_p = (value + shift if value < 1 else value for value in (params.top_p, params.typical_p))
