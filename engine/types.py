@@ -194,7 +194,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens_total: int
     generation_tokens_total: int
     num_blocks_cached: int = 0
-    """Free blocks that still hold a prefix which a request could reuse."""
+    """Free blocks whose content a request could still reuse as a prefix."""
     num_tokens_waiting: int = 0
     """Prompt tokens of the waiting requests."""
     cached_tokens_total: int = 0

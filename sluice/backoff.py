@@ -1,7 +1,7 @@
 """The restart budget of a process that ends by itself: how often it is started again, and after which delay."""
 
 MAX_FUTILE_STARTS = 5
-"""Futile starts in a row after which the process is given up. A start is futile if it served nobody."""
+"""Futile starts in a row after which the process is given up. A start is futile if it served no request."""
 CULPRIT_WEIGHT = 0.25
 """Weight of a futile start that a request caused: the next start may succeed without that request, unless every
 request ends the process."""

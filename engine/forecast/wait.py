@@ -135,7 +135,7 @@ class FreedCapacity:
 
 
 class _Availability(NamedTuple):
-    """When capacity for more sequences is freed."""
+    """The capacity that is freed over time for more sequences."""
 
     places: FreedCapacity
     blocks: FreedCapacity
