@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 from engine.runners.base import FloatArray
 from engine.types import SamplingParams
 
+NO_TOP_K = 2**31
+"""Value of top_k if it is off: more than any vocabulary has."""
+
+_LEAST_TEMPERATURE = 1e-30
+"""Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
+
 
 class Constraint(Protocol):
     """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
@@ -29,76 +35,6 @@ class Constraint(Protocol):
     def accept(self, token_id: int) -> None:
         """Advance by the token that was chosen."""
         ...
-
-
-class TokenCounts:
-    """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
-    vocabulary is.
-    """
-
-    def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        self._ids = np.zeros(64, np.int32)
-        self._counts = np.zeros(64, np.float32)
-        self._positions: dict[int, int] = {}
-        for token_id in token_ids:
-            self.add(token_id)
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return self._ids[: len(self._positions)]
-
-    @property
-    def counts(self) -> NDArray[np.float32]:
-        return self._counts[: len(self._positions)]
-
-    def add(self, token_id: int) -> None:
-        position = self._positions.get(token_id)
-        if position is None:
-            position = len(self._positions)
-            if position == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._positions[token_id] = position
-            self._ids[position] = token_id
-        self._counts[position] += 1
-
-
-class BadWords:
-    """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
-
-    Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
-    NoBadWordsLogitsProcessor).
-    """
-
-    def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
-        self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-        """(beginning, last token) of each word, by the last token of its beginning, so that a step costs one lookup."""
-        reach = 1
-        for word in words:
-            beginning, last = word[:-1], word[-1]
-            self._words_by_token.setdefault(beginning[-1], []).append((beginning, last))
-            reach = max(reach, len(beginning))
-        self._recent = deque(prompt_token_ids[-reach:], maxlen=reach)
-        self.banned = self._completing_tokens()
-        """Tokens that would complete a word now."""
-
-    def observe(self, token_id: int) -> None:
-        """Update `banned` after a new token."""
-        self._recent.append(token_id)
-        self.banned = self._completing_tokens()
-
-    def _completing_tokens(self) -> NDArray[np.int32]:
-        begun = self._words_by_token.get(self._recent[-1], []) if self._recent else []
-        recent = tuple(self._recent) if begun else ()
-        lasts = [last for beginning, last in begun if recent[-len(beginning) :] == beginning]
-        return np.array(lasts, np.int32)
-
-
-NO_TOP_K = 2**31
-"""Value of top_k if it is off: more than any vocabulary has."""
-
-_LEAST_TEMPERATURE = 1e-30
-"""Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
 
 
 class SamplingState:
@@ -200,3 +136,66 @@ class SamplingState:
 def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]:
     temperature = max(params.temperature, _LEAST_TEMPERATURE)
     return temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p
+
+
+class TokenCounts:
+    """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
+    vocabulary is.
+    """
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._ids = np.zeros(64, np.int32)
+        self._counts = np.zeros(64, np.float32)
+        self._positions: dict[int, int] = {}
+        for token_id in token_ids:
+            self.add(token_id)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return self._ids[: len(self._positions)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        return self._counts[: len(self._positions)]
+
+    def add(self, token_id: int) -> None:
+        position = self._positions.get(token_id)
+        if position is None:
+            position = len(self._positions)
+            if position == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._positions[token_id] = position
+            self._ids[position] = token_id
+        self._counts[position] += 1
+
+
+class BadWords:
+    """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
+
+    Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
+    NoBadWordsLogitsProcessor).
+    """
+
+    def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
+        self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        """(beginning, last token) of each word, by the last token of its beginning, so that a step costs one lookup."""
+        reach = 1
+        for word in words:
+            beginning, last = word[:-1], word[-1]
+            self._words_by_token.setdefault(beginning[-1], []).append((beginning, last))
+            reach = max(reach, len(beginning))
+        self._recent = deque(prompt_token_ids[-reach:], maxlen=reach)
+        self.banned = self._completing_tokens()
+        """Tokens that would complete a word now."""
+
+    def observe(self, token_id: int) -> None:
+        """Update `banned` after a new token."""
+        self._recent.append(token_id)
+        self.banned = self._completing_tokens()
+
+    def _completing_tokens(self) -> NDArray[np.int32]:
+        begun = self._words_by_token.get(self._recent[-1], []) if self._recent else []
+        recent = tuple(self._recent) if begun else ()
+        lasts = [last for beginning, last in begun if recent[-len(beginning) :] == beginning]
+        return np.array(lasts, np.int32)

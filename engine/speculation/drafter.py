@@ -17,7 +17,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """Value and cost of draft tokens in the next step: a gained token saves `value_s`, a checked draft costs `cost_s`."""
+    """Value and cost of draft tokens in the next step, in seconds for each token gained and each draft checked."""
 
     value_s: float
     cost_s: float

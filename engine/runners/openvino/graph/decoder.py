@@ -23,7 +23,7 @@ Attention = Callable[[Context, ov.Node, int], ov.Node]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a model family reads its `config.json`, and how its decoder is built."""
+    """The way a model family reads its `config.json`, and the way its decoder is built."""
 
     configure: Callable[[ConfigFile], DecoderConfig]
     decoder: Callable[[Context, ov.Node], ov.Node]
@@ -71,8 +71,8 @@ def projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
     """Project to query, key and value by a matrix each."""
     sizes, bias = _sizes(context), context.config.qkv_bias
     query, key, value = (
-        linear(context, x, f"{tensors_prefix(layer)}.{part}_proj", size, bias=bias)
-        for part, size in zip("qkv", sizes, strict=True)
+        linear(context, x, f"{tensors_prefix(layer)}.{letter}_proj", size, bias=bias)
+        for letter, size in zip("qkv", sizes, strict=True)
     )
     return query, key, value
 
