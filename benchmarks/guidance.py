@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure
-from engine.guidance import CompiledGrammar, GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.runners.base import FloatArray
-from engine.sampling.constraint import Constraint
+from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 
 NUM_SEQUENCES = 64
@@ -86,7 +87,7 @@ def _mask_times(grammar: CompiledGrammar, vocab_size: int, num_steps: int) -> di
     times = []
     for _ in range(num_steps):
         rows.fill(0.0)
-        times.append((_ms(partial(_each, constraints, "work_out")), _ms(partial(_apply, constraints, rows))))
+        times.append((_ms(partial(_each, constraints, "compute_mask")), _ms(partial(_apply, constraints, rows))))
         pairs = zip(constraints, rows, strict=True)
         constraints = [_advance(constraint, row, rng) or grammar.constraint() for constraint, row in pairs]
     worked_out, applied = np.median(times, axis=0)

@@ -6,7 +6,8 @@ import numpy as np
 
 from benchmarks.figures import Figure, Target
 from engine.runners.base import FloatArray
-from engine.sampling import SamplingState, sample
+from engine.sampling.sampler import sample
+from engine.sampling.state import SamplingState
 from engine.types import SamplingParams
 
 NUM_ROWS = 64

@@ -1,23 +1,23 @@
-"""Arithmetic of KV blocks, and the chained hashes that name full ones: a prefix is found by its last block."""
+"""Arithmetic of KV blocks, and the chained hashes that identify full blocks in the prefix cache."""
 
 from array import array
 from hashlib import blake2b
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
-"""Of a block's tokens, everything before them, and the request's cache salt."""
+"""Hash of a block's tokens, all tokens before them, and the request's cache salt."""
 
 _DIGEST_BYTES = 16
-"""128 bits of a cryptographic hash: tenants cannot make up a prefix that collides with another's."""
+"""128 bits of a cryptographic hash, so that no tenant can construct a prefix that collides with another's."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` slots."""
+    """Return how many blocks hold `num_tokens` slots."""
     return -(-num_tokens // block_size)
 
 
 def worst_case_blocks(prompt_tokens: int, max_tokens: int, block_size: int) -> int:
-    """Most blocks this sequence can ever hold.
+    """Return the most blocks that a sequence can ever need.
 
     The last sampled token is returned but never fed back, so it needs no slot.
     """
@@ -25,7 +25,7 @@ def worst_case_blocks(prompt_tokens: int, max_tokens: int, block_size: int) -> i
 
 
 class HashChain:
-    """The block hashes of one sequence, made when they are first asked for."""
+    """The block hashes of one sequence, computed when they are first needed."""
 
     __slots__ = ("_block_size", "_hashes", "_root")
 
@@ -34,8 +34,8 @@ class HashChain:
         self._root = _digest(b"", salt.encode())
         self._hashes: list[BlockHash] = []
 
-    def of(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:
-        """Hashes of the first `num_blocks` blocks of `token_ids`, which must cover them and only ever grow."""
+    def hashes(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:
+        """Return the hashes of the first `num_blocks` blocks of `token_ids`, which must fill them and may only grow."""
         hashes, size = self._hashes, self._block_size
         while len(hashes) < num_blocks:
             begin = len(hashes) * size

@@ -1,4 +1,4 @@
-"""How an engine is set up: one frozen value, read once and passed in."""
+"""The configuration of an engine: one frozen value, read once and passed in."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,7 +9,7 @@ from sluice.errors import invalid
 
 
 class SchedulerPolicy(StrEnum):
-    """Who may hold KV blocks; TensorRT-LLM's names and meaning."""
+    """Names of the capacity policies, with TensorRT-LLM's meaning. `engine.scheduling.policies` has the policies."""
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     MAX_UTILIZATION = "max_utilization"
@@ -17,7 +17,7 @@ class SchedulerPolicy(StrEnum):
 
 
 class Speculation(StrEnum):
-    """Where draft tokens come from."""
+    """The sources of draft tokens."""
 
     OFF = "off"
     NGRAM = "ngram"
@@ -25,7 +25,7 @@ class Speculation(StrEnum):
 
 
 class Runtime(StrEnum):
-    """What runs the model. `engine.runtimes` chooses where nobody says."""
+    """The runtimes that execute models. For AUTO, `engine.runtimes` chooses one."""
 
     AUTO = "auto"
     OPENVINO = "openvino"
@@ -33,67 +33,69 @@ class Runtime(StrEnum):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits use vLLM's names. None means: chosen at load from the model and the machine."""
+    """Everything an engine is told at its start. Limits have vLLM's names; None means chosen at load from the model and
+    the machine.
+    """
 
     model_path: str
     dtype: str = "auto"
-    """Precision of the computation: auto (bf16 where the CPU has it), bf16, f32."""
+    """Precision of the computation: auto (bf16 if the CPU has it), bf16, f32."""
     max_model_len: int | None = None
-    """Longest prompt + output of one sequence, in tokens. Default: what the model was made for."""
+    """Most tokens of one sequence, prompt and output together. Default: what the model was made for."""
     num_blocks: int | None = None
-    """KV cache blocks. Raising it costs memory and lets more sequences run at once."""
+    """Number of KV cache blocks. Raising it costs memory and lets more sequences run at once."""
     kv_cache_memory_bytes: int | None = None
-    """KV cache size where `num_blocks` is not given."""
+    """KV cache size if `num_blocks` is not given."""
     kv_cache_memory_fraction: float | None = None
-    """KV cache size as a share of the memory that is free once the model is loaded, where neither is given."""
+    """KV cache size as a fraction of the memory that is free once the model is loaded, if neither is given."""
     kv_cache_dtype: str = "auto"
-    """Type of the cached keys and values: auto (as `dtype`), bf16, f32 or u8. u8 halves memory and costs agreement."""
+    """Type of the cached keys and values: auto (as `dtype`), bf16, f32 or u8. u8 halves memory and costs accuracy."""
     quantization: str = "none"
     """Compression of the weights at load: none, int8, int4."""
     cache_path: str | None = None
-    """Folder of what is made once from a checkpoint: compressed weights, converted models. Default: ~/.cache/sluice."""
+    """Folder of files made once from a checkpoint: compressed weights, converted models. Default: ~/.cache/sluice."""
     max_num_seqs: int = 64
     """Most sequences in one step. Raising it lengthens each step."""
     max_num_batched_tokens: int = 512
-    """Most tokens in one step: decode first, then prefill chunks. Raising it speeds prefill, roughens decode."""
+    """Most tokens in one step: decode first, then prefill chunks. Raising it speeds up prefill and delays decode."""
     max_queued_requests: int = 512
-    """Most requests waiting to be admitted; one more is refused at once."""
+    """Most requests waiting to be admitted; one more is rejected at once."""
     max_queued_tokens: int | None = None
-    """Most prompt tokens waiting to be admitted; beyond them a request is refused at once. Default: no bound."""
+    """Most prompt tokens waiting to be admitted; a request beyond them is rejected at once. Default: no limit."""
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     enable_prefix_caching: bool = True
-    """Keep the blocks of finished requests for others that begin with the same tokens."""
+    """Whether blocks of finished requests are kept for others that begin with the same tokens."""
     tenant_weights: dict[str, float] = {}
-    """Share of each tenant in the served tokens; 1 for those not named."""
+    """Each tenant's share of the served tokens; 1 for tenants not named."""
     speculation: Speculation = Speculation.OFF
     num_speculative_tokens: int = 4
-    """Most draft tokens a sequence gets in one step. Raising it pays only where most are accepted."""
+    """Most draft tokens of a sequence in one step. Raising it pays only if most are accepted."""
     draft_model_path: str | None = None
     """Checkpoint of the draft model; it must have the same vocabulary."""
     num_threads: int | None = None
-    """Threads of the runtime. Default: one a core."""
+    """Threads of the runtime. Default: one for each core."""
     runtime: Runtime = Runtime.AUTO
     tensor_parallel_size: int = 1
-    """GPUs that share each layer."""
+    """Number of GPUs that share each layer."""
     pipeline_parallel_size: int = 1
-    """Groups of GPUs that have the layers in turn."""
+    """Number of GPU groups among which the layers are divided."""
     lora_modules: dict[str, str] = {}
-    """Folders of LoRA adapters, by the name that requests ask for."""
+    """Folders of LoRA adapters, by the name that requests use."""
     tokenizer_path: str | None = None
-    """Where the tokenizer is, for a runtime that needs one (guided decoding). Default: in `model_path`."""
+    """Folder of the tokenizer, for a runtime that needs one (guided decoding). Default: `model_path`."""
     engine_python: str | None = None
-    """Python that runs the engine's process where TensorRT-LLM does: it may have an environment of its own, which then
-    needs this package, numpy, msgspec, pyzmq and packaging. Default: the gateway's."""
+    """Python interpreter of a TensorRT-LLM engine's process. Its environment needs this package, numpy, msgspec, pyzmq
+    and packaging. Default: the gateway's interpreter."""
     launcher: list[str] = []
-    """Command that the engine's process is started by, as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
+    """Command that starts the engine's process, such as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
-    """Settings of TensorRT-LLM that have no field here, by the names in
+    """TensorRT-LLM settings without a field of their own, by the names in
     `engine.delegated.tensorrt_llm.configuration.catalogue`."""
     llm_arguments: dict[str, Any] = {}
-    """Arguments of TensorRT-LLM's LLM class as they are, over all else."""
+    """Arguments of TensorRT-LLM's LLM class; they override everything else."""
 
     def __post_init__(self) -> None:
-        """Raises SluiceError INVALID where decode alone could not fit into a step."""
+        """Check the limits. Raises SluiceError INVALID if decode alone might not fit into a step."""
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise invalid(
                 "max_num_batched_tokens",

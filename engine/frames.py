@@ -1,5 +1,8 @@
-"""What the engine and its clients say to each other. In one process these are passed as they are;
-between processes they travel as msgpack, one message a ZeroMQ frame."""
+"""Messages between an engine and its clients: commands down, reports up.
+
+Within one process they are passed as objects; between processes they travel as msgpack, one message in each ZeroMQ
+frame.
+"""
 
 import msgspec
 
@@ -13,11 +16,11 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     stream_id: int
     request: GenerateRequest
     was_accepted: bool = False
-    """By an engine that is gone: then this one has no say in it, however full its queue is."""
+    """Whether an engine that is lost had accepted the request. This one then takes it even if its queue is full."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """The client no longer wants this request; legal in every state."""
+    """Cancel a request, in whatever state it is."""
 
     stream_id: int
 
@@ -36,14 +39,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
-    """The model could not be loaded; the engine is gone."""
+    """The model could not be loaded; the engine ends."""
 
     code: ErrorCode
     message: str
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Everything that one step brought, for all sequences at once. Without events it is a heartbeat."""
+    """The outcome of one step for all sequences. A frame without events is a heartbeat."""
 
     events: list[TokenEvent]
     failures: list[RequestFailed]
@@ -53,6 +56,6 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 Report = Ready | LoadFailed | StepFrame
 
 
-def failed(stream_id: int, error: SluiceError) -> RequestFailed:
-    """`error` as an event of this stream."""
+def request_failed(stream_id: int, error: SluiceError) -> RequestFailed:
+    """Make the event that ends a stream with `error`."""
     return RequestFailed(stream_id, error.code, error.message, error.param, error.retry_after_s)

@@ -14,7 +14,7 @@ from engine.model_folder import ModelFormat, model_format
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType({spec.runtime: spec for spec in (TENSORRT_LLM, OPENVINO)})
 """All runtimes by name."""

@@ -1,4 +1,4 @@
-"""One generation's mutable state. Only the executor changes it."""
+"""The mutable state of one generation. Only the executor changes it."""
 
 import math
 
@@ -6,18 +6,17 @@ import numpy as np
 
 from engine.blocks import BlockHash, HashChain, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
-from engine.sampling.constraint import Constraint
-from engine.sampling.state import SamplingState
+from engine.sampling.state import Constraint, SamplingState
 from engine.types import EngineInfo, FinishReason, GenerateRequest, TokenLogprob
 
-NO_SLOT = -1
+NO_ROW = -1
 
 
 class Sequence:
-    """A request on its way through the engine: waiting, then prefill, then decode, then gone.
+    """A request on its way through the engine: waiting, then prefill, then decode, then finished.
 
-    Its context are prompt and output. A paused sequence has nothing computed any more; its whole context is
-    prefilled again.
+    Its context is the prompt and the output so far. A preempted sequence has lost what was computed; its whole context
+    is prefilled again.
     """
 
     __slots__ = (
@@ -27,16 +26,16 @@ class Sequence:
         "drafts",
         "fresh_logprobs",
         "fresh_token_ids",
+        "has_emitted",
         "has_sampling",
-        "is_announced",
         "last_token_id",
         "max_tokens",
+        "num_allocated_blocks",
         "num_cached_tokens",
         "num_charged",
         "num_computed",
-        "num_held_blocks",
+        "num_discarded",
         "num_indexed_blocks",
-        "num_lost",
         "num_output",
         "num_prompt",
         "num_tokens",
@@ -45,19 +44,19 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "sampling",
-        "slot",
         "start_deadline",
         "stop_token_ids",
         "stream_id",
         "submitted_at",
+        "table_row",
         "tenant",
         "token_ids",
-        "was_paused",
+        "was_preempted",
         "worst_case_blocks",
     )
 
     def __init__(self, stream_id: int, request: GenerateRequest, info: EngineInfo, now: float) -> None:
-        """`now` is the engine's clock, in seconds, at which the request came."""
+        """`now` is the engine's clock in seconds at the submit."""
         params = request.sampling
         self.stream_id = stream_id
         self.request = request
@@ -68,44 +67,45 @@ class Sequence:
         self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
         self.predicted_wait_s = 0.0
         self.token_ids = request.prompt_token_ids + request.resume_token_ids
-        """The context, [num_tokens]; it only grows. A list, as appending to one is an order faster than to an array."""
+        """The context, [num_tokens]; it only grows. Appending to a list is ten times faster than to an array."""
         self._block_size = info.block_size
         self._chain = HashChain(request.cache_salt, info.block_size)
         self.num_prompt = len(request.prompt_token_ids)
         self.num_output = len(request.resume_token_ids)
         self.num_charged = self.num_output
-        """Output tokens that its tenant's account knows of; what an engine before this one brought is not charged."""
+        """Output tokens charged to the tenant so far. Output of an earlier engine is not charged."""
         self.num_tokens = len(self.token_ids)
-        """Of the context."""
+        """Length of the context."""
         self.last_token_id = self.token_ids[-1]
         self.max_tokens = params.max_tokens
         self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.stop_token_ids = frozenset(ends)
-        self.slot = NO_SLOT
-        self.num_held_blocks = 0
+        self.table_row = NO_ROW
+        """Row of its block table in `BlockTables`; NO_ROW while it does not run."""
+        self.num_allocated_blocks = 0
         self.num_indexed_blocks = 0
-        """Full blocks at the beginning that were offered to the prefix index."""
+        """Full blocks at the beginning that were added to the prefix index."""
         self.num_computed = 0
         """Tokens whose K and V are in the blocks."""
-        self.num_lost = 0
-        """Tokens that were computed when it was paused."""
-        self.was_paused = False
+        self.num_discarded = 0
+        """Tokens that were computed when it was last preempted."""
+        self.was_preempted = False
         self.num_cached_tokens = 0
-        """Prompt tokens that it found in the cache when it first started."""
+        """Prompt tokens found in the prefix cache when it first started."""
         self.drafts: list[int] = []
-        """What its next tokens may be; a step checks them all at once."""
+        """Draft tokens for the next step, which checks them all at once."""
         self.fresh_token_ids: list[int] = []
         self.fresh_logprobs: list[TokenLogprob] = []
-        """What it got since the last event."""
+        """Log probabilities since the last event, as `fresh_token_ids` are the tokens since then."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.is_announced = False
-        """Whether its first event is out."""
+        self.has_emitted = False
+        """Whether its first event was sent."""
         self.has_sampling = False
         self.sampling: SamplingState
 
-    def open_sampling(self, vocab_size: int, constraint: Constraint | None) -> None:
-        """Make what sampling remembers; `constraint` is what the output must keep to."""
+    def start_sampling(self, vocab_size: int, constraint: Constraint | None) -> None:
+        """Create the sampling state; `constraint` restricts the output."""
         request = self.request
         self.has_sampling = True
         self.sampling = SamplingState(
@@ -119,22 +119,17 @@ class Sequence:
 
     @property
     def num_tokens_left(self) -> int:
-        """Tokens of the context still to run before the next one is sampled: 1 while it decodes."""
+        """Tokens of the context to compute before the next one is sampled: 1 during decode."""
         return self.num_tokens - self.num_computed
 
-    def most_at_once(self, num_tokens_left: int) -> int:
-        """How many of its last `num_tokens_left` context tokens may run in one step.
+    def max_step_tokens(self, num_tokens_left: int) -> int:
+        """Return how many of its last `num_tokens_left` context tokens may run in one step.
 
-        Output of an engine that is gone is run one token a step, as it was then: in bf16 a prefill rounds keys and
-        values differently, and the text would take another turn.
+        Output that an earlier engine decoded is computed one token a step again: in bf16 a prefill rounds keys and
+        values differently, and the text would continue differently.
         """
-        num_replayed = 0 if self.was_paused else len(self.request.resume_token_ids)
+        num_replayed = 0 if self.was_preempted else len(self.request.resume_token_ids)
         return max(num_tokens_left - num_replayed, 1)
-
-    @property
-    def num_prompt_left(self) -> int:
-        """Prompt tokens still to prefill; 0 once decoding."""
-        return max(self.num_prompt - self.num_computed, 0)
 
     @property
     def num_drafts(self) -> int:
@@ -142,29 +137,29 @@ class Sequence:
 
     @property
     def num_next_blocks(self) -> int:
-        """Blocks beyond those held that it needs to sample its next token, drafts included."""
-        return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_held_blocks
+        """Blocks beyond the allocated ones that it needs to sample its next token, drafts included."""
+        return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_allocated_blocks
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens that make sense: the last output token is never fed back."""
+        """Most draft tokens that are of use: the last output token is never fed back."""
         return self.max_tokens - self.num_output - 1
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether rows of the prompt are wanted, which only computing it brings. After a resume they are known."""
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the prompt must be computed for its log probabilities. After a resume they were already sent."""
         return self.request.sampling.prompt_logprobs is not None and not self.request.resume_token_ids
 
     def block_hashes(self, num_blocks: int) -> list[BlockHash]:
-        """Names of the first `num_blocks` blocks, which must be full."""
-        return self._chain.of(self.token_ids, num_blocks)
+        """Return the hashes of the first `num_blocks` blocks, which must be full."""
+        return self._chain.hashes(self.token_ids, num_blocks)
 
     def next_tokens(self, num_tokens: int) -> IntArray:
-        """The piece of the context to run next."""
+        """Return the next `num_tokens` tokens of the context to compute."""
         return np.array(self.token_ids[self.num_computed : self.num_computed + num_tokens], np.int32)
 
     def append(self, token_id: int, logprob: TokenLogprob | None = None) -> FinishReason | None:
-        """Take the sampled token; returns why the sequence ends with it, if it does."""
+        """Append the sampled token. Returns the finish reason if the sequence ends with it."""
         self.token_ids.append(token_id)
         self.last_token_id = token_id
         self.num_tokens += 1

@@ -1,7 +1,7 @@
-"""What crosses the engine's border: requests in, token events out. All values are frozen.
+"""The values that enter and leave an engine: requests in, token events out.
 
-They are msgspec structs, so that the engine process reads and writes them as msgpack without
-a second set of wire types.
+They are frozen msgspec structs, so that an engine process reads and writes them as msgpack without a second set of
+wire types.
 """
 
 from enum import StrEnum
@@ -12,7 +12,7 @@ from sluice.errors import ErrorCode
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """The reason why a sequence ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """The languages that a constraint on the output may be written in."""
+    """The languages in which a constraint on the output may be written."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -31,7 +31,7 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the whole output must match.
+    """A constraint that the whole output must match.
 
     `text` is a JSON schema, a regular expression, a JSON array of strings (choice) or a grammar in GBNF or
     Lark; it is empty for JSON_OBJECT.
@@ -42,13 +42,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are chosen. `engine.validation.check_sampling` says what is allowed.
+    """Parameters of how tokens are chosen. `engine.validation.check_sampling` checks their ranges.
 
-    temperature 0 is greedy; top_k 0, top_p 1, typical_p 1 and min_p 0 switch those filters off. The
-    repetition penalty counts prompt and output (as transformers does), presence and frequency
-    count the output only (as OpenAI does). `logprobs` and `prompt_logprobs` ask for the token's own
-    log probability and those of so many of the likeliest; they are the model's, before penalties,
-    temperature and filters. `bad_words` are token sequences that must not come.
+    temperature 0 is greedy; top_k 0, top_p 1, typical_p 1 and min_p 0 switch those filters off. The repetition
+    penalty counts prompt and output (as transformers does), presence and frequency penalty count the output only (as
+    OpenAI does). `logprobs` and `prompt_logprobs` request the log probability of each token and of that many most
+    likely tokens; they are the model's, before penalties, temperature and filters. `bad_words` are token sequences
+    that must not occur in the output.
     """
 
     max_tokens: int = 16
@@ -70,8 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     beam_width: int = 1
-    """Beams of a beam search, of which the best is the answer; it comes whole. From here on: fields that not every
-    runtime has (`EngineInfo.sampling_fields`). None is the runtime's own default."""
+    """Beams of a beam search, whose best one is the answer; it comes in one event. This field and those below are not
+    supported by every runtime (`EngineInfo.sampling_fields`). None is the runtime's own default."""
     length_penalty: float | None = None
     early_stopping: int | None = None
     beam_search_diversity_rate: float | None = None
@@ -82,32 +82,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One prompt to continue. `request_id` is for logs and need not be unique.
+    """A request to continue one prompt. `request_id` is for logs and need not be unique.
 
-    `resume_token_ids` is output that was generated and sent already, by an engine that is gone: generation
-    goes on after it, and it counts towards `max_tokens`.
+    `resume_token_ids` is output that a lost engine has generated and sent: generation continues after it, and it
+    counts towards `max_tokens`.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     priority: int = 0
-    """Lower runs earlier."""
+    """Lower values run earlier."""
     tenant: str = ""
-    """Whom served tokens are charged to: tenants of one priority share the engine by their weights."""
+    """The tenant that served tokens are charged to: tenants of one priority share the engine by their weights."""
     cache_salt: str = ""
-    """KV blocks are shared only between requests of the same salt."""
+    """KV blocks are shared only between requests with the same salt."""
     timeout_s: float | None = None
-    """From submit to the last token; a request that takes longer ends in a DEADLINE error."""
+    """Limit from submit to the last token; a request that takes longer ends in a DEADLINE error."""
     queue_timeout_s: float | None = None
-    """From submit to the start; one that waits longer ends in a DEADLINE error."""
+    """Limit from submit to admission; a request that waits longer ends in a DEADLINE error."""
     resume_token_ids: list[int] = []
     adapter: str = ""
-    """Name of the LoRA adapter to answer with; one of `EngineInfo.adapters`."""
+    """Name of the LoRA adapter to use; one of `EngineInfo.adapters`."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log probability of one token, and the likeliest alternatives as (token id, log probability), best first."""
+    """The log probability of one token, and the most likely tokens as (token id, log probability), best first."""
 
     token_id: int
     logprob: float
@@ -115,10 +115,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventDetail(msgspec.Struct, frozen=True, array_like=True):
-    """What few events carry. `prompt_logprobs` come with a request's first event, `num_cached_tokens` with one of them.
+    """Fields that only some events carry: `prompt_logprobs` the first of a request, `num_cached_tokens` one of them.
 
-    `logprobs` has an entry for each of the event's tokens. `prompt_logprobs` has one for each prompt
-    token; the first is None, since nothing precedes it.
+    `logprobs` has an entry for each token of the event. `prompt_logprobs` has one for each prompt token; the first
+    is None, because nothing precedes it.
     """
 
     num_cached_tokens: int | None = None
@@ -127,10 +127,10 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """What one step brought for one request.
+    """The new tokens of one request after a step.
 
-    `stream_id` is the number under which the client submitted it. A token that ended the sequence
-    (end of sequence, stop token) is the last of `token_ids`, with finish reason `stop`.
+    `stream_id` is the number under which the client submitted the request. A token that ended the sequence (end of
+    sequence, stop token) is the last of `token_ids`, with finish reason `stop`.
     """
 
     stream_id: int
@@ -140,7 +140,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
-    """A request that ends in an error: refused at submit, or failed while running."""
+    """The error in which a request ends: rejected at submit, or failed while running."""
 
     stream_id: int
     code: ErrorCode
@@ -150,12 +150,12 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IterationStats(msgspec.Struct, frozen=True, array_like=True):
-    """TensorRT-LLM's own statistics of its last iteration, under our names; those it does not tell are None."""
+    """TensorRT-LLM's statistics of its last iteration, under our names; None for those it does not report."""
 
     iteration: int
     latency_ms: float
     timestamp_us: int | None = None
-    """Since 1970."""
+    """Microseconds since 1970."""
     num_active: int | None = None
     max_active: int | None = None
     num_scheduled: int | None = None
@@ -175,9 +175,9 @@ class IterationStats(msgspec.Struct, frozen=True, array_like=True):
     reused_blocks: int | None = None
     missed_blocks: int | None = None
     cache_hit_rate: float | None = None
-    """0 to 1."""
+    """From 0 to 1."""
     acceptance_length: float | None = None
-    """Tokens a step that speculation brought."""
+    """Tokens that a step brings with speculation, on average."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -194,30 +194,30 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens_total: int
     generation_tokens_total: int
     num_blocks_cached: int = 0
-    """Free blocks that still hold a prefix which a request could reuse."""
+    """Free blocks whose content a request could still reuse as a prefix."""
     num_tokens_waiting: int = 0
-    """Prompt tokens of the requests that wait."""
+    """Prompt tokens of the waiting requests."""
     cached_tokens_total: int = 0
-    """Prompt tokens that were found in the cache instead of computed."""
+    """Prompt tokens that were found in the prefix cache instead of computed."""
     preemptions_total: int = 0
     recomputed_tokens_total: int = 0
-    """Tokens computed again after a preemption; both stay 0 under guaranteed_no_evict."""
+    """Tokens computed again after a preemption. Both counters stay 0 under guaranteed_no_evict."""
     draft_tokens_total: int = 0
     accepted_tokens_total: int = 0
-    """Draft tokens that speculation proposed, and those of them that the model agreed with."""
+    """Draft tokens that speculation proposed, and how many of them the model accepted."""
     timeouts_total: int = 0
     predicted_wait_s: float = 0.0
-    """How long a request submitted now is thought to wait."""
+    """Predicted wait of a request submitted now."""
     waits_total: int = 0
     wait_seconds_total: float = 0.0
     wait_error_seconds_total: float = 0.0
-    """Requests that were admitted, the time they waited, and by how much the prediction at submit was off."""
+    """Requests admitted, the sum of their waits, and the sum of the absolute errors of the predictions at submit."""
     iteration: IterationStats | None = None
-    """What TensorRT-LLM says of itself; None of other runtimes, and before it said anything."""
+    """TensorRT-LLM's own statistics; None for other runtimes, and before it reports any."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loaded engine is and what it holds; sent once, when it is ready to be asked."""
+    """The properties and limits of a loaded engine; sent once, when it is ready for requests."""
 
     runtime: str
     model_type: str
@@ -235,10 +235,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_policy: str = "guaranteed_no_evict"
     runtime_version: str = ""
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that requests may name."""
+    """Names of the LoRA adapters that requests may use."""
     max_beam_width: int = 1
     sampling_fields: tuple[str, ...] = ()
-    """Those of the sampling parameters that not every runtime has and this one does."""
+    """The optional sampling parameters that this runtime supports."""
     grammar_kinds: tuple[GrammarKind, ...] = tuple(GrammarKind)
-    """Languages of constraints that it keeps to."""
+    """Languages of constraints that this runtime supports."""
     num_gpus: int = 0

@@ -1,4 +1,4 @@
-"""What a request may ask for. The client checks before it sends, the engine before it queues: one rule, one place."""
+"""Checks of requests. The client runs them before it sends a request, and the engine before it queues one."""
 
 import math
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from sluice.errors import SluiceError, invalid
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 MAX_LABEL = 256
-"""Characters of a tenant's name and of a cache salt: both are kept for as long as something is known by them."""
+"""Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -19,7 +19,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }
-_SHARES = ("top_p", "typical_p")
+_FRACTIONS = ("top_p", "typical_p")
 RUNTIME_FIELDS = (
     "beam_width",
     "length_penalty",
@@ -30,8 +30,8 @@ RUNTIME_FIELDS = (
     "top_p_decay",
     "top_p_reset_ids",
 )
-"""Sampling parameters that only those runtimes have that say so (`EngineInfo.sampling_fields`)."""
-_UNSET = {name: getattr(SamplingParams(), name) for name in RUNTIME_FIELDS}
+"""Sampling parameters that only some runtimes support (`EngineInfo.sampling_fields`)."""
+_DEFAULTS = {name: getattr(SamplingParams(), name) for name in RUNTIME_FIELDS}
 _MAX_INT32 = 2**31 - 1
 _RUNTIME_RANGES: dict[str, tuple[float, float]] = {
     "early_stopping": (0, _MAX_INT32),
@@ -39,17 +39,17 @@ _RUNTIME_RANGES: dict[str, tuple[float, float]] = {
     "top_p_min": (0.0, 1.0),
     "top_p_reset_ids": (0, _MAX_INT32),
 }
-"""Those of TensorRT-LLM's executor, which would answer with an error of its own."""
+"""Ranges that TensorRT-LLM's executor enforces, which would fail with an error of its own."""
 _MAX_BIAS = 100.0
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Raise INVALID, naming the field, what came and what is allowed, for the first field out of range."""
+    """Check all sampling parameters. Raises INVALID for the first field out of range, with its value and the range."""
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name)
         if not low <= value <= high:
             raise _out_of_range(name, value, f"between {low:g} and {high:g}")
-    for name in _SHARES:
+    for name in _FRACTIONS:
         if not 0.0 < getattr(params, name) <= 1.0:
             raise _out_of_range(name, getattr(params, name), "greater than 0 and at most 1")
     if not 0.0 < params.repetition_penalty < math.inf:
@@ -60,7 +60,7 @@ def check_sampling(params: SamplingParams) -> None:
         raise _out_of_range("seed", params.seed, f"between 0 and {MAX_SEED}")
     _check_counts(params)
     _check_runtime_fields(params)
-    _check_words(params)
+    _check_token_rules(params)
 
 
 def _check_runtime_fields(params: SamplingParams) -> None:
@@ -90,8 +90,8 @@ def _check_counts(params: SamplingParams) -> None:
             raise _out_of_range(name, value, f"between 0 and {MAX_LOGPROBS}")
 
 
-def _check_words(params: SamplingParams) -> None:
-    """What the parameters say of single tokens; that these exist is for `check_request`, which knows the vocabulary."""
+def _check_token_rules(params: SamplingParams) -> None:
+    """Check the parameters about single tokens. `check_request`, which knows the vocabulary, checks the token ids."""
     for token_id, bias in params.logit_bias.items():
         if not -_MAX_BIAS <= bias <= _MAX_BIAS:
             allowed = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g}"
@@ -111,9 +111,9 @@ def _out_of_range(name: str, value: float, allowed: str) -> SluiceError:
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
-    """Raise INVALID for a request that the engine could never finish, with the numbers that say why."""
+    """Check a request against the limits of an engine. Raises INVALID if the engine could never finish it."""
     check_sampling(request.sampling)
-    _check_runtime(request, info)
+    _check_runtime_support(request, info)
     _check_envelope(request)
     num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
     if num_prompt == 0:
@@ -135,11 +135,11 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     _check_token_ids(request, info.vocab_size)
 
 
-def _check_runtime(request: GenerateRequest, info: EngineInfo) -> None:
-    """What only some runtimes have."""
+def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
+    """Check what only some runtimes support: sampling fields, beams, grammars and adapters."""
     params = request.sampling
     for name in RUNTIME_FIELDS:
-        if getattr(params, name) != _UNSET[name] and name not in info.sampling_fields:
+        if getattr(params, name) != _DEFAULTS[name] and name not in info.sampling_fields:
             raise invalid(name, f"{name} needs the TensorRT-LLM runtime; this model is served by {info.runtime}")
     if not 1 <= params.beam_width <= info.max_beam_width:
         allowed = f"between 1 and {info.max_beam_width} (max_beam_width)"
@@ -169,7 +169,7 @@ def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> Non
 
 
 def _check_envelope(request: GenerateRequest) -> None:
-    """What a request says about its treatment."""
+    """Check timeouts, priority, labels and resumed output."""
     for name in ("timeout_s", "queue_timeout_s"):
         value = getattr(request, name)
         if value is not None and not 0.0 < value < math.inf:
@@ -191,16 +191,16 @@ def _check_envelope(request: GenerateRequest) -> None:
 
 def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
     params = request.sampling
-    _check_known("prompt", "token ids of the prompt", request.prompt_token_ids, vocab_size)
-    _check_known("resume_token_ids", "resume_token_ids", request.resume_token_ids, vocab_size)
+    _check_in_vocabulary("prompt", "token ids of the prompt", request.prompt_token_ids, vocab_size)
+    _check_in_vocabulary("resume_token_ids", "resume_token_ids", request.resume_token_ids, vocab_size)
     if params.top_p_reset_ids is not None:
-        _check_known("top_p_reset_ids", "top_p_reset_ids", [params.top_p_reset_ids], vocab_size)
-    _check_known("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)
+        _check_in_vocabulary("top_p_reset_ids", "top_p_reset_ids", [params.top_p_reset_ids], vocab_size)
+    _check_in_vocabulary("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)
     for word in params.bad_words:
-        _check_known("bad_words", "token ids of bad_words", word, vocab_size)
+        _check_in_vocabulary("bad_words", "token ids of bad_words", word, vocab_size)
 
 
-def _check_known(param: str, name: str, token_ids: Collection[int], vocab_size: int) -> None:
+def _check_in_vocabulary(param: str, name: str, token_ids: Collection[int], vocab_size: int) -> None:
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise invalid(param, f"{name} must be between 0 and {vocab_size - 1}, got {wrong}")

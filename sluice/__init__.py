@@ -1,0 +1,62 @@
+"""Errors, backoff, machine and version that every room shares, and the public face of the product.
+
+`from sluice import EngineConfig` looks the name up when it is first asked for, so that `import sluice` itself loads
+nothing but the standard library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.types import SamplingParams
+    from serving.backend import Backend, BackendContext
+    from serving.model import Model
+    from serving.spec import ModelSource
+    from sluice.errors import ErrorCode, SluiceError
+
+    __version__: str
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "EngineConfig",
+    "ErrorCode",
+    "Model",
+    "ModelSource",
+    "SamplingParams",
+    "SluiceError",
+    "__version__",
+]
+
+_MODULES = {
+    "Backend": "serving.backend",
+    "BackendContext": "serving.backend",
+    "EngineConfig": "engine.config",
+    "ErrorCode": "sluice.errors",
+    "Model": "serving.model",
+    "ModelSource": "serving.spec",
+    "SamplingParams": "engine.types",
+    "SluiceError": "sluice.errors",
+}
+"""The module that defines each public name."""
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for public
+
+    def __getattr__(name: str) -> object:
+        """Look up a public name, or the version of the installed distribution (PEP 562)."""
+        if name == "__version__":
+            from importlib.metadata import version  # 10 ms that few processes need
+
+            value: object = version("sluice")
+        elif name in _MODULES:
+            value = getattr(import_module(_MODULES[name]), name)
+        else:
+            raise AttributeError(f"sluice has no public name {name!r}; it has: {', '.join(sorted(__all__))}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,14 @@
-"""How often a process that ends by itself is started again, and how long each start waits."""
+"""The restart budget of a process that ends by itself: how often it is started again, and after which delay."""
 
 MAX_FUTILE_STARTS = 5
-"""Starts in a row that served nobody, after which another one is not worth trying."""
+"""Futile starts in a row after which the process is given up. A start is futile if it served no request."""
 CULPRIT_WEIGHT = 0.25
-"""What a futile start counts when a request is to blame for it: without that request the next start fares better,
-unless every request ends the process."""
+"""Weight of a futile start that a request caused: the next start may succeed without that request, unless every
+request ends the process."""
 FIRST_DELAY_S = 0.5
 """Delay before the start that follows the first futile one; each further delay is twice as long."""
 STABLE_S = 60.0
-"""A process that ran for this long counts as a good start, even if nobody sent it a request."""
+"""A process that ran for this long counts as a good start, even without a request."""
 
 
 class RestartBudget:
@@ -29,9 +29,9 @@ class RestartBudget:
         return FIRST_DELAY_S * 2.0 ** (int(self._num_futile) - 1) if self._num_futile >= 1 else 0.0
 
     def refill(self) -> None:
-        """Forget the futile starts: the process that ended had served somebody, or had run for long."""
+        """Forget the futile starts: the process that ended had served a request, or had run for long."""
         self._num_futile = 0.0
 
     def spend(self, *, has_culprit: bool = False) -> None:
-        """Count one futile start: the process that ended had served nobody, or it did not load."""
+        """Count one futile start: the process that ended had served no request, or it did not load."""
         self._num_futile += CULPRIT_WEIGHT if has_culprit else 1.0

@@ -1,10 +1,10 @@
-"""What can go wrong, in words that belong to no protocol."""
+"""Errors that clients may see, independent of any protocol."""
 
 from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Why a request failed. Each protocol has one table from these to its own codes."""
+    """The reasons why a request fails. Each protocol maps them to its own codes in one table."""
 
     INVALID = "invalid"
     UNAUTHENTICATED = "unauthenticated"
@@ -23,14 +23,14 @@ class ErrorCode(StrEnum):
 
 
 CANNOT_SERVE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE})
-"""Nothing is wrong with the request: who asks again later may be answered."""
+"""Codes of failures that are not the request's fault: the same request may succeed later."""
 
 
 class SluiceError(Exception):
-    """A failure that the client may read: `message` is written for them.
+    """A failure whose `message` is written for the client.
 
-    `param` names the field of the request that is at fault, where one is. `retry_after_s`
-    says when trying again makes sense (seconds), where that is known.
+    `param` names the request field at fault, if there is one. `retry_after_s` is the number of seconds after which a
+    retry makes sense, if known.
     """
 
     def __init__(
@@ -44,5 +44,5 @@ class SluiceError(Exception):
 
 
 def invalid(param: str, message: str) -> SluiceError:
-    """The commonest error: field `param` holds what it must not."""
+    """Make an INVALID error about the request field `param`."""
     return SluiceError(ErrorCode.INVALID, message, param=param)

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner
@@ -95,7 +95,7 @@ class _TraceCommands:
         return commands
 
 
-class _RecordingForecast(Forecast):
+class _RecordingForecast(WaitForecast):
     """A forecast that keeps each wait beside its prediction."""
 
     def __init__(self, limits: EngineInfo) -> None:

@@ -23,12 +23,20 @@ from cli.build.configs import RepositoryNames
 from cli.build.manifest import make_manifest, write_manifest
 from cli.build.options import BuildError, BuildOptions
 from cli.build.output import check_output, check_space, format_size, publish, staging
-from cli.build.plan import BuildPaths, BuildPlan, choose_build_runtime, choose_names, make_plan, plan_fetch, work_folder
+from cli.build.plan import (
+    BuildPaths,
+    BuildPlan,
+    choose_build_runtime,
+    choose_names,
+    make_plan,
+    plan_fetch,
+    work_folder,
+)
 from cli.build.source import BuildSource, find_source, read_checkpoint
 from cli.build.steps import Advance, BuildStep, Convert, Copy, Tool, shell_comment, shell_quote
 from cli.build.tensorrt_llm import library_version
 from engine.config import Runtime
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 _NUM_PUBLISH_STEPS = 1
 

@@ -18,6 +18,7 @@ from engine.config import Runtime
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
+from sluice import __version__
 
 MANIFEST = "sluice-build.json"
 FORMAT = 1
@@ -42,7 +43,7 @@ def make_manifest(
     return {
         "format": FORMAT,
         "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sluice_version": version("sluice"),
+        "sluice_version": __version__,
         "name": plan.names.model,
         "models": list(plan.names.all),
         "runtime": plan.runtime.value,

@@ -7,9 +7,9 @@ from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
 from cli.build.steps import BuildStep, Compress, Convert, Copy
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.source import Kind, identify
+from engine.runners.openvino.source import FolderKind, identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from sluice.errors import SluiceError
 
 _KV_CACHE_DTYPES = ("auto", "bf16", "f32", "u8")
@@ -23,10 +23,10 @@ def check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
     if source is None:
         return
     try:
-        kind, _ = identify(source.path)
+        kind, _ = identify_folder(source.path)
     except SluiceError as error:
         raise UsageError(f"OpenVINO cannot run {source.path}: {error.message}") from None
-    if kind is Kind.IR and options.quantization != NONE:
+    if kind is FolderKind.IR and options.quantization != NONE:
         raise UsageError(
             f"--quantization {options.quantization}: {source.path} is an IR, whose weights are stored as they are; "
             "build from the HuggingFace checkpoint"
@@ -59,14 +59,14 @@ def built_format(source: SourceCheckpoint | None) -> ModelFormat:
     """Return the format of the model in the version's folder."""
     if source is None:
         return ModelFormat.HUGGINGFACE
-    kind, _ = identify(source.path)
-    return ModelFormat.HUGGINGFACE if kind is Kind.CHECKPOINT else ModelFormat.OPENVINO_IR
+    kind, _ = identify_folder(source.path)
+    return ModelFormat.HUGGINGFACE if kind is FolderKind.CHECKPOINT else ModelFormat.OPENVINO_IR
 
 
 def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Iterator[BuildStep]:
     """Yield the steps that make the version's folder `target` of the checkpoint."""
-    kind = identify(source.path)[0] if source.path.is_dir() else Kind.CHECKPOINT
-    if kind is Kind.CONVERTIBLE:
+    kind = identify_folder(source.path)[0] if source.path.is_dir() else FolderKind.CHECKPOINT
+    if kind is FolderKind.CONVERTIBLE:
         yield Convert(
             "convert the checkpoint to an OpenVINO IR",
             source.path,

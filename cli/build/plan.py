@@ -23,7 +23,7 @@ from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat
 from engine.runtimes import RUNTIMES, choose_runtime
 from sluice.errors import SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 VERSION = "1"
 CONFIG = "config.pbtxt"

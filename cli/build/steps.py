@@ -24,9 +24,9 @@ from engine.config import EngineConfig
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
-from engine.runners.openvino.weights.checkpoint import Checkpoint, compressed_file, weight_files
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights, compressed_file, weight_files
 from engine.runners.openvino.weights.compression import compress
-from engine.runners.openvino.weights.stored import StoredTensor
+from engine.runners.openvino.weights.mapped import StoredTensor
 
 Advance = Callable[[int], None]
 """Receives the number of bytes that were written since the last call, for a progress bar."""
@@ -202,7 +202,7 @@ class Compress:
 
     def run(self, advance: Advance) -> None:
         self.target.mkdir(parents=True, exist_ok=True)
-        tensors = Checkpoint.open(self.source).tensors
+        tensors = CheckpointWeights.open(self.source).tensors
         with tempfile.TemporaryDirectory(dir=self.target) as folder:
             compressed = compress(tensors, weight_files(self.source), self.quantization, Path(folder))
             (file,) = Path(folder).iterdir()

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
-from engine.runners.host_memory import available_bytes
-from engine.runners.openvino.precision import cpu_capabilities
+from engine.runners.openvino.runner import cpu_capabilities
 from sluice.errors import ErrorCode, SluiceError
+from sluice.machine import available_bytes
 
 ENGINE_DISTRIBUTIONS = ("tensorrt-llm", "tensorrt", "torch")
 """Distributions that belong to the engine's environment where the engine has a Python of its own."""

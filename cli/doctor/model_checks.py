@@ -11,7 +11,7 @@ from cli.doctor.models import cache_width
 from engine.config import Runtime
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from engine.runners.openvino.weights.compression import QUANTIZATIONS
 from engine.runtimes import RUNTIMES, RuntimeChoice
 from sluice.errors import SluiceError
 

@@ -9,9 +9,9 @@ import msgspec
 
 from cli.doctor.facts import ComputeCapability, ModelFacts, ModelSize
 from engine.model_folder import ModelFormat, model_format
-from engine.runners.openvino.source import identify
+from engine.runners.openvino.source import identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compressed import QUANTIZATIONS
+from engine.runners.openvino.weights.compression import QUANTIZATIONS
 from sluice.errors import ErrorCode, SluiceError
 
 MANIFEST = "sluice-build.json"
@@ -149,7 +149,7 @@ def _openvino_problem(folder: Path, kind: ModelFormat) -> str:
     if kind not in (ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR):
         return f"it is a {kind.value.replace('_', ' ')}"
     try:
-        identify(folder)
+        identify_folder(folder)
     except SluiceError as error:
         return error.message
     return ""

@@ -1,1 +1,1 @@
-"""The async side of the engine: what the gateway holds. Here asyncio and the engine meet."""
+"""The asyncio side of an engine: clients, streams and supervision."""

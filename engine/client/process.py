@@ -1,19 +1,25 @@
-"""The client of an engine in a process of its own, which it replaces when it crashes or hangs."""
+"""The client of an engine in a process of its own, which it replaces if it crashes or hangs."""
 
 import asyncio
 import logging
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 
 import msgspec
+import zmq
 import zmq.asyncio
 
 from engine.client.base import EngineClient
-from engine.client.child import EngineChild
 from engine.config import EngineConfig
-from engine.frames import Command, Report, StepFrame
-from engine.runtimes import choose_runtime
+from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.process.process_group import kill_session
+from engine.runtimes import RUNTIMES, choose_runtime
 from engine.types import EngineInfo
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
@@ -21,18 +27,25 @@ from sluice.errors import ErrorCode, SluiceError
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.1
-"""How often the engine's heartbeat is looked at."""
+"""Seconds between two checks of the engine's heartbeat."""
 MIN_LOAD_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_FACTOR = 5.0
-"""A new engine that takes so many times longer to load than the first did is not going to."""
+"""A new engine may take this many times as long to load as the first one did."""
+EXIT_WAIT_S = 5.0
+LAST_REPORT_S = 1.0
+"""How long a message of a process that has ended may take to arrive."""
+DRAIN_MS = 20
+"""How long the socket of a process that has ended must be silent until all its messages are read."""
 
 
 class ProcessEngineClient(EngineClient):
-    """The executor in a process of its own: `python -m module`, by default the one of the runtime that
-    `engine.runtimes` chooses.
+    """The client of an executor in a process of its own.
 
-    An engine that crashes, or says nothing for `heartbeat_timeout_s`, is killed and replaced, and its requests go on in
-    the next one. After several in a row that did nothing for anybody it is given up, and `failure` says why.
+    The process is `python -m module`, by default the module of the runtime that `engine.runtimes` chooses.
+
+    An engine that crashes, or sends nothing for `heartbeat_timeout_s`, is killed and replaced, and its requests
+    continue in the next one. It is given up after several in a row that served no request; `failure` then has the
+    reason.
     """
 
     can_restart = True
@@ -42,20 +55,20 @@ class ProcessEngineClient(EngineClient):
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._module = module
         self._context = zmq.asyncio.Context()
-        self._child = EngineChild(self._context)
+        self._engine = EngineProcess(self._context)
         self._load_timeout_s: float | None = None
         self._ready_at = 0.0
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The engine's process; None before `start`."""
-        return self._child.pid
+        """Id of the engine's process; None before `start`."""
+        return self._engine.pid
 
     async def start(self) -> None:
         started = perf_counter()
         try:
-            self._info = await self._child.load(await self._chosen_module(), self.config)
+            self._info = await self._engine.load(await self._choose_module(), self.config)
         except SluiceError:
             await self.stop()
             raise
@@ -68,18 +81,18 @@ class ProcessEngineClient(EngineClient):
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait((self._supervisor,))
-        await self._child.close()
+        await self._engine.close()
         self._context.term()
 
     def kill(self) -> None:
-        """End the engine's process now, for a gateway that is about to exit itself; `stop` is the way otherwise."""
-        self._child.kill()
+        """End the engine's process now. Only for a gateway that is about to exit itself; otherwise use `stop`."""
+        self._engine.kill()
 
     def _send(self, command: Command) -> None:
-        self._child.send(command)
+        self._engine.send(command)
 
-    async def _chosen_module(self) -> str:
-        """Chosen once. Raises SluiceError where no runtime can serve the model."""
+    async def _choose_module(self) -> str:
+        """Choose the engine's module, once. Raises SluiceError if no runtime can serve the model."""
         if self._module is None:
             choice = await asyncio.to_thread(choose_runtime, self.config)
             await asyncio.to_thread(choice.spec.check_process, self.config.engine_python)
@@ -90,25 +103,25 @@ class ProcessEngineClient(EngineClient):
     # -- supervision
 
     async def _supervise(self) -> None:
-        """Serve with one engine after the other, until one cannot be had any more."""
+        """Serve with one engine after the other, until the restart budget is exhausted."""
         budget = RestartBudget()
         try:
             while not budget.is_exhausted:
                 reason = await self._serve()
-                noticed = perf_counter()
-                await self._bury(budget)
+                detected = perf_counter()
+                await self._end_lost_engine(budget)
                 log.error("%s; starting another, %d requests wait for it", reason, len(self._streams))
-                await self._replace(reason, noticed, budget)
+                await self._replace_engine(reason, detected, budget)
         except Exception as error:
             log.exception("supervising the engine failed")
-            self._child.kill()
+            self._engine.kill()
             self._die(f"supervising the engine failed: {error}")
 
     async def _serve(self) -> str:
-        """Pass on what the engine says until it is lost; returns how."""
+        """Process the engine's reports until it is lost. Returns how it was lost."""
         reader = asyncio.create_task(self._read(), name="engine-reader")
         watcher = asyncio.create_task(self._until_silent(), name="engine-watcher")
-        exited = self._child.exited
+        exited = self._engine.exited
         try:
             await asyncio.wait((reader, watcher, exited), return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
@@ -125,37 +138,37 @@ class ProcessEngineClient(EngineClient):
 
     async def _read(self) -> None:
         while True:
-            self._take((await self._child.receive(),))
+            self._process_reports((await self._engine.receive(),))
 
-    def _take(self, reports: Iterable[Report]) -> None:
+    def _process_reports(self, reports: Iterable[Report]) -> None:
         for report in reports:
             if isinstance(report, StepFrame):
                 self._on_frame(report)
 
     async def _until_silent(self) -> None:
-        """Returns when the engine has said nothing for too long."""
+        """Return when the engine has sent nothing for too long."""
         while self.heartbeat_age_s() < self._heartbeat_timeout_s:
             before = perf_counter()
             await asyncio.sleep(WATCH_S)
-            # Time in which this process did not run either, or did not come to listen, is no silence of the engine's.
+            # Time in which this process itself did not run, or was late to read, does not count as silence.
             now = perf_counter()
             self._last_report = min(self._last_report + max(now - before - 2 * WATCH_S, 0.0), now)
 
-    async def _bury(self, budget: RestartBudget) -> None:
-        """End the lost engine, hear what it had to say, and judge."""
-        self._begin_loss()
-        self._child.kill()
-        with suppress(msgspec.MsgspecError):  # perhaps it is for talking nonsense that it is lost
-            self._take(await self._child.last_reports())
+    async def _end_lost_engine(self, budget: RestartBudget) -> None:
+        """End the lost engine, read its last reports, queue its streams again, and charge the restart budget."""
+        self._begin_recovery()
+        self._engine.kill()
+        with suppress(msgspec.MsgspecError):  # it may be lost because its messages cannot be decoded
+            self._process_reports(await self._engine.read_remaining())
         has_worked = self.stats.generation_tokens_total > self._stats_before.generation_tokens_total
         is_stable = perf_counter() - self._ready_at >= STABLE_S
-        has_culprit = self._lose()
+        has_culprit = self._requeue_streams()
         if has_worked or is_stable:
             budget.refill()
         else:
             budget.spend(has_culprit=has_culprit)
 
-    async def _replace(self, reason: str, noticed: float, budget: RestartBudget) -> None:
+    async def _replace_engine(self, reason: str, detected: float, budget: RestartBudget) -> None:
         """Start another engine, or give up."""
         while not budget.is_exhausted:
             await asyncio.sleep(budget.delay_s())
@@ -167,19 +180,145 @@ class ProcessEngineClient(EngineClient):
                 budget.spend()
                 continue
             self._ready_at = perf_counter()
-            self._regain(self._ready_at - noticed)
+            self._end_recovery(self._ready_at - detected)
             log.warning("the engine is back after %.2f s", self.last_recovery_s)
             return
         log.critical("the engine is given up: %s", reason)
         self._die(f"the engine failed too often; the last time, {reason}")
 
     async def _load_another(self) -> EngineInfo:
-        """A new engine. Raises SluiceError where it did not load."""
-        await self._child.close()
-        self._child = EngineChild(self._context)
+        """Load a new engine. Raises SluiceError if it does not load."""
+        await self._engine.close()
+        self._engine = EngineProcess(self._context)
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                return await self._child.load(await self._chosen_module(), self.config)
+                return await self._engine.load(await self._choose_module(), self.config)
         except TimeoutError:
             message = f"it did not load within {self._load_timeout_s:g} s"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from None
+
+
+class EngineProcess:
+    """One engine process from its start to its end, and the socket to it, a file that only this user can access.
+
+    It is `load`ed once and `close`d once.
+    """
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Report)
+        self.folder = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._exit: asyncio.Future[int] | None = None
+        self._is_loaded = False
+        self._is_reaped = False
+        """Whether the process has ended and its session was killed. Its id may be another process's from then on."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exited(self) -> "asyncio.Future[int]":
+        """The process's exit code once it has ended; negative for the signal that ended it."""
+        assert self._exit is not None
+        return self._exit
+
+    async def load(self, module: str, config: EngineConfig) -> EngineInfo:
+        """Start `python -m module` and wait until its model is loaded. Raises SluiceError if that fails.
+
+        The process has a session of its own, so that the processes it starts (a launcher's ranks, a library's workers)
+        end with it.
+        """
+        endpoint = f"ipc://{self.folder / 'engine'}"
+        level = logging.getLevelName(logging.root.level)
+        config_file = self.folder / "config"
+        config_file.write_bytes(msgspec.json.encode(config))  # only this user can access the folder
+        arguments = (endpoint, str(os.getpid()), level, str(config_file))
+        command = (*config.launcher, _python(module, config), "-m", module, *arguments)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+        self._exit = asyncio.ensure_future(self._process.wait())
+        self._socket.connect(endpoint)
+        await self._socket.send(b"")
+        match await self._first_report():
+            case Ready(info):
+                self._is_loaded = True
+                return info
+            case LoadFailed(code, message):
+                raise SluiceError(code, message)
+            case StepFrame():
+                raise AssertionError("a step before the engine was ready")
+
+    async def _first_report(self) -> Report:
+        report = asyncio.ensure_future(self.receive())
+        try:
+            await asyncio.wait((self.exited, report), return_when=asyncio.FIRST_COMPLETED)
+            if not report.done():  # its last message may still be on the way
+                await asyncio.wait((report,), timeout=LAST_REPORT_S)
+            if not report.done():
+                code = self.exited.result()
+                raise SluiceError(
+                    ErrorCode.UNAVAILABLE,
+                    f"the engine process ended with code {code} while loading; its own lines in the log say more",
+                )
+            return report.result()
+        finally:
+            report.cancel()
+
+    async def receive(self) -> Report:
+        report: Report = self._decoder.decode(await self._socket.recv())
+        return report
+
+    def send(self, command: Command) -> None:
+        # Without a limit (high-water mark 0) a send never waits, so its future is done at once.
+        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    def kill(self) -> None:
+        """End the process and all of its session now. `close` must follow, unless this process is about to exit."""
+        if self._process is not None and not self._is_reaped:
+            self._is_reaped = self._process.returncode is not None
+            kill_session(self._process.pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def read_remaining(self) -> list[Report]:
+        """Wait for the end of a killed process, and return the reports that are still unread."""
+        await self._wait_exit()
+        reports = []
+        while await self._socket.poll(DRAIN_MS):
+            reports.append(await self.receive())
+        return reports
+
+    async def close(self) -> None:
+        """End the process, by a command if it can receive one, and free all resources. Idempotent."""
+        if self._process is not None and not self.exited.done():
+            if self._is_loaded:
+                self.send(Shutdown())
+            else:  # it does not read commands yet
+                self.kill()
+            await self._wait_exit()
+        self.kill()
+        self._socket.close()
+
+    async def _wait_exit(self) -> None:
+        """Wait for the process to end, and kill it after a while. Then kill the rest of its session."""
+        await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
+        if not self.exited.done():
+            log.warning("the engine did not end within %g s; killing it", EXIT_WAIT_S)
+            self.kill()
+            # A process that the kernel holds outlives even a kill, so this wait is bounded too.
+            await asyncio.wait((self.exited,), timeout=EXIT_WAIT_S)
+        self.kill()
+
+
+def _python(module: str, config: EngineConfig) -> str:
+    """Return the Python that runs `module`, the process of a runtime."""
+    return next((spec.python(config) for spec in RUNTIMES.values() if spec.process == module), sys.executable)

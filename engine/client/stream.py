@@ -1,4 +1,4 @@
-"""One submitted request as its client sees it: an async iterator of token events."""
+"""The stream of one submitted request: an async iterator of token events."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from sluice.errors import SluiceError
 
 
 class GenerationStream:
-    """Events of one stream, for one consumer on one event loop.
+    """The events of one stream, for one consumer on one event loop.
 
-    Events that nobody has fetched yet are merged into one, so a slow reader costs neither memory per
-    event nor a step's time. Its size is bounded by the request's max_tokens. All tokens stay here until the end,
-    since an engine that takes over from a lost one must know them.
+    Events that are not fetched yet are merged into one, so a slow reader costs neither memory per event nor time of a
+    step. The size is bounded by the request's max_tokens. All tokens are kept until the end, because an engine that
+    replaces a lost one needs them.
     """
 
     __slots__ = (
         "_cancel",
         "_error",
         "_finish_reason",
-        "_is_cache_told",
+        "_has_cached_tokens",
+        "_has_prompt_logprobs",
         "_is_over",
-        "_is_prompt_told",
         "_logprobs",
         "_num_cached_tokens",
         "_num_fetched",
@@ -34,7 +34,7 @@ class GenerationStream:
         "request",
         "stream_id",
         "submitted_at",
-        "was_late",
+        "was_delayed",
         "was_sent",
     )
 
@@ -42,18 +42,18 @@ class GenerationStream:
         self.stream_id = stream_id
         self.request = request
         self.output_token_ids: list[int] = []
-        """Every token so far, fetched or not."""
+        """All tokens so far, fetched or not."""
         self.submitted_at = perf_counter()
         self.was_sent = False
-        """To an engine, this one or one that is gone."""
-        self.was_late = False
-        """Whether it may have waited here, so that an engine gets what is left of its time."""
+        """Whether it was sent to an engine, this one or a lost one."""
+        self.was_delayed = False
+        """Whether it may have waited in the client, so that the engine gets only the time that is left."""
         self.has_started = False
-        """Whether an engine is known to have begun it, so that it cannot wait for too long any more."""
+        """Whether an engine is known to have begun it, so that its queue timeout no longer applies."""
         self._cancel = cancel
         self._num_fetched = 0
-        self._is_cache_told = self._is_prompt_told = False
-        """What an engine says once, an engine that takes over does not say again."""
+        self._has_cached_tokens = self._has_prompt_logprobs = False
+        """Whether the details that come once were received, so that those of a replacing engine are ignored."""
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._logprobs: list[TokenLogprob] | None = None
@@ -66,7 +66,7 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> TokenEvent:
-        """The next event. Raises SluiceError where the engine refused or failed the request."""
+        """Return the next event. Raises SluiceError if the engine rejected or failed the request."""
         while not (self._has_tokens or self._finish_reason or self._error):
             if self._is_over:
                 raise StopAsyncIteration
@@ -100,29 +100,29 @@ class GenerationStream:
         return detail
 
     def cancel(self) -> None:
-        """The client wants no more. Idempotent and legal in every state, also after the end."""
+        """Cancel the request. Idempotent and legal in every state, also after the end."""
         self._cancel(self.stream_id)
 
     def push(self, event: TokenEvent) -> None:
-        """Called by the client when a frame brings news; on the consumer's event loop."""
+        """Add an event. Called by the client on the consumer's event loop."""
         if event.detail is not None:
-            self._keep(event.detail)
+            self._merge_detail(event.detail)
         self.output_token_ids += event.token_ids
         self._finish_reason = event.finish_reason
         self._wake()
 
-    def _keep(self, detail: EventDetail) -> None:
-        if detail.num_cached_tokens is not None and not self._is_cache_told:
-            self._num_cached_tokens, self._is_cache_told = detail.num_cached_tokens, True
-        if detail.prompt_logprobs is not None and not self._is_prompt_told:
-            self._prompt_logprobs, self._is_prompt_told = detail.prompt_logprobs, True
+    def _merge_detail(self, detail: EventDetail) -> None:
+        if detail.num_cached_tokens is not None and not self._has_cached_tokens:
+            self._num_cached_tokens, self._has_cached_tokens = detail.num_cached_tokens, True
+        if detail.prompt_logprobs is not None and not self._has_prompt_logprobs:
+            self._prompt_logprobs, self._has_prompt_logprobs = detail.prompt_logprobs, True
         if detail.logprobs is not None:
             if self._logprobs is None:
                 self._logprobs = []
             self._logprobs += detail.logprobs
 
     def fail(self, error: SluiceError) -> None:
-        """End the stream with `error`, after the tokens that are still waiting."""
+        """End the stream with `error`, after the tokens that are not fetched yet."""
         self._error = error
         self._wake()
 

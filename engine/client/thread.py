@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class _ThreadCommands:
-    """Commands from the event loop's thread to the executor's."""
+    """Passes commands from the event loop's thread to the executor's."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -36,10 +36,10 @@ class _ThreadCommands:
 
 
 class InProcessEngineClient(EngineClient):
-    """The executor on a thread of this process: for tests and the smallest set-ups.
+    """The client of an executor on a thread of this process, for tests and the smallest deployments.
 
-    A step that raises fails its requests and no more. What ends the loop itself ends the engine: a thread cannot be
-    killed, nor what it leaves behind be trusted, so it is not replaced, and `failure` says why.
+    A step that raises fails only its own requests. An exception in the loop itself ends the engine. It is not replaced,
+    because a thread cannot be killed and its state cannot be trusted; `failure` then has the reason.
     """
 
     def __init__(self, config: EngineConfig, runner: Runner | None = None) -> None:

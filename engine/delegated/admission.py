@@ -20,7 +20,7 @@ class BlockHolder(Protocol):
     def worst_case_blocks(self) -> int: ...
 
     @property
-    def num_held_blocks(self) -> int: ...
+    def num_allocated_blocks(self) -> int: ...
 
 
 H = TypeVar("H", bound=BlockHolder)
@@ -41,7 +41,7 @@ class RuntimeCapacity:
     def needed_blocks(self, holder: BlockHolder) -> int:
         """Return the blocks that must be free for a start: the worst case, or under MAX_UTILIZATION the next step's."""
         if self.policy is SchedulerPolicy.MAX_UTILIZATION:
-            return holder.num_held_blocks + 1
+            return holder.num_allocated_blocks + 1
         return holder.worst_case_blocks
 
 

@@ -16,9 +16,9 @@ from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay,
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.reception import Reception, too_late
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
+from engine.scheduling.admission import AdmissionController, deadline_error
+from engine.scheduling.queue import DeadlineHeap
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -53,12 +53,12 @@ class DelegatedExecutor:
         self._emit = emit
         self._clock = clock
         self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, SchedulerPolicy(info.scheduler_policy))
-        self._reception: Reception[DelegatedSequence] = Reception(info, config)
-        self._recorder = StatisticsRecorder(info, self._reception.forecast, iteration, clock())
+        self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config)
+        self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
         self._in_flight = InFlightTable(runtime, self, clock)
         timeout_s = stall_timeout_s(config.runtime_settings)
         self._watchdog = Watchdog(runtime, info, self._in_flight, self._recorder.has_iterations, clock, timeout_s)
-        self._deadlines = Deadlines()
+        self._deadlines = DeadlineHeap()
         """Deadlines of the requests in flight; the queue watches those that wait."""
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
@@ -94,7 +94,7 @@ class DelegatedExecutor:
         self._turn_soon()
 
     def stats(self) -> EngineStats:
-        queue, forecast, in_flight = self._reception.queue, self._reception.forecast, self._in_flight.sequences
+        queue, forecast, in_flight = self._admission.queue, self._admission.forecast, self._in_flight.sequences
         started = num_started(in_flight, self._capacity)
         used = self._recorder.blocks_used(in_flight)
         return EngineStats(
@@ -146,20 +146,20 @@ class DelegatedExecutor:
             case Cancel():
                 self._cancel(command.stream_id)
             case Shutdown():
-                for sequence in [*self._in_flight.sequences, *self._reception.queue]:
+                for sequence in [*self._in_flight.sequences, *self._admission.queue]:
                     self._cancel(sequence.stream_id)
                 if not self._end.done():
                     self._end.set_result(None)
 
     def _submit(self, command: Submit) -> None:
         try:
-            self._reception.queue.add(self._make_sequence(command))
+            self._admission.queue.add(self._make_sequence(command))
         except SluiceError as error:
-            self._failures.append(failed(command.stream_id, error))
+            self._failures.append(request_failed(command.stream_id, error))
         except Exception:
             log.exception("request %s cannot be put to %s", command.request.request_id, self._runtime.title)
             unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
-            self._failures.append(failed(command.stream_id, unforeseen))
+            self._failures.append(request_failed(command.stream_id, unforeseen))
 
     def _make_sequence(self, command: Submit) -> DelegatedSequence:
         """Raises SluiceError for a request that cannot be served, or cannot wait."""
@@ -176,7 +176,7 @@ class DelegatedExecutor:
         prepared = self._runtime.prepare(
             request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
         )
-        wait_s = self._reception.check_in(command, num_blocks, self._in_flight.sequences, self._free_blocks)
+        wait_s = self._admission.check_admission(command, num_blocks, self._in_flight.sequences, self._free_blocks)
         return DelegatedSequence(
             stream_id=command.stream_id,
             request=request,
@@ -195,11 +195,11 @@ class DelegatedExecutor:
         return max(self.info.num_blocks - reserved, 0)
 
     def _cancel(self, stream_id: int) -> None:
-        sequence = self._in_flight.get(stream_id) or self._reception.queue.get(stream_id)
+        sequence = self._in_flight.get(stream_id) or self._admission.queue.get(stream_id)
         if sequence is None or sequence.is_answered:
             return
         if sequence.is_in_flight:  # a stop string ends it so: the place comes free as at any end
-            self._reception.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+            self._admission.forecast.observe_end(sequence.max_tokens, sequence.num_output)
         self._events.append(TokenEvent(stream_id, [], FinishReason.CANCELLED))
         self._dismiss(sequence)
 
@@ -207,13 +207,13 @@ class DelegatedExecutor:
         """Fail the requests that are past their deadline."""
         now = self._clock()
         in_flight = [self._in_flight.get(stream_id) for stream_id in self._deadlines.take_due(now)]
-        for sequence in (*self._reception.queue.expired(now), *in_flight):
+        for sequence in (*self._admission.queue.expired(now), *in_flight):
             if sequence is not None:
                 self._recorder.counters.timeouts += 1
-                self.on_failure(sequence, too_late(sequence, now))
+                self.on_failure(sequence, deadline_error(sequence, now))
 
     def _set_alarm(self) -> None:
-        due = min(self._reception.queue.next_expiry(), self._deadlines.next())
+        due = min(self._admission.queue.next_expiry(), self._deadlines.next())
         if due == self._alarm_at:
             return
         if self._alarm is not None:
@@ -228,7 +228,7 @@ class DelegatedExecutor:
 
     def _admit(self) -> None:
         """Hand waiting requests to the runtime."""
-        queue, now = self._reception.queue, self._clock()
+        queue, now = self._admission.queue, self._clock()
         if not queue or self._end.done():  # those that wait as the runtime is lost go on in the next engine
             return
         for sequence in choose_admitted(queue, self._in_flight.sequences, self._capacity):
@@ -238,7 +238,7 @@ class DelegatedExecutor:
                 self._is_busy.set()
             queue.admit(sequence)
             sequence.is_in_flight = True
-            self._reception.forecast.record_wait(sequence.predicted_wait_s, now - sequence.submitted_at)
+            self._admission.forecast.record_wait(sequence.predicted_wait_s, now - sequence.submitted_at)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
             self._in_flight.submit(sequence)
 
@@ -247,7 +247,7 @@ class DelegatedExecutor:
         now = self._clock()
         if now - self._last_prediction >= HEARTBEAT_S:
             self._last_prediction = now
-            self._predicted_wait_s = self._reception.predict_wait(self._in_flight.sequences, self._free_blocks)
+            self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks)
         frame = StepFrame(self._events, self._failures, self.stats())
         self._events, self._failures, self._has_freed_places = [], [], False
         self._last_emit = now
@@ -275,19 +275,19 @@ class DelegatedExecutor:
         if delta.finish_reason is not None:
             sequence.is_answered = True
             self._deadlines.discard(sequence.stream_id)
-            self._reception.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+            self._admission.forecast.observe_end(sequence.max_tokens, sequence.num_output)
         self._turn_soon()
 
     def on_failure(self, sequence: DelegatedSequence, error: SluiceError) -> None:
         if not sequence.is_answered:
-            self._failures.append(failed(sequence.stream_id, error))
+            self._failures.append(request_failed(sequence.stream_id, error))
             self._dismiss(sequence)
 
     def on_removed(self, sequence: DelegatedSequence) -> None:
         self._charge(sequence, 1)
         if sequence.has_begun and not sequence.is_prompt_counted:
             self._recorder.record_prompt(sequence, 0)
-        self._reception.queue.remove(sequence.stream_id)
+        self._admission.queue.remove(sequence.stream_id)
         self._deadlines.discard(sequence.stream_id)
         if not self._in_flight:
             self._recorder.on_idle()
@@ -303,7 +303,7 @@ class DelegatedExecutor:
         """Charge the output since the last time to the tenant's account, once it is `at_least` so many tokens."""
         fresh = sequence.num_output - sequence.num_charged
         if fresh >= at_least:
-            self._reception.queue.charge(sequence, fresh)
+            self._admission.queue.charge(sequence, fresh)
             sequence.num_charged = sequence.num_output
 
     def _dismiss(self, sequence: DelegatedSequence) -> None:
@@ -313,7 +313,7 @@ class DelegatedExecutor:
         if sequence.is_in_flight:
             self._in_flight.abort(sequence)
         else:
-            self._reception.queue.remove(sequence.stream_id)
+            self._admission.queue.remove(sequence.stream_id)
         self._turn_soon()
 
     # -- what the runtime's statistics bring

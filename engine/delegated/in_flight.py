@@ -80,7 +80,7 @@ class DelegatedSequence:
         return self.num_output > len(self.request.resume_token_ids)
 
     @property
-    def num_held_blocks(self) -> int:
+    def num_allocated_blocks(self) -> int:
         """An estimate of the blocks that it holds once its prompt is computed."""
         return blocks_for(self.num_prompt + self.num_output, self.block_size)
 

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import DelegatedRuntime, EngineLost
 from engine.frames import LoadFailed, Ready, StepFrame
-from engine.process.bootstrap import opened
+from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from sluice.errors import ErrorCode, SluiceError
 
@@ -31,7 +31,7 @@ may start loops and processes of its own. What needs the loop belongs in `Delega
 
 def run(argv: list[str], load: Load) -> int:
     """Serve with the arguments of `engine.process` until told to stop or left alone; return the exit code."""
-    with opened(argv) as (config, transport):
+    with bootstrap(argv) as (config, transport):
         return serve(config, transport, load)
 
 

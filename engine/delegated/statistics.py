@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
-from engine.forecast.forecast import Forecast
-from engine.loop.counters import Counters
+from engine.forecast.wait import WaitForecast
+from engine.loop.executor import Counters
 from engine.types import EngineInfo, IterationStats
 
 SILENCE_S = 5.0
@@ -18,7 +18,7 @@ SILENCE_S = 5.0
 class StatisticsRecorder:
     """Counts the work done and teaches the forecast how long steps take. Written by the executor, on its loop."""
 
-    def __init__(self, info: EngineInfo, forecast: Forecast, iteration: IterationStats | None, now: float) -> None:
+    def __init__(self, info: EngineInfo, forecast: WaitForecast, iteration: IterationStats | None, now: float) -> None:
         """`iteration` is one that ran before."""
         self.counters = Counters()
         self.iteration = iteration
@@ -37,7 +37,7 @@ class StatisticsRecorder:
         self.counters.generation_tokens += num_tokens
         step = self._estimator.observe(sequence.stream_id, num_run, now)
         if step is not None and not self.has_iterations(now):
-            self._record_step(step.num_tokens, step.num_seqs, step.seconds)
+            self._record_step(step.num_tokens, step.seconds)
 
     def record_prompt(self, sequence: DelegatedSequence, num_cached: int) -> None:
         """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
@@ -69,12 +69,12 @@ class StatisticsRecorder:
         num_decoding = stats.num_generation or 0
         num_seqs = (stats.num_context or 0) + num_decoding
         if num_seqs:
-            self._record_step((stats.context_tokens or 0) + num_decoding, num_seqs, iteration.seconds)
+            self._record_step((stats.context_tokens or 0) + num_decoding, iteration.seconds)
 
-    def _record_step(self, num_tokens: int, num_seqs: int, seconds: float) -> None:
+    def _record_step(self, num_tokens: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
-        self._forecast.observe_step(num_tokens, num_seqs, seconds)
+        self._forecast.observe_step(num_tokens, seconds)
 
     def blocks_used(self, in_flight: Collection[DelegatedSequence]) -> int:
         """Return the blocks in use by the last iteration, else an estimate from the requests in flight."""
@@ -82,7 +82,7 @@ class StatisticsRecorder:
             return 0
         used = self.iteration.used_blocks if self.iteration is not None else None
         if used is None:
-            used = sum(each.num_held_blocks for each in in_flight)
+            used = sum(each.num_allocated_blocks for each in in_flight)
         return min(used, self._num_blocks)
 
 

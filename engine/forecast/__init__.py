@@ -1,1 +1,1 @@
-"""How long a request will wait."""
+"""The forecast of how long a request waits."""

@@ -1,41 +1,46 @@
-"""Grammars to automata over a model's vocabulary: compiled in the background, and kept."""
+"""Compiles grammars to automata over a model's vocabulary, in the background, and caches them."""
 
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from engine.guidance.matching import CompiledGrammar
-from engine.guidance.stack import call_with_large_stack
+from engine.guidance.matching import CompiledGrammar, MaskThreads
 from engine.guidance.tokenizer import Vocabulary, load_vocabulary
 from engine.guidance.translate import translate
-from engine.guidance.workers import Workers
 from engine.types import Grammar
 from sluice.errors import ErrorCode, SluiceError
 
-MAX_KEPT_GRAMMARS = 32
-MAX_KEPT_BYTES = 1 << 20
-"""Of grammar text. A common grammar takes a megabyte, the worst that the limits allow some tens."""
+MAX_CACHED_GRAMMARS = 32
+MAX_CACHED_BYTES = 1 << 20
+"""Most bytes of grammar text in the cache. A common grammar takes a megabyte of memory, the worst allowed some tens."""
 
 MAX_PENDING = 256
-"""Grammars waiting to be compiled; one more is refused at once."""
+"""Most grammars waiting to be compiled; one more is rejected at once."""
 
-# With the size of its expressions, what a grammar may cost. What one mask may (15 ms) is llguidance's own limit.
+# These and the fuel bound what a grammar may cost. llguidance itself limits one mask to 15 ms.
 _MAX_SYMBOLS = 200_000
 _MAX_STATES = 32_000  # of the automaton, up to 2 kB each
+
+STACK_BYTES = 256 << 20
+"""Stack size of the compiling thread: address space, not memory. The compiler recurses along chains of references and
+rules, with up to 4 kB for a link of 6 bytes, and an overflow would end the process."""
 
 _NUM_COMPILING = 2
 _NUM_MASK_THREADS = 2
 
 logger = logging.getLogger(__name__)
 
+_stack_size_lock = threading.Lock()  # the stack size of new threads is a setting of the whole process
+
+T = TypeVar("T")
+
 
 class GrammarCompiler:
-    """Compiles grammars for one model. Usable from any thread.
-
-    The tokenizer is loaded with the first grammar, not at start.
-    """
+    """Compiles grammars for one model. Usable from any thread. The tokenizer is loaded with the first grammar."""
 
     def __init__(self, model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """`vocab_size` is the length of a row of logits."""
@@ -46,22 +51,22 @@ class GrammarCompiler:
         self._vocabulary_lock = threading.Lock()
         self._lock = threading.Lock()
         self._pending: dict[Grammar, Future[CompiledGrammar]] = {}
-        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._is_closed = False
         self._threads = ThreadPoolExecutor(_NUM_COMPILING, thread_name_prefix="grammar")
-        self._workers = Workers(_NUM_MASK_THREADS)
+        self._mask_threads = MaskThreads(_NUM_MASK_THREADS)
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Never blocks. The future may be shared with other requests and cannot be cancelled.
+        """Return a future of the compiled grammar. Never blocks. The future may be shared and cannot be cancelled.
 
-        It raises SluiceError: INVALID where the grammar cannot be used, OVERLOADED where too many wait to be
-        compiled, UNAVAILABLE after `close`.
+        It raises SluiceError: INVALID if the grammar cannot be used, OVERLOADED if too many wait to be compiled,
+        UNAVAILABLE after `close`.
         """
         with self._lock:
-            kept = self._kept.get(grammar)
-            if kept is not None and not kept.is_broken:
-                self._kept.move_to_end(grammar)
-                return _finished(kept)
+            cached = self._cache.get(grammar)
+            if cached is not None and not cached.is_broken:
+                self._cache.move_to_end(grammar)
+                return _finished(cached)
             if grammar in self._pending:
                 return self._pending[grammar]
             if self._is_closed:
@@ -72,24 +77,24 @@ class GrammarCompiler:
             return self._start(grammar)
 
     def close(self) -> None:
-        """Wait for what is being compiled. What still waits for its turn fails."""
+        """Wait for the grammars that are being compiled, and fail those that still wait."""
         with self._lock:
             self._is_closed = True
-            self._kept.clear()
+            self._cache.clear()
         self._threads.shutdown(cancel_futures=True)
         for future in self._pending.values():
             future.set_exception(_closed())
         self._pending.clear()
-        self._workers.close()
+        self._mask_threads.close()
 
     def _start(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
-        future.set_running_or_notify_cancel()  # one request must not cancel another's
+        future.set_running_or_notify_cancel()  # no request may cancel another's
         self._pending[grammar] = future
-        self._threads.submit(self._finish, grammar, future)
+        self._threads.submit(self._compile_into, grammar, future)
         return future
 
-    def _finish(self, grammar: Grammar, future: "Future[CompiledGrammar]") -> None:
+    def _compile_into(self, grammar: Grammar, future: "Future[CompiledGrammar]") -> None:
         compiled: CompiledGrammar | SluiceError
         try:
             compiled = call_with_large_stack(lambda: self._compile(grammar))
@@ -101,17 +106,19 @@ class GrammarCompiler:
         with self._lock:
             del self._pending[grammar]
             if isinstance(compiled, CompiledGrammar):
-                self._keep(grammar, compiled)
+                self._add_to_cache(grammar, compiled)
         if isinstance(compiled, CompiledGrammar):
             future.set_result(compiled)
         else:
             future.set_exception(compiled)
 
-    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        self._kept[grammar] = compiled
-        self._kept.move_to_end(grammar)
-        while len(self._kept) > MAX_KEPT_GRAMMARS or sum(len(kept.text) for kept in self._kept) > MAX_KEPT_BYTES:
-            self._kept.popitem(last=False)
+    def _add_to_cache(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
+        self._cache[grammar] = compiled
+        self._cache.move_to_end(grammar)
+        while (
+            len(self._cache) > MAX_CACHED_GRAMMARS or sum(len(cached.text) for cached in self._cache) > MAX_CACHED_BYTES
+        ):
+            self._cache.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._load_vocabulary()
@@ -135,7 +142,7 @@ class GrammarCompiler:
             verbose_errors=False,
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
-        return CompiledGrammar(matcher, vocabulary, self._workers)
+        return CompiledGrammar(matcher, vocabulary, self._mask_threads)
 
     def _load_vocabulary(self) -> Vocabulary:
         with self._vocabulary_lock:
@@ -162,3 +169,23 @@ def _failed(error: SluiceError) -> "Future[CompiledGrammar]":
 
 def _closed() -> SluiceError:
     return SluiceError(ErrorCode.UNAVAILABLE, "the engine is shutting down")
+
+
+def call_with_large_stack(work: Callable[[], T]) -> T:
+    """Run `work` on a thread of its own and wait for it. The stack's memory is freed with the thread."""
+    outcome: Future[T] = Future()
+    thread = threading.Thread(target=_run, args=(work, outcome), name="compile-grammar", daemon=True)
+    with _stack_size_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return outcome.result()
+
+
+def _run(work: Callable[[], T], outcome: "Future[T]") -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:  # a Rust panic is no Exception, and the waiter must get it
+        outcome.set_exception(error)

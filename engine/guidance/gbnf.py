@@ -1,7 +1,7 @@
-"""GBNF, the grammars of llama.cpp, in the words of llguidance's Lark.
+"""Translates GBNF, llama.cpp's grammar format, to llguidance's Lark.
 
-A rule that does not recurse becomes a terminal, with all that it refers to: one automaton, which is fast and tries
-every way to read the text. Rules that recurse stay rules; between terminals inside them the longest match wins.
+A rule that does not recurse becomes a terminal, with everything it refers to: one automaton, which is fast and tries
+all ways to read the text. Rules that recurse stay rules; between terminals inside them the longest match wins.
 """
 
 import contextlib
@@ -32,6 +32,8 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]"
 
 @dataclass(frozen=True, slots=True)
 class _Token:
+    """A token of the grammar's text; `kind` is the group of `_TOKEN` that matched."""
+
     kind: str
     text: str
     position: int
@@ -46,7 +48,7 @@ class LarkGrammar:
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a rule is defined by `name ::=` at the start of a line; Lark writes `name:`."""
+    """Return whether a line starts with `name ::=`, which defines a rule; Lark writes `name:`."""
     return re.search(r"(?m)^[ \t]*[\w-]+[ \t]*::=", text) is not None
 
 
@@ -80,7 +82,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _rules(text: str) -> dict[str, list[_Token]]:
-    """The tokens of each rule's right side, by its name."""
+    """Return the tokens of each rule's right side, by its name."""
     tokens = list(_tokens(text))
     rules: dict[str, list[_Token]] = {}
     body: list[_Token] | None = None
@@ -97,7 +99,7 @@ def _rules(text: str) -> dict[str, list[_Token]]:
 
 
 def _terminals(text: str, rules: dict[str, list[_Token]]) -> set[str]:
-    """Names of the rules from which no recursion is reached."""
+    """Return the names of the rules that reach no recursion."""
     graph: dict[str, set[str]] = {}
     for name, tokens in rules.items():
         graph[name] = {token.text for token in tokens if token.kind == "name"}
@@ -105,7 +107,7 @@ def _terminals(text: str, rules: dict[str, list[_Token]]) -> set[str]:
             if token.kind == "name" and token.text not in rules:
                 raise _error(text, token.position, f"rule {token.text!r} is not defined")
     sorter = TopologicalSorter(graph)
-    with contextlib.suppress(CycleError):  # it still hands out everything that leads to no cycle
+    with contextlib.suppress(CycleError):  # it still yields everything that leads to no cycle
         sorter.prepare()
     found: set[str] = set()
     while ready := sorter.get_ready():
@@ -144,7 +146,7 @@ def _part(text: str, token: _Token, names: dict[str, str]) -> str:
 
 
 def _characters(text: str, token: _Token) -> Iterator[str]:
-    """The characters between a token's delimiters, escapes resolved."""
+    """Yield the characters between a token's delimiters, with escapes resolved."""
     inner = token.text[1:-1]
     position = 0
     while position < len(inner):
@@ -169,7 +171,7 @@ def _character(text: str, position: int, match: "re.Match[str]") -> str:
 
 
 def _character_class(text: str, token: _Token) -> str:
-    """The class as a regular expression; every character by its number, so that none has a meaning of its own."""
+    """Return the class as a regular expression, with characters as numbers so that none has a special meaning."""
     negated = token.text.startswith("[^")
     inner = _Token(token.kind, "[" + token.text[2:], token.position + 1) if negated else token
     escaped = _escaped_dashes(inner.text)
@@ -185,5 +187,5 @@ def _character_class(text: str, token: _Token) -> str:
 
 
 def _escaped_dashes(class_text: str) -> list[bool]:
-    """For each character of a class, whether it was written as an escape."""
+    """Return for each character of a class whether it was written as an escape."""
     return [match[0].startswith("\\") for match in _CHARACTER.finditer(class_text[1:-1])]

@@ -1,4 +1,4 @@
-"""What a JSON schema must be before it is compiled, and where in it an error lies."""
+"""Checks JSON schemas before they are compiled, and locates errors in them."""
 
 import re
 import time
@@ -12,13 +12,13 @@ from sluice.errors import SluiceError, invalid
 
 MAX_PATTERN_CHARS = 4096
 MAX_ALL_PATTERNS_CHARS = 32768
-"""Compiling a regular expression takes time and memory that grow with the square of its length."""
+"""Most characters of all patterns of a schema. Time and memory grow with the square of a pattern's length."""
 
 MAX_PATTERN_PAIRS = 2048
-"""Every two patterns of an object are checked against each other, at up to a millisecond."""
+"""Most pairs of patterns of all objects. Each pair is checked for overlap, in up to a millisecond."""
 
 _SEARCH_S = 0.5
-"""Spent at most on finding where in a schema an error lies."""
+"""Most seconds spent on locating an error in a schema."""
 
 _NO_SCHEMA = "schema must be an object or boolean"  # llguidance's words
 
@@ -27,11 +27,11 @@ _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 
 Probe = Callable[[str], str]
-"""Compiles a schema's text; returns the error, empty where there is none."""
+"""Compiles a schema's text. Returns the error, empty without one."""
 
 
 def parse_schema(text: str) -> dict[str, Any]:
-    """The schema as a value. Raises SluiceError INVALID where it is no JSON object."""
+    """Parse a schema. Raises SluiceError INVALID if it is not a JSON object."""
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -42,7 +42,7 @@ def parse_schema(text: str) -> dict[str, Any]:
 
 
 def check_schema(schema: dict[str, Any]) -> None:
-    """Raises SluiceError INVALID, with the place, for what compiles but then takes for ever or never ends."""
+    """Check for schemas that compile but take too long or have no finite value. Raises SluiceError INVALID."""
     if "x-guidance" in schema:
         raise _at("#", "x-guidance is not taken from a schema; remove it")
     nodes = dict(_walk(schema))
@@ -50,10 +50,10 @@ def check_schema(schema: dict[str, Any]) -> None:
     _check_endless(nodes)
 
 
-def locate(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str, str]:
-    """JSON pointer of the innermost subschema at fault, and its own error.
+def locate_error(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str, str]:
+    """Return the JSON pointer of the innermost subschema at fault, and its own error.
 
-    That is one which has the same error when compiled by itself, or which makes its parent unsatisfiable.
+    A subschema is at fault if it has the same error when compiled by itself, or makes its parent unsatisfiable.
     """
     shared: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     deadline = time.monotonic() + _SEARCH_S
@@ -86,7 +86,7 @@ def _at(pointer: str, reason: str) -> SluiceError:
 
 
 def _children(pointer: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas directly inside a schema, with their JSON pointers."""
+    """Yield the schemas directly inside a schema, with their JSON pointers."""
     if not isinstance(node, dict):
         return
     for key in _MAPS:
@@ -101,7 +101,7 @@ def _children(pointer: str, node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema object in the schema, itself first. Not recursive: depth is the client's choice."""
+    """Yield every schema object in the schema, itself first. Not recursive, because the client chooses the depth."""
     pending: list[tuple[str, Any]] = [("#", schema)]
     while pending:
         pointer, node = pending.pop()
@@ -126,8 +126,8 @@ def _check_patterns(nodes: dict[str, dict[str, Any]]) -> None:
 
 
 def _check_endless(nodes: dict[str, dict[str, Any]]) -> None:
-    """A schema whose every value holds another value of the same schema has no value that ends."""
-    graph = {pointer: list(_musts(pointer, node)) for pointer, node in nodes.items()}
+    """Reject schemas without a finite value: each of their values would contain another of the same schema."""
+    graph = {pointer: list(_required_schemas(pointer, node)) for pointer, node in nodes.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -135,8 +135,8 @@ def _check_endless(nodes: dict[str, dict[str, Any]]) -> None:
         raise _at(pointer, "no finite value can match, for it always holds another of itself") from None
 
 
-def _musts(pointer: str, node: dict[str, Any]) -> Iterator[str]:
-    """Pointers of the schemas that a value of this one always has to match, itself or in part."""
+def _required_schemas(pointer: str, node: dict[str, Any]) -> Iterator[str]:
+    """Yield pointers of the schemas that each value of this one must match, as a whole or in a part."""
     if "const" in node or "enum" in node:
         return
     if isinstance(reference := node.get("$ref"), str) and reference.startswith("#"):

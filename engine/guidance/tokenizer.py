@@ -1,4 +1,4 @@
-"""llguidance's view of a checkpoint's tokenizer: the bytes of every token."""
+"""Loads a checkpoint's tokenizer for llguidance, which needs the bytes of every token."""
 
 import json
 import subprocess
@@ -25,9 +25,10 @@ sys.stdout.write(tokenizer.backend_tokenizer.to_str())
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer for llguidance, whose masks have `tokenizer.vocab_size` bits, and what the model makes of it.
+    """A tokenizer for llguidance and the size of the model's vocabulary.
 
-    Rows of logits have `vocab_size` entries; those from `num_usable` on are padding.
+    Masks have `tokenizer.vocab_size` bits. Rows of logits have `vocab_size` entries; those from `num_usable` on are
+    padding.
     """
 
     tokenizer: "LLTokenizer"
@@ -38,13 +39,13 @@ class Vocabulary:
 def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens.
 
-    `vocab_size` is the model's, which may be more or less than the tokenizer's. Raises SluiceError INVALID where
-    the model cannot be guided: it has no end of sequence, or a tokenizer whose tokens have no fixed bytes.
+    `vocab_size` is the model's, which may be more or less than the tokenizer's. Raises SluiceError INVALID if the
+    model cannot be guided: it has no end of sequence, or a tokenizer whose tokens have no fixed bytes.
     """
     from llguidance import LLTokenizer  # 40 ms and 8 MB that only guided requests need
 
     try:
-        text = _read(model_path)
+        text = _read_tokenizer(model_path)
         original: dict[str, Any] = json.loads(text)
         document, num_tokens = _with_all_ids(_with_known_decoder(original))
         text = text if document is original else json.dumps(document)
@@ -64,12 +65,12 @@ def _unusable(reason: str) -> SluiceError:
     return invalid("grammar", f"guided decoding cannot be used with this model: {reason}")
 
 
-def _read(model_path: Path) -> str:
-    """tokenizer.json, made by transformers where the checkpoint has only its older forms."""
+def _read_tokenizer(model_path: Path) -> str:
+    """Return the text of tokenizer.json. transformers creates it if the checkpoint has only older formats."""
     file = model_path / "tokenizer.json"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    # transformers would cost this process 100 MB and half a second in which no other thread runs.
+    # In this process transformers would take 100 MB, and half a second in which no other thread runs.
     command = (sys.executable, "-X", "utf8", "-c", _CONVERT, str(model_path))
     run = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_CONVERT_TIMEOUT_S, check=False)
     if run.returncode != 0:
@@ -78,7 +79,7 @@ def _read(model_path: Path) -> str:
 
 
 def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
-    """A lone Metaspace decoder as the steps that llguidance knows, which give the same bytes."""
+    """Replace a single Metaspace decoder by equivalent steps that llguidance knows."""
     decoder = document.get("decoder") or {}
     if decoder.get("type") != "Metaspace":
         return document
@@ -87,13 +88,13 @@ def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The tokenizer with a special token for every unused id below its last, and how many ids that makes.
+    """Add a special token for every unused id below the last, and return the number of ids.
 
-    llguidance counts tokens where it should look at the last id.
+    llguidance counts tokens, although it should look at the last id.
     """
     model, added = document["model"], list(document.get("added_tokens") or [])
     vocab = model["vocab"]
-    if not isinstance(vocab, dict):  # Unigram: a list, which has no gaps
+    if not isinstance(vocab, dict):  # Unigram has a list, which has no gaps
         ids = set(range(len(vocab))) | {token["id"] for token in added}
         return document, max(ids) + 1
     used = {*vocab.values(), *(token["id"] for token in added)}

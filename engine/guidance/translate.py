@@ -1,4 +1,4 @@
-"""A client's grammar in llguidance's words, and llguidance's complaints about it in the client's."""
+"""Translates clients' grammars for llguidance, and llguidance's errors back for clients."""
 
 import bisect
 import json
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.guidance.gbnf import LarkGrammar, is_gbnf, to_lark
-from engine.guidance.messages import position, readable, regex_fault
-from engine.guidance.schema import Probe, check_schema, locate, parse_schema
+from engine.guidance.schema import Probe, check_schema, locate_error, parse_schema
 from engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
 
 MAX_BYTES = {
     GrammarKind.JSON_SCHEMA: 256 << 10,
@@ -25,23 +25,23 @@ MAX_BYTES = {
     GrammarKind.CHOICE: 256 << 10,
     GrammarKind.EBNF: 64 << 10,
 }
-"""Longest text of a grammar in UTF-8. The compiler's stack and time grow with it."""
+"""Most bytes of a grammar's text in UTF-8. The compiler's stack and time grow with it."""
 
 _FUEL = 500_000
 _REGEX_FUEL = 20_000
-"""Size of all expressions of a grammar, about two a character. Sets of strings are cheap; in what else a regular
-expression can say time and memory grow with its square (a thousand optional letters: 10 MB)."""
+"""Limit on the size of all expressions of a grammar, about two a character. Sets of strings are cheap; otherwise time
+and memory grow with the square of a regular expression's size (a thousand optional letters: 10 MB)."""
 
 _JSON_STYLE: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""At most one space, and only after a comma or colon: what most models write by themselves, and small ones that may
-write white space where they like often do nothing else."""
+"""Style of generated JSON: at most one space, and only after a comma or colon. Most models write it that way, and small
+ones that may write white space anywhere often write nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """`text` is for llguidance, and `fuel` what compiling it may cost.
+    """A grammar for llguidance: its text, and in `fuel` what compiling it may cost.
 
-    `explain` makes of llguidance's error one for the client, with a probe that compiles parts.
+    `explain` turns llguidance's error into one for the client; it may compile parts of the grammar by the probe.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Translation:
 
 
 def translate(grammar: Grammar) -> Translation:
-    """Raises SluiceError INVALID for what is wrong with the text itself."""
+    """Translate a grammar. Raises SluiceError INVALID if its text is too long or not valid."""
     try:
         size, limit = len(grammar.text.encode()), MAX_BYTES[grammar.kind]
     except UnicodeEncodeError:
@@ -67,8 +67,8 @@ def _json_schema(text: str) -> Translation:
     check_schema(schema)
 
     def explain(raw: str, probe: Probe) -> SluiceError:
-        pointer, error = locate(schema, raw, lambda part: probe(_schema_grammar(part)))
-        return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {readable(error)}")
+        pointer, error = locate_error(schema, raw, lambda part: probe(_schema_grammar(part)))
+        return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
 
     return Translation(compiled, explain)
 
@@ -88,24 +88,24 @@ def _json_object(text: str) -> Translation:
 
 def _regex(text: str) -> Translation:
     def explain(raw: str, probe: Probe) -> SluiceError:
-        fault = regex_fault(raw)
+        fault = parse_regex_error(raw)
         where = f" at character {_original_offset(text, fault[0]) + 1}" if fault else ""
-        reason = fault[1] if fault else readable(raw)
+        reason = fault[1] if fault else reword_error(raw)
         return invalid("grammar", f"the regular expression cannot be used{where}: {reason}")
 
-    return Translation(_lark_grammar(f"start: /{_in_lark(text)}/"), explain, _REGEX_FUEL)
+    return Translation(_lark_grammar(f"start: /{_regex_in_lark(text)}/"), explain, _REGEX_FUEL)
 
 
-def _in_lark(text: str) -> str:
-    """A regular expression as it stands between slashes; its \\d are the digits of ASCII, not of all scripts."""
+def _regex_in_lark(text: str) -> str:
+    """Return a regular expression for use between slashes. \\d matches only ASCII digits, not those of all scripts."""
     from llguidance import regex_to_lark
 
     return regex_to_lark(text, use_ascii="d")
 
 
 def _original_offset(text: str, offset: int) -> int:
-    """The place in a regular expression that `_in_lark` has moved to `offset`."""
-    return bisect.bisect_left(range(len(text)), offset, key=lambda length: len(_in_lark(text[:length])))
+    """Return the place in a regular expression that `_regex_in_lark` has moved to `offset`."""
+    return bisect.bisect_left(range(len(text)), offset, key=lambda length: len(_regex_in_lark(text[:length])))
 
 
 def _choice(text: str) -> Translation:
@@ -120,7 +120,7 @@ def _choice(text: str) -> Translation:
 
 
 def _explain_choice(raw: str, probe: Probe) -> SluiceError:
-    return invalid("grammar", f"the choice cannot be used: {readable(raw)}")
+    return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
 
 
 def _ebnf(text: str) -> Translation:
@@ -130,18 +130,18 @@ def _ebnf(text: str) -> Translation:
         check_schema(_inline_schema(text, match.end()))
 
     def explain(raw: str, probe: Probe) -> SluiceError:
-        place = position(raw)
+        place = parse_position(raw)
         where = f"line {place[0]}, column {place[1]}: " if place else ""
-        return invalid("grammar", f"the Lark grammar cannot be used: {where}{readable(raw)}")
+        return invalid("grammar", f"the Lark grammar cannot be used: {where}{reword_error(raw)}")
 
     return Translation(_lark_grammar(text), explain, _REGEX_FUEL)
 
 
 def _gbnf(grammar: LarkGrammar) -> Translation:
     def explain(raw: str, probe: Probe) -> SluiceError:
-        place = position(raw)
+        place = parse_position(raw)
         where = f"in rule {grammar.rule_names[place[0] - 1]}: " if place else ""
-        return invalid("grammar", f"the GBNF grammar cannot be used: {where}{readable(raw)}")
+        return invalid("grammar", f"the GBNF grammar cannot be used: {where}{reword_error(raw)}")
 
     return Translation(_lark_grammar(grammar.text), explain, _REGEX_FUEL)
 
@@ -165,3 +165,53 @@ _TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
     GrammarKind.CHOICE: _choice,
     GrammarKind.EBNF: _ebnf,
 }
+
+
+_REWORDED = (
+    (r"Unimplemented keys: \[(.*)\]", r"\1 is not supported here; remove it"),
+    (r"Invalid type: (.*)", r'there is no type "\1"'),
+    (r"Unknown format: (.*)", r'format "\1" is not supported; remove it or use pattern'),
+    (r"Unsatisfiable schema: (.*)", r"nothing can match: \1"),
+    (r"Pointer '(.*)' does not exist", r'"$ref": "#\1" leads nowhere'),
+    (r"Resource '(.*)' is not present.*", r'"$ref": "\1" is outside the schema; copy it into $defs'),
+    (r"oneOf constraints are not supported.*", "oneOf is supported only where no two options can match; use anyOf"),
+    (r"invalid regex .*lookarounds not supported.*", "the regular expression looks around (\\\\b, ^ or $ inside)"),
+    (r"NoExtension.*", "nothing can match it"),
+)
+_TOO_COMPLEX = re.compile(r"fuel|schema too large|too (big|many|complex|deeply)|limit|row has", re.IGNORECASE)
+_REGEX_ERROR = re.compile(r"regex parse error:\n(?P<shown>.*\n)(?P<carets>\s*\^+)\nerror: (?P<reason>.*)")
+_POSITION = re.compile(r"\s*(?:at )?(?P<line>\d+)\((?P<column>\d+)\): ")
+_INDENT = 4
+_MAX_CHARS = 240
+
+
+def reword_error(raw: str) -> str:
+    """Return one line that says what is wrong, in llguidance's own words if there are none better."""
+    raw = raw.removesuffix("\n<non-verbose/>")
+    words = _reword(_POSITION.sub("", raw, count=1))
+    return words if len(words) <= _MAX_CHARS else f"{words[:_MAX_CHARS]} ..."
+
+
+def _reword(text: str) -> str:
+    if fault := parse_regex_error(text):
+        offset, reason = fault
+        return f"the regular expression is not valid at character {offset + 1}: {reason}"
+    for pattern, words in _REWORDED:
+        if re.match(pattern, text):
+            return re.sub(f"(?s){pattern}", words, text.split("\n")[0])
+    first_line = text.split("\n")[0]
+    return f"it is too complex: {first_line}" if _TOO_COMPLEX.search(first_line) else first_line
+
+
+def parse_regex_error(raw: str) -> tuple[int, str] | None:
+    """Return the offset (from 0) of an error in a regular expression of one line, and the reason."""
+    match = _REGEX_ERROR.search(raw)
+    if match is None:
+        return None
+    return match["carets"].index("^") - _INDENT, match["reason"]
+
+
+def parse_position(raw: str) -> tuple[int, int] | None:
+    """Return the line and column (from 1) at the beginning of an error about a Lark grammar."""
+    match = _POSITION.match(raw)
+    return (int(match["line"]), int(match["column"])) if match else None

@@ -1,57 +1,80 @@
 """The in-flight batching loop: drain, plan, apply, run, commit, emit.
 
-One thread owns everything here: queue, sequences, block tables and free list. Others send commands.
+One thread owns the queue, the sequences, the block tables and the free list. Other threads send commands.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Protocol
 
 from engine.blocks import blocks_for
-from engine.config import EngineConfig, SchedulerPolicy
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, failed
-from engine.kv.manager import KvCacheManager
-from engine.loop.batch import BuiltBatch, build_batch
-from engine.loop.commit import event_of, take_prompt_logprobs, take_tokens
-from engine.loop.counters import Counters
+from engine.config import EngineConfig
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
+from engine.kv_cache import KvCacheManager
 from engine.loop.intake import Intake
+from engine.loop.load import engine_info, make_drafter
+from engine.loop.step import BuiltBatch, build_batch, commit_tokens, record_prompt_logprobs, take_event
 from engine.runners.base import FloatArray, Runner
+from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import Limits, Policy, policy_of
-from engine.scheduling.reception import too_late
-from engine.sequence import NO_SLOT, Sequence
-from engine.speculation import TokenPrices, make_drafter
-from engine.types import EngineInfo, EngineStats, FinishReason, RequestFailed, TokenEvent
+from engine.scheduling.policies import StepLimits, find_policy
+from engine.sequence import NO_ROW, Sequence
+from engine.speculation.drafter import TokenPrices
+from engine.types import EngineStats, FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-"""An idle engine speaks at least this often; a silent one hangs."""
+"""An idle engine sends a frame at least this often, so that a silent one can be recognized as hanging."""
 
 MAX_COMMANDS = 32
-"""Commands obeyed at once; a submit takes about a tenth of a millisecond."""
+"""Most commands handled at once; a submit takes about a tenth of a millisecond."""
 
 CHARGED_TOKENS = 16
-"""Output is laid to a tenant's account in such pieces: one by one it would take a tenth of a step's own time."""
+"""Output is charged to its tenant in pieces of this size: one by one it would take a tenth of the step's own time."""
 
 POLL_S = 0.002
-"""How long a loop that can run nothing yet, because a grammar is being compiled, waits for commands."""
+"""Wait for commands of a loop that has nothing to run because a grammar is being compiled."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine's start; `EngineStats` explains them."""
+
+    steps: int = 0
+    runner_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    timeouts: int = 0
+
+    def totals(self) -> dict[str, float]:
+        """Return the `*_total` fields of `EngineStats`."""
+        return {total: getattr(self, name) for name, total in _TOTALS}
+
+
+_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
 
 
 class CommandSource(Protocol):
-    """Where commands come from."""
+    """Receives commands from clients."""
 
     def receive(self, timeout_s: float) -> list[Command]:
-        """All commands waiting; with none, waits up to `timeout_s` for the first."""
+        """Return all waiting commands; without any, wait up to `timeout_s` for the first."""
         ...
 
 
 class InflightExecutor:
-    """Serves one runner. `run()` returns after a Shutdown command; `step()` is one turn of it."""
+    """Serves one runner. `step()` is one iteration of the loop, and `run()` returns after a Shutdown command."""
 
     def __init__(
         self,
@@ -68,9 +91,7 @@ class InflightExecutor:
         self._commands = commands
         self._emit = emit
         self._clock = clock
-        self._policy: Policy[Sequence] = policy_of(config.scheduler_policy)
-        self._is_guaranteed = config.scheduler_policy is not SchedulerPolicy.MAX_UTILIZATION
-        """Whether a running sequence finds every block that it may come to need."""
+        self._policy = find_policy(config.scheduler_policy)
         self._kv = KvCacheManager(self.info, is_prefix_caching=config.enable_prefix_caching)
         self._intake = Intake(self.info, config)
         self._drafter = make_drafter(config, self._kv, draft_runner)
@@ -81,11 +102,12 @@ class InflightExecutor:
         self._failures: list[RequestFailed] = []
         self._counters = Counters()
         self._is_shut_down = False
-        self._is_stuck = False
+        self._is_stalled = False
+        """Whether the last step had nothing to run."""
         self._last_emit = 0.0
 
     def run(self) -> None:
-        """Step until a Shutdown command. An exception that is no step's own ends the engine."""
+        """Run steps until a Shutdown command. An exception outside of a batch ends the engine."""
         try:
             while not self._is_shut_down:
                 self.step()
@@ -93,17 +115,17 @@ class InflightExecutor:
             self._intake.close()
 
     def step(self) -> None:
-        """One turn: wait for work if there is none, else run one batch and tell what it brought."""
-        commands = self._next_commands(self._idle_wait_s())
+        """Wait for work if there is none, then run one batch and emit its events."""
+        commands = self._drain(self._idle_wait_s())
         started, runner_before = self._clock(), self._counters.runner_seconds
-        self._obey(commands)
+        self._handle(commands)
         self._expire(started)
         self._enqueue_compiled()
         plan = self._plan()
         if not plan.is_empty:
             self._run_plan(plan)
-        self._is_stuck = plan.is_empty
-        self._flush()
+        self._is_stalled = plan.is_empty
+        self._emit_frame()
         if not plan.is_empty:
             runner_seconds = self._counters.runner_seconds - runner_before
             overhead_seconds = self._clock() - started - runner_seconds
@@ -128,29 +150,29 @@ class InflightExecutor:
         )
 
     def check_invariants(self) -> None:
-        """Assert that what is held adds up: for tests, and cheap enough for an idle engine."""
+        """Assert that blocks, sequences and counters are consistent. For tests, and cheap enough for an idle engine."""
         running = self._running.values()
         self._kv.check(running)
         assert len(running) <= self._config.max_num_seqs
-        if self._is_guaranteed:
+        if self._policy.reserves_worst_case:
             assert self.stats().num_blocks_reserved <= self.info.num_blocks, "over-committed"
             assert self._counters.preemptions == self._counters.recomputed_tokens == 0
 
     # -- commands
 
-    def _next_commands(self, timeout_s: float) -> list[Command]:
-        """Those to obey now, in order. The rest of a burst waits, so that it does not hold up those who decode."""
+    def _drain(self, timeout_s: float) -> list[Command]:
+        """Return the next commands in order. The rest of a burst waits, so that it does not delay running streams."""
         inbox = self._inbox
         inbox.extend(self._commands.receive(0.0 if inbox else timeout_s))
         return [inbox.popleft() for _ in range(min(len(inbox), MAX_COMMANDS))]
 
     def _idle_wait_s(self) -> float:
-        """How long to wait for commands."""
-        if self._running or (self._intake.queue and not self._is_stuck):
+        """Return how long to wait for commands."""
+        if self._running or (self._intake.queue and not self._is_stalled):
             return 0.0
         return POLL_S if self._intake else HEARTBEAT_S
 
-    def _obey(self, commands: list[Command]) -> None:
+    def _handle(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
                 case Submit():
@@ -167,17 +189,17 @@ class InflightExecutor:
         try:
             self._intake.submit(command, self._running.values(), free_blocks, self._clock())
         except SluiceError as error:
-            self._failures.append(failed(command.stream_id, error))
+            self._failures.append(request_failed(command.stream_id, error))
 
     def _num_reserved_blocks(self) -> int:
-        """Blocks that running sequences hold or may come to need; a shared one counts once."""
-        promised = sum(s.worst_case_blocks - s.num_held_blocks for s in self._running.values())
-        return self._kv.pool.num_used + promised
+        """Return how many blocks running sequences use or may still need. A shared block counts once."""
+        missing = sum(s.worst_case_blocks - s.num_allocated_blocks for s in self._running.values())
+        return self._kv.pool.num_used + missing
 
     def _cancel(self, stream_id: int) -> None:
         sequence = self._running.get(stream_id) or self._intake.get(stream_id)
         if sequence is not None:
-            if stream_id in self._running:  # a stop string ends it so: the place comes free as at any end
+            if stream_id in self._running:  # a stop string cancels too, so this is an ending like any other
                 self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
             self._finish(sequence, FinishReason.CANCELLED)
 
@@ -187,11 +209,11 @@ class InflightExecutor:
                 self._fail(sequence, error)
 
     def _expire(self, now: float) -> None:
-        """Answer those whose time is over."""
+        """Fail the sequences that are past a deadline."""
         running = [sequence for sequence in self._running.values() if now >= sequence.deadline]
         for sequence in [*self._intake.expired(now), *running]:
             self._counters.timeouts += 1
-            self._fail(sequence, too_late(sequence, now))
+            self._fail(sequence, deadline_error(sequence, now))
 
     # -- one step
 
@@ -199,16 +221,17 @@ class InflightExecutor:
         running = list(self._running.values())
         if self._drafter is not None:
             self._draft(running)
-        limits = Limits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self._kv.pool.num_free)
+        limits = StepLimits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self._kv.pool.num_free)
         waiting = self._kv.candidates(self._intake.queue, running)
-        return plan_step(running, waiting, limits, self._policy, self._kv.private_blocks)
+        return plan_step(running, waiting, limits, self._policy, self._kv.num_private_blocks)
 
     def _draft(self, running: list[Sequence]) -> None:
-        """Let those who decode have drafts, unless their blocks could force somebody to pause."""
+        """Propose drafts for decoding sequences, unless the blocks for them could force a preemption."""
         assert self._drafter is not None
         decoding = [sequence for sequence in running if sequence.num_tokens_left == 1]
-        most_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
-        if not decoding or not (self._is_guaranteed or self._kv.pool.num_free >= most_blocks * len(running)):
+        max_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
+        has_blocks = self._policy.reserves_worst_case or self._kv.pool.num_free >= max_blocks * len(running)
+        if not decoding or not has_blocks:
             return
         try:
             self._drafter.propose(decoding, TokenPrices(*self._intake.forecast.token_prices(len(running))))
@@ -225,81 +248,81 @@ class InflightExecutor:
             for sequence in built.sampling:
                 if sequence.sampling.constraint is not None:
                     sequence.sampling.constraint.prepare()
-            logits = self._timed_run(built)
-            self._obey(self._next_commands(0.0))
+            logits = self._run_batch(built)
+            self._handle(self._drain(0.0))
             self._commit(plan, built, logits)
         except Exception:
             log.exception("step %d failed; its sequences end in an error", self._counters.steps)
             self._fail_step(plan)
 
     def _apply(self, plan: StepPlan[Sequence]) -> None:
-        for sequence in plan.paused:
-            self._pause(sequence)
+        for sequence in plan.preempted:
+            self._preempt(sequence)
         for candidate in plan.admitted:
             self._kv.start(candidate)
             self._start(candidate.sequence)
-        self._kv.hold_next(plan.decode)
+        self._kv.allocate_next(plan.decode)
         for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=False):
-            self._kv.hold(sequence, sequence.num_computed + 1 + num_drafts)
+            self._kv.allocate(sequence, sequence.num_computed + 1 + num_drafts)
         for chunk in plan.prefill:
-            self._kv.hold(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
+            self._kv.allocate(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
 
     def _start(self, sequence: Sequence) -> None:
         self._intake.queue.admit(sequence)
         self._running[sequence.stream_id] = sequence
-        if sequence.was_paused:
-            self._counters.recomputed_tokens += max(sequence.num_lost - sequence.num_computed, 0)
+        if sequence.was_preempted:
+            self._counters.recomputed_tokens += max(sequence.num_discarded - sequence.num_computed, 0)
             return
         if not sequence.has_sampling:
-            sequence.open_sampling(self.info.vocab_size, None)
+            sequence.start_sampling(self.info.vocab_size, None)
         sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
         self._counters.cached_tokens += sequence.num_cached_tokens
         self._intake.forecast.record_wait(sequence.predicted_wait_s, self._clock() - sequence.submitted_at)
 
-    def _pause(self, sequence: Sequence) -> None:
-        """Take its blocks; it starts again before everything else that waits."""
+    def _preempt(self, sequence: Sequence) -> None:
+        """Release the blocks of a running sequence. It resumes before new sequences of its priority start."""
         del self._running[sequence.stream_id]
-        sequence.num_lost, sequence.was_paused = sequence.num_computed, True
+        sequence.num_discarded, sequence.was_preempted = sequence.num_computed, True
         sequence.drafts = []
         self._kv.release(sequence)
         if self._drafter is not None:
             self._drafter.forget(sequence.stream_id)
-        self._intake.queue.add_paused(sequence)
+        self._intake.queue.requeue(sequence)
         self._counters.preemptions += 1
 
-    def _timed_run(self, built: BuiltBatch) -> FloatArray:
+    def _run_batch(self, built: BuiltBatch) -> FloatArray:
         started = self._clock()
         logits = self._runner.run(built.step)
         seconds = self._clock() - started
         self._counters.runner_seconds += seconds
         self._counters.steps += 1
-        self._intake.forecast.observe_step(len(built.step.token_ids), len(built.step.past_lens), seconds)
+        self._intake.forecast.observe_step(len(built.step.token_ids), seconds)
         return logits
 
     def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
         for sequence in plan.decode:
             sequence.num_computed += 1
-            if sequence.num_output == 0:  # the last token of its prompt, with the others found in the cache
+            if sequence.num_output == 0:  # the last token of a prompt whose other tokens were in the cache
                 self._counters.prompt_tokens += 1
         for chunk in plan.prefill:
             chunk.sequence.num_computed += chunk.num_tokens
-            if not chunk.sequence.was_paused:
+            if not chunk.sequence.was_preempted:
                 self._counters.prompt_tokens += chunk.num_tokens
         if built.prompt_rows:
-            take_prompt_logprobs(built, logits)
-        outcomes, without_token = take_tokens(built, logits, plan.num_drafts)
+            record_prompt_logprobs(built, logits)
+        outcomes, failures = commit_tokens(built, logits, plan.num_drafts)
         if plan.num_drafts:
             self._observe_drafts(plan)
-        for sequence, error in without_token:  # before indexing: nobody else shall share what brought no numbers
+        for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
             self._fail(sequence, error)
-        self._kv.index((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
+        self._kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
         for sequence, reason in outcomes:
             self._counters.generation_tokens += len(sequence.fresh_token_ids)
             if reason is not None:
                 self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
                 self._finish(sequence, reason)
                 continue
-            self._events.append(event_of(sequence, None))
+            self._events.append(take_event(sequence, None))
             if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
                 self._charge(sequence)
 
@@ -314,7 +337,7 @@ class InflightExecutor:
                 self._drafter.observe(sequence, num_drafts, num_accepted)
 
     def _charge(self, sequence: Sequence) -> None:
-        """Lay the output since the last time to its tenant's account."""
+        """Charge the output since the last charge to the tenant."""
         self._intake.queue.charge(sequence, sequence.num_output - sequence.num_charged)
         sequence.num_charged = sequence.num_output
 
@@ -322,14 +345,14 @@ class InflightExecutor:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._release(sequence)
-        self._events.append(event_of(sequence, reason))
+        self._events.append(take_event(sequence, reason))
 
     def _fail(self, sequence: Sequence, error: SluiceError) -> None:
         self._release(sequence)
-        self._failures.append(failed(sequence.stream_id, error))
+        self._failures.append(request_failed(sequence.stream_id, error))
 
     def _fail_step(self, plan: StepPlan[Sequence]) -> None:
-        """A step that failed takes its own sequences along and no others."""
+        """Fail the sequences of a step that raised, and no others."""
         error = SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")
         admitted = (candidate.sequence for candidate in plan.admitted)
         for sequence in {*plan.decode, *admitted, *(chunk.sequence for chunk in plan.prefill)}:
@@ -337,22 +360,22 @@ class InflightExecutor:
                 self._fail(sequence, error)
 
     def _release(self, sequence: Sequence) -> None:
-        """Take the sequence out of the engine; its blocks are free for the next step."""
+        """Remove the sequence from the engine. Its blocks are free for the next step."""
         if sequence.stream_id in self._running:
             self._charge(sequence)
         self._intake.remove(sequence.stream_id)
         self._running.pop(sequence.stream_id, None)
         if self._drafter is not None:
             self._drafter.forget(sequence.stream_id)
-        if sequence.slot != NO_SLOT:
+        if sequence.table_row != NO_ROW:
             self._kv.release(sequence)
 
-    def _flush(self) -> None:
-        """Send what happened; with nothing to tell, a heartbeat now and then."""
+    def _emit_frame(self) -> None:
+        """Emit the events and failures of this step; without any, a heartbeat when one is due."""
         now = self._clock()
-        is_news = bool(self._events or self._failures)
-        if is_news or now - self._last_emit >= HEARTBEAT_S:
-            if not is_news and not self._running:
+        has_content = bool(self._events or self._failures)
+        if has_content or now - self._last_emit >= HEARTBEAT_S:
+            if not has_content and not self._running:
                 self.check_invariants()
             self._predict_wait(now)
             self._emit(StepFrame(self._events, self._failures, self.stats()))
@@ -360,20 +383,9 @@ class InflightExecutor:
             self._last_emit = now
 
     def _predict_wait(self, now: float) -> None:
-        """For whoever watches: what a request of the default kind would wait now. Not at every step, as it costs."""
+        """Update the predicted wait in the statistics, not at every step because it is costly."""
         if now - self._last_prediction < HEARTBEAT_S:
             return
         self._last_prediction = now
         free_blocks = self.info.num_blocks - self._num_reserved_blocks()
         self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks)
-
-
-def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0) -> EngineInfo:
-    """What clients need to know of the engine that serves `runner`."""
-    return EngineInfo(
-        **asdict(runner.info),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        scheduler_policy=config.scheduler_policy,
-        load_seconds=load_seconds,
-    )

@@ -1,26 +1,31 @@
-"""Everything before a sequence runs: what is refused, what waits for what, and for how long."""
+"""Takes requests in: checks them, compiles their grammars, and queues their sequences until they run."""
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.blocks import worst_case_blocks
 from engine.config import EngineConfig
 from engine.frames import Submit
-from engine.loop.compiling import CompilingGrammars
-from engine.scheduling.reception import Reception
+from engine.sampling.state import Constraint
+from engine.scheduling.admission import AdmissionController
 from engine.sequence import Sequence
-from engine.types import EngineInfo
+from engine.types import EngineInfo, Grammar
 from engine.validation import check_request
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
-Refusal = tuple[Sequence, SluiceError]
+if TYPE_CHECKING:
+    from engine.guidance.compiler import GrammarCompiler
+    from engine.guidance.matching import CompiledGrammar
 
 
-class Intake(Reception[Sequence]):
-    """The queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
+class Intake(AdmissionController[Sequence]):
+    """The waiting queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
 
     def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
         super().__init__(info, config)
-        self._grammars = CompilingGrammars(config.model_path, info)
+        self._grammars = PendingGrammars(config.model_path, info)
 
     def __len__(self) -> int:
         return len(self.queue) + len(self._grammars)
@@ -30,25 +35,25 @@ class Intake(Reception[Sequence]):
 
     @property
     def is_compiling(self) -> bool:
-        """Whether some sequence waits for its grammar."""
+        """Whether a sequence waits for its grammar."""
         return len(self._grammars) > 0
 
     def get(self, stream_id: int) -> Sequence | None:
-        """The sequence, if it waits."""
+        """Return the sequence if it waits."""
         return self.queue.get(stream_id) or self._grammars.get(stream_id)
 
     def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
-        """Let the request wait, with `free_blocks` not reserved by those who run.
+        """Queue a request; `free_blocks` is how many blocks no running sequence reserves.
 
-        Raises SluiceError: INVALID for what can never be served, OVERLOADED where the queue is full, DEADLINE where
-        the wait would be too long. What an engine before this one had accepted is not refused for its number.
+        Raises SluiceError: INVALID for a request that can never be served, OVERLOADED if the queue is full, DEADLINE
+        if the wait would be too long. A request that a lost engine had accepted is not rejected for the queue.
         """
         request = command.request
         check_request(request, self._info)
         num_blocks = worst_case_blocks(
             len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
         )
-        wait_s = self.check_in(command, num_blocks, running, free_blocks)
+        wait_s = self.check_admission(command, num_blocks, running, free_blocks)
         sequence = Sequence(command.stream_id, request, self._info, now)
         sequence.predicted_wait_s = wait_s
         if request.sampling.grammar is not None:
@@ -56,29 +61,84 @@ class Intake(Reception[Sequence]):
         else:
             self.queue.add(sequence)
 
-    def enqueue_compiled(self) -> list[Refusal]:
-        """Queue the sequences whose grammar is ready; returns those whose grammar cannot be kept to."""
-        refused: list[Refusal] = []
+    def enqueue_compiled(self) -> list[tuple[Sequence, SluiceError]]:
+        """Queue the sequences whose grammar is compiled. Returns those whose grammar cannot be used."""
+        failed: list[tuple[Sequence, SluiceError]] = []
         for sequence, outcome in self._grammars.take_done():
             try:
                 if isinstance(outcome, SluiceError):
                     raise outcome
-                sequence.open_sampling(self._info.vocab_size, outcome)
+                sequence.start_sampling(self._info.vocab_size, outcome)
                 self.queue.add(sequence)
             except SluiceError as error:
-                refused.append((sequence, error))
-        return refused
+                failed.append((sequence, error))
+        return failed
 
     def expired(self, now: float) -> list[Sequence]:
-        """Those that waited for longer than they may."""
+        """Return the waiting sequences that are past a deadline."""
         compiling = [s for s in self._grammars if now >= min(s.deadline, s.start_deadline)]
         return [*self.queue.expired(now), *compiling]
 
     def remove(self, stream_id: int) -> None:
-        """Forget the sequence, whether it waits or runs; unknown ones are no error."""
+        """Forget the sequence, whether it waits or runs. An unknown one is no error."""
         self.queue.remove(stream_id)
         self._grammars.remove(stream_id)
 
     def close(self) -> None:
         """End the threads that compile."""
         self._grammars.close()
+
+
+class PendingGrammars:
+    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence.
+
+    Used by the engine thread; the compiler's own threads do the work.
+    """
+
+    def __init__(self, model_path: str, info: EngineInfo) -> None:
+        self._model_path = model_path
+        self._info = info
+        self._compiler: GrammarCompiler | None = None
+        self._waiting: dict[int, tuple[Sequence, Future[CompiledGrammar]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter([sequence for sequence, _ in self._waiting.values()])
+
+    def add(self, sequence: Sequence, grammar: Grammar) -> None:
+        """Start to compile `grammar`, unless it is compiled already."""
+        if self._compiler is None:
+            from engine.guidance.compiler import GrammarCompiler  # loaded with the first grammar
+
+            self._compiler = GrammarCompiler(Path(self._model_path), self._info.vocab_size, self._info.eos_token_ids)
+        self._waiting[sequence.stream_id] = (sequence, self._compiler.compile(grammar))
+
+    def get(self, stream_id: int) -> Sequence | None:
+        entry = self._waiting.get(stream_id)
+        return None if entry is None else entry[0]
+
+    def remove(self, stream_id: int) -> None:
+        self._waiting.pop(stream_id, None)
+
+    def take_done(self) -> list[tuple[Sequence, Constraint | SluiceError]]:
+        """Remove and return the sequences whose grammar is done, each with its constraint or the error."""
+        done = [(sequence, future) for sequence, future in self._waiting.values() if future.done()]
+        for sequence, _ in done:
+            del self._waiting[sequence.stream_id]
+        return [(sequence, _outcome(future)) for sequence, future in done]
+
+    def close(self) -> None:
+        """End the compiler's threads."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+
+def _outcome(future: "Future[CompiledGrammar]") -> Constraint | SluiceError:
+    try:
+        return future.result().constraint()
+    except SluiceError as error:
+        return error
+    except Exception as error:
+        return SluiceError(ErrorCode.INTERNAL, f"compiling the grammar failed: {error}")

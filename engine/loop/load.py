@@ -1,23 +1,30 @@
-"""Which runtime serves a model directory."""
+"""Creates what an executor needs: the model's runner, the draft model, the drafter, the engine's description."""
+
+from dataclasses import asdict
 
 import msgspec
 
 from engine.config import EngineConfig, Speculation
+from engine.kv_cache import KvCacheManager
 from engine.runners.base import Runner, RunnerInfo
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.drafter import Drafter
+from engine.speculation.ngram import NgramDrafter
+from engine.types import EngineInfo
 from sluice.errors import SluiceError, invalid
 
 
 def load_runner(config: EngineConfig) -> Runner:
-    """Load `config.model_path` in the runtime made for what it is. Raises SluiceError with what is wrong."""
+    """Load `config.model_path`. Raises SluiceError if it cannot be loaded."""
     from engine.runners.openvino.runner import load_runner as load_openvino
 
     return load_openvino(config)
 
 
 def load_draft_runner(config: EngineConfig, info: RunnerInfo) -> Runner | None:
-    """The draft model that `config` asks for, with KV blocks like those of the model that is described by `info`.
+    """Load the draft model of `config`, if any, with as many KV blocks as the model that `info` describes.
 
-    Raises SluiceError with what is wrong: the two must have the same vocabulary and blocks of the same size.
+    Raises SluiceError if it cannot be loaded, or differs from the model in vocabulary or block size.
     """
     if config.speculation is not Speculation.DRAFT_MODEL:
         return None
@@ -51,3 +58,26 @@ def _check_draft(draft: RunnerInfo, info: RunnerInfo) -> None:
             f"the draft model's context of {draft.max_model_len} tokens is shorter than the {info.max_model_len} that "
             f"are served; lower max_model_len to it",
         )
+
+
+def make_drafter(config: EngineConfig, kv: KvCacheManager, draft_runner: Runner | None) -> Drafter | None:
+    """Create the source of draft tokens that `config` selects, None without speculation."""
+    match config.speculation:
+        case Speculation.OFF:
+            return None
+        case Speculation.NGRAM:
+            return NgramDrafter(config.num_speculative_tokens)
+        case Speculation.DRAFT_MODEL:
+            assert draft_runner is not None, "the draft model is loaded before"
+            return DraftModel(draft_runner, kv, config.num_speculative_tokens, config.max_num_batched_tokens)
+
+
+def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0) -> EngineInfo:
+    """Describe, for clients, the engine that serves `runner`."""
+    return EngineInfo(
+        **asdict(runner.info),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        scheduler_policy=config.scheduler_policy,
+        load_seconds=load_seconds,
+    )

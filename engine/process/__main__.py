@@ -1,7 +1,7 @@
-"""The engine as a process of its own: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`.
+"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`.
 
-It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between
-steps, so there is no second thread that would fight it for Python's lock.
+It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between steps, so that no
+second thread competes with it for Python's lock.
 """
 
 import logging
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready
-from engine.loop.executor import InflightExecutor, engine_info
-from engine.loop.load import load_draft_runner, load_runner
-from engine.process.bootstrap import opened
+from engine.loop.executor import InflightExecutor
+from engine.loop.load import engine_info, load_draft_runner, load_runner
+from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConfig], Runner]) -> int:
-    """Load, report, run until told to stop. Returns the exit code."""
+    """Load the model, report, and run until a Shutdown command. Returns the exit code."""
     started = time.perf_counter()
     try:
         runner = load(config)
@@ -52,8 +52,8 @@ def _run(
 
 
 def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:
-    """Serve the runner that `load` makes, until told to stop or left alone. Returns the exit code."""
-    with opened(argv) as (config, transport):
+    """Serve the runner that `load` returns until a Shutdown command or the gateway's end. Returns the exit code."""
+    with bootstrap(argv) as (config, transport):
         return serve(config, transport, load)
 
 

@@ -1,4 +1,4 @@
-"""What every engine process begins and ends with."""
+"""The bootstrap of every engine process: arguments, signals, and the socket to its clients."""
 
 import logging
 import signal
@@ -14,19 +14,19 @@ from engine.process.transport import Transport
 
 
 @contextmanager
-def opened(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
-    """The configuration and the socket of ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE, with the first client there.
+def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
+    """Yield the configuration and the transport for ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE, with a client connected.
 
-    The configuration is in a file, which is removed, since every user of the machine can read a command line.
+    The configuration is in a file, which is removed, because every user of the machine can read a command line.
 
-    The process never outlives the gateway: an engine without one would keep its memory and its cores for nobody.
+    The process never outlives the gateway, because an orphaned engine would keep its memory and cores for no use.
     """
     endpoint, parent, log_level, config_file = argv
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
-    # The gateway decides when the engine ends.
+    # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_with(int(parent), lambda: _remove(Path(endpoint.removeprefix("ipc://"))))
+    end_with(int(parent), lambda: _remove_socket(Path(endpoint.removeprefix("ipc://"))))
     config = msgspec.json.decode(Path(config_file).read_bytes(), type=EngineConfig)
     Path(config_file).unlink()
     transport = Transport(endpoint)
@@ -37,8 +37,8 @@ def opened(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
         transport.close()
 
 
-def _remove(socket_file: Path) -> None:
-    """The socket and its folder, which the gateway would have removed."""
+def _remove_socket(socket_file: Path) -> None:
+    """Remove the socket and its folder, as the gateway would have done."""
     with suppress(OSError):
         socket_file.unlink(missing_ok=True)
         socket_file.parent.rmdir()

@@ -1,4 +1,4 @@
-"""Processes that belong together: an engine's with those that it started, and the gateway that it must not outlive."""
+"""Processes that end together: an engine, the processes that it started, and the gateway that it must not outlive."""
 
 import os
 import select
@@ -11,16 +11,16 @@ from pathlib import Path
 
 PARENT_CHECK_S = 1.0
 KILL_ROUNDS = 3
-"""A process may start another while it is looked for."""
+"""Rounds of killing, because a process may start another one meanwhile."""
 _PROC = Path("/proc")
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of the session that `leader` began, whether it is still there or not, but for this one.
+    """Kill all processes of the session that `leader` started, except this one. `leader` may have ended already.
 
     A launcher gives its ranks process groups of their own, but they stay in its session.
     """
-    if os.getpgid(0) != leader:  # one's own group would take this process along before it has found the others
+    if os.getpgid(0) != leader:  # killing its own group would end this process first
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
     for _ in range(KILL_ROUNDS):
@@ -33,24 +33,24 @@ def kill_session(leader: int) -> None:
 
 
 def session_members(leader: int) -> set[int]:
-    """Processes of the session; none where there is no /proc."""
+    """Return the processes of the session; none on a system without /proc."""
     return {int(stat.parent.name) for stat in _PROC.glob("[0-9]*/stat") if _session_of(stat) == leader}
 
 
 def _session_of(stat: Path) -> int | None:
     try:
         after_name = stat.read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return None
     state, session = after_name[0], int(after_name[3])
     return None if state == "Z" else session
 
 
 def end_with(parent: int, clean_up: Callable[[], None]) -> None:
-    """Watch `parent` on a thread: when it ends, `clean_up`, and end this process with all of its session.
+    """Watch `parent` on a thread. When it ends, call `clean_up` and end this process with all of its session.
 
-    `parent` need not have started this process: between them may stand a launcher. The session is only taken along
-    where it is not the parent's too.
+    `parent` need not have started this process, since a launcher may be between them. The session is ended only if it
+    is not the parent's too.
     """
     has_own_session = _session(0) != _session(parent)
 
@@ -76,7 +76,7 @@ def _await_end(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # a kernel, or a sandbox, without
+    except OSError:  # a kernel or a sandbox without pidfd_open
         while _exists(pid):
             time.sleep(PARENT_CHECK_S)
         return

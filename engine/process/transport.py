@@ -1,4 +1,4 @@
-"""The engine's end of the socket to its clients."""
+"""The engine's side of the socket to its clients."""
 
 from collections import defaultdict
 
@@ -10,13 +10,12 @@ from engine.types import RequestFailed, TokenEvent
 
 
 class Transport:
-    """A ZeroMQ ROUTER: commands in, one frame a step out to each client concerned, which is a DEALER."""
+    """A ZeroMQ ROUTER socket: receives commands, and sends one frame a step to each client, which is a DEALER."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        # No bound here: a dropped token event is a broken stream, and what can pile up is bounded by
-        # the max_tokens of the sequences that run.
+        # No limit, because a dropped event breaks a stream. The max_tokens of the running sequences bound the backlog.
         self._socket.set_hwm(0)
         self._socket.linger = 1000
         self._socket.bind(endpoint)
@@ -26,8 +25,11 @@ class Transport:
         self._encoder = msgspec.msgpack.Encoder()
 
     def fileno(self) -> int:
-        """For an event loop: readable when something changed. It tells each change once, and sending takes the news
-        away, so that who waits for it must `receive` until nothing comes, and after each send."""
+        """Return a file descriptor for an event loop, readable when something has changed.
+
+        It signals each change once, and sending resets it. So the caller must `receive` until nothing comes, and after
+        each send.
+        """
         return int(self._socket.fileno())
 
     def await_client(self) -> None:
@@ -55,7 +57,7 @@ class Transport:
         return command
 
     def emit(self, frame: StepFrame) -> None:
-        """Send each client its part of the frame; those without news get the statistics as a heartbeat."""
+        """Send each client its part of the frame. Clients without events get the statistics as a heartbeat."""
         events: dict[bytes, list[TokenEvent]] = defaultdict(list)
         failures: dict[bytes, list[RequestFailed]] = defaultdict(list)
         for event in frame.events:

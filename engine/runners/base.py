@@ -1,4 +1,4 @@
-"""What the executor asks of a runtime: run one ragged batch, return logits of the rows that sample."""
+"""The executor's interface to a runtime: run one ragged batch, return the logits of the sampled rows."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,11 +12,11 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step's input in the ragged layout that paged-attention kernels share.
+    """One step's input in the ragged layout of paged-attention kernels.
 
-    Sequence i owns tokens `subsequence_begins[i]:subsequence_begins[i + 1]`; before them stand
-    `past_lens[i]` tokens whose K and V are already in its blocks, which are
-    `block_indices[block_indices_begins[i]:block_indices_begins[i + 1]]` and have room for the new tokens too.
+    Sequence i has the tokens `subsequence_begins[i]:subsequence_begins[i + 1]`. They follow `past_lens[i]` tokens
+    whose K and V are already in its blocks, `block_indices[block_indices_begins[i]:block_indices_begins[i + 1]]`,
+    which have room for the new tokens too.
     """
 
     token_ids: IntArray
@@ -32,14 +32,14 @@ class StepBatch:
     block_indices_begins: IntArray
     """[num_seqs + 1]"""
     sampled_rows: IntArray
-    """[num_sampled], indices into token_ids: the last token of each sequence that samples. May be empty."""
+    """[num_sampled], indices into token_ids of the tokens whose logits are needed. May be empty."""
     max_context_len: int
-    """Longest past + new of the batch."""
+    """Largest number of past and new tokens of a sequence in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What a loaded runner is and holds."""
+    """The properties of a loaded runner."""
 
     runtime: str
     model_type: str
@@ -60,13 +60,12 @@ class Runner(Protocol):
     def info(self) -> RunnerInfo: ...
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """One forward pass. Returns logits [num_sampled, vocab_size] float32.
+        """Run one forward pass. Returns logits [num_sampled, vocab_size] float32.
 
-        The array may be the runtime's own buffer: it is valid until the next `run`, and the
-        caller may write to it.
+        The array may be the runtime's own buffer: it is valid until the next `run`, and the caller may write to it.
         """
         ...
 
     def close(self) -> None:
-        """Free the device memory. `run` must not be called again."""
+        """Free the device memory. `run` must not be called afterwards."""
         ...

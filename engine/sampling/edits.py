@@ -1,6 +1,6 @@
-"""Changes to the logits before a token is chosen, each kind at once for all rows that want it.
+"""Edits of the logits before a token is chosen, each kind at once for all rows that need it.
 
-Order as in transformers: bias, penalties, bans; a grammar has the last word.
+The order is that of transformers: bias, penalties, bans; the grammar comes last.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ _Ids = NDArray[np.int32]
 
 
 def edit_logits(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, SluiceError]:
-    """Apply what `states` ask for to their `rows` of `logits`, in place. No row may stand there twice.
+    """Apply the edits of `states` to their `rows` of `logits`, in place. No row may be repeated.
 
-    Returns the states whose constraint failed; nothing is left to choose in their rows.
+    Returns the errors of failed constraints, by index of the state; all tokens of their rows are banned.
     """
     _bias(logits, rows, states)
     _repetition(logits, rows, states)
@@ -49,8 +49,8 @@ def _bias(logits: FloatArray, rows: _Rows, states: _States) -> None:
 
 
 def _repetition(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    """Divide positive and multiply negative logits of tokens seen (CTRL, arXiv 1909.05858; as transformers does)."""
-    rows, states = _those(rows, states, lambda state: state.seen is not None)
+    """Divide positive and multiply negative logits of the tokens seen (CTRL, arXiv 1909.05858; as in transformers)."""
+    rows, states = _filter(rows, states, lambda state: state.seen is not None)
     seen = [state.seen.ids for state in states if state.seen is not None]
     places = _places(rows, seen)
     if places is not None:
@@ -60,7 +60,7 @@ def _repetition(logits: FloatArray, rows: _Rows, states: _States) -> None:
 
 
 def _presence_and_frequency(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    rows, states = _those(rows, states, lambda state: state.output is not None)
+    rows, states = _filter(rows, states, lambda state: state.output is not None)
     outputs = [state.output for state in states if state.output is not None]
     ids = [output.ids for output in outputs]
     places = _places(rows, ids)
@@ -76,17 +76,17 @@ def _ban(logits: FloatArray, rows: _Rows, states: _States) -> None:
         logits[places] = -np.inf
 
 
-def _those(rows: _Rows, states: _States, want: Callable[[SamplingState], bool]) -> tuple[_Rows, _States]:
-    chosen = [index for index, state in enumerate(states) if want(state)]
+def _filter(rows: _Rows, states: _States, predicate: Callable[[SamplingState], bool]) -> tuple[_Rows, _States]:
+    chosen = [index for index, state in enumerate(states) if predicate(state)]
     return rows[chosen], [states[index] for index in chosen]
 
 
 def _places(rows: _Rows, ids: list[_Ids]) -> tuple[_Rows, _Ids] | None:
-    """Where in the logits `ids` of each row are, one index array an axis; None where there are none at all."""
-    lengths = [len(of_row) for of_row in ids]
+    """Return the places of each row's `ids` in the logits, as one index array for each axis; None without any ids."""
+    lengths = [len(row_ids) for row_ids in ids]
     return (np.repeat(rows, lengths), np.concatenate(ids)) if sum(lengths) else None
 
 
 def _spread(values: list[float], ids: list[_Ids]) -> FloatArray:
-    """Each row's value once for each of its ids."""
-    return np.repeat(np.array(values, np.float32), [len(of_row) for of_row in ids])
+    """Repeat each row's value once for each of its ids."""
+    return np.repeat(np.array(values, np.float32), [len(row_ids) for row_ids in ids])

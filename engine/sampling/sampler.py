@@ -1,4 +1,4 @@
-"""One token for each sequence of a step."""
+"""Samples one token for each sequence of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
-from engine.sampling.draw import draw
-from engine.sampling.draws import draws_of
+from engine.sampling.draw import collect_draws, draw
 from engine.sampling.edits import edit_logits
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.softmax import Rows, likeliest
+from engine.sampling.softmax import Rows, argmax_tokens
 from engine.sampling.state import SamplingState
 from engine.types import TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
@@ -24,68 +23,66 @@ _Ids = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was chosen; entry i is that of state i."""
+    """The sampled tokens; entry i belongs to state i."""
 
     token_ids: NDArray[np.intp]
-    """NO_TOKEN for those that failed."""
+    """[n]; NO_TOKEN for the states that failed."""
     logprobs: list[TokenLogprob | None] | None
-    """None for a state that asks for none or failed; None altogether where nobody asks."""
+    """None for a state that requests none or failed; None instead of the list if no state requests any."""
     failed: dict[int, SluiceError] = field(default_factory=dict)
-    """The states that got no token, and why. It touches no others."""
+    """Errors of the states that got no token, by index. A failure does not affect other states."""
 
 
 def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Samples:
     """Choose a token for each state from its row of `logits` [any, vocab_size], which may be overwritten.
 
-    `rows[i]` is the row of `states[i]`; without `rows` that is i. States may share a row.
+    `rows[i]` is the row of `states[i]`, by default i. States may share a row.
     """
     rows = np.arange(len(states)) if rows is None else rows
     if all(state.is_plain for state in states):
-        token_ids, _, failed = _soundly_likeliest(logits, rows, states)
+        token_ids, _, failed = _finite_argmax(logits, rows, states)
         return Samples(token_ids, None, failed)
     reported = np.array([i for i, state in enumerate(states) if state.params.logprobs is not None], np.intp)
     edited = [i for i, state in enumerate(states) if state.edits_logits]
-    model, model_rows = logits, rows[reported]
+    model_logits, model_rows = logits, rows[reported]
     unmet: dict[int, SluiceError] = {}
     if edited:
         if len(reported):
-            model, model_rows = logits[model_rows], np.arange(len(reported))
-        logits, rows = _unshared(logits, rows)
+            model_logits, model_rows = logits[model_rows], np.arange(len(reported))
+        logits, rows = _unshare_rows(logits, rows)
         unmet = edit_logits(logits, rows[edited], [states[i] for i in edited])
     token_ids, failed = _choose(logits, rows, states)
     failed |= {edited[index]: error for index, error in unmet.items()}
     if not len(reported):
         return Samples(token_ids, None, failed)
-    return Samples(token_ids, _report(model, model_rows, reported, states, token_ids), failed)
+    return Samples(token_ids, _collect_logprobs(model_logits, model_rows, reported, states, token_ids), failed)
 
 
-def _unshared(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
-    """The same logits with a row for each entry of `rows`, so that one state's edits are not another's."""
+def _unshare_rows(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
+    """Copy the logits if `rows` has duplicates, so that one state's edits do not affect another's."""
     if len(set(rows.tolist())) == len(rows):
         return logits, rows
     return logits[rows], np.arange(len(rows))
 
 
 def _choose(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, dict[int, SluiceError]]:
-    """Token ids [n], and why some have none."""
-    token_ids, peaks, failed = _soundly_likeliest(logits, rows, states)
+    """Return token ids [n], and the errors of the states without one."""
+    token_ids, peaks, failed = _finite_argmax(logits, rows, states)
     drawn = [i for i, state in enumerate(states) if state.is_random and i not in failed]
     if drawn:
-        token_ids[drawn] = draw(logits, draws_of([states[i] for i in drawn], rows[drawn], peaks[drawn]))
+        token_ids[drawn] = draw(logits, collect_draws([states[i] for i in drawn], rows[drawn], peaks[drawn]))
     return token_ids, failed
 
 
-def _soundly_likeliest(
-    logits: FloatArray, rows: Rows, states: _States
-) -> tuple[_Ids, FloatArray, dict[int, SluiceError]]:
-    """The likeliest ids [n] and their logits [n]; NO_TOKEN where these are no finite numbers."""
-    token_ids = likeliest(logits, rows)
+def _finite_argmax(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, FloatArray, dict[int, SluiceError]]:
+    """Return the most likely ids [n] and their logits [n]; NO_TOKEN if a logit is not finite."""
+    token_ids = argmax_tokens(logits, rows)
     peaks: FloatArray = logits[rows, token_ids]
-    is_sound = np.isfinite(peaks)
-    if is_sound.all():
+    is_finite = np.isfinite(peaks)
+    if is_finite.all():
         return token_ids, peaks, {}
-    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_sound).tolist()}
-    token_ids[~is_sound] = NO_TOKEN
+    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_finite).tolist()}
+    token_ids[~is_finite] = NO_TOKEN
     return token_ids, peaks, failed
 
 
@@ -96,16 +93,16 @@ def _failure(state: SamplingState, peak: float) -> SluiceError:
     return SluiceError(ErrorCode.INTERNAL, "the model returned logits that are not finite numbers")
 
 
-def _report(
-    model: FloatArray, rows: Rows, reported: _Ids, states: _States, token_ids: _Ids
+def _collect_logprobs(
+    model_logits: FloatArray, rows: Rows, reported: _Ids, states: _States, token_ids: _Ids
 ) -> list[TokenLogprob | None]:
-    """Log probabilities of the tokens chosen; `rows` of `model` are the unedited logits of the states `reported`."""
+    """Return the log probabilities of the chosen tokens. `rows` of `model_logits` belong to the states `reported`."""
     has_token = token_ids[reported] != NO_TOKEN
-    wanted = reported[has_token]
-    num_top = [states[i].params.logprobs or 0 for i in wanted]
+    indices = reported[has_token]
+    num_top = [states[i].params.logprobs or 0 for i in indices]
     entries: list[TokenLogprob | None] = [None] * len(states)
     for i, entry in zip(
-        wanted.tolist(), token_logprobs(model, rows[has_token], token_ids[wanted], num_top), strict=True
+        indices.tolist(), token_logprobs(model_logits, rows[has_token], token_ids[indices], num_top), strict=True
     ):
         entries[i] = entry
     return entries

@@ -1,29 +1,48 @@
-"""What sampling remembers of one sequence: its parameters, its tokens seen, its place in the random numbers."""
+"""The sampling state of one sequence: parameters, token counts, bad words, constraint, random seed."""
 
 import secrets
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.bad_words import BadWords
-from engine.sampling.constraint import Constraint
-from engine.sampling.counts import TokenCounts
+from engine.runners.base import FloatArray
 from engine.types import SamplingParams
 
 NO_TOP_K = 2**31
-"""top_k where it is off: more than any vocabulary has."""
+"""Value of top_k if it is off: more than any vocabulary has."""
 
 _LEAST_TEMPERATURE = 1e-30
-"""Below it 1 / temperature would leave float32; what is drawn is the likeliest token long before."""
+"""Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
+
+
+class Constraint(Protocol):
+    """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
+
+    def prepare(self) -> None:
+        """Start to compute, in the background, which tokens may come next.
+
+        Called before the forward pass, which hides its time. Without it, `apply` does the work.
+        """
+        ...
+
+    def apply(self, row: FloatArray) -> None:
+        """Set the logits [vocab_size] of all tokens that may not come next to -inf, in place."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Advance by the token that was chosen."""
+        ...
 
 
 class SamplingState:
-    """One sequence's side of sampling.
+    """The sampling parameters of one sequence, and what they need to know of its tokens.
 
-    `output_token_ids` is output from before (a resumed sequence): the state is as if all of it had been observed,
-    `constraint` included. `seen` counts prompt and output (for the repetition penalty), `output` the output alone
-    (for presence and frequency); each is None where no penalty needs it.
+    `output_token_ids` is earlier output (of a resumed sequence): the state is as if all of it had been observed,
+    including by `constraint`. `seen` counts prompt and output (for the repetition penalty), `output` the output alone
+    (for presence and frequency); each is None if no penalty needs it.
     """
 
     __slots__ = (
@@ -65,13 +84,13 @@ class SamplingState:
         self._never = np.array([word[0] for word in params.bad_words if len(word) == 1], np.int32)
         longer = [word for word in params.bad_words if len(word) > 1]
         self._bad_words = BadWords(longer, prompt_token_ids) if longer else None
-        counts = self.seen is not None or self.output is not None
-        self._always_edits = counts or constraint is not None or len(self.bias_ids) + len(self._never) > 0
+        has_penalty = self.seen is not None or self.output is not None
+        self._always_edits = has_penalty or constraint is not None or len(self.bias_ids) + len(self._never) > 0
         can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
         self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
-        """Whether the likeliest token is all that is ever wanted."""
+        """Whether sampling always takes the most likely token and nothing else is requested."""
         self.filters = _filters(params)
-        """temperature, top_k, top_p, min_p, typical_p: one row of the arrays that `draw` works on."""
+        """temperature, top_k, top_p, min_p and typical_p: one row of the arrays in `Draws`."""
         for token_id in output_token_ids:
             self.observe(token_id)
 
@@ -80,29 +99,29 @@ class SamplingState:
         return self.params.temperature > 0
 
     @property
-    def is_held_open(self) -> bool:
-        """Whether it is too early to stop."""
+    def must_continue(self) -> bool:
+        """Whether min_tokens forbids the sequence to stop now."""
         return self.num_output < self.params.min_tokens and len(self._ends) > 0
 
     @property
     def edits_logits(self) -> bool:
-        """Whether this sequence's logits are changed before a token is chosen."""
-        if self._always_edits or self.is_held_open:
+        """Whether this sequence's logits are edited before a token is chosen."""
+        if self._always_edits or self.must_continue:
             return True
         return self._bad_words is not None and len(self._bad_words.banned) > 0
 
     @property
     def banned(self) -> NDArray[np.int32]:
-        """Tokens that must not come next; constraints aside."""
+        """Tokens that must not come next, apart from those that the constraint forbids."""
         banned = self._never
-        if self.is_held_open:
+        if self.must_continue:
             banned = np.concatenate([banned, self._ends])
         if self._bad_words is not None:
             banned = np.concatenate([banned, self._bad_words.banned])
         return banned
 
     def observe(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Update the state after the token that was chosen."""
         self.num_output += 1
         if self.seen is not None:
             self.seen.add(token_id)
@@ -117,3 +136,66 @@ class SamplingState:
 def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]:
     temperature = max(params.temperature, _LEAST_TEMPERATURE)
     return temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p
+
+
+class TokenCounts:
+    """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
+    vocabulary is.
+    """
+
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        self._ids = np.zeros(64, np.int32)
+        self._counts = np.zeros(64, np.float32)
+        self._positions: dict[int, int] = {}
+        for token_id in token_ids:
+            self.add(token_id)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return self._ids[: len(self._positions)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        return self._counts[: len(self._positions)]
+
+    def add(self, token_id: int) -> None:
+        position = self._positions.get(token_id)
+        if position is None:
+            position = len(self._positions)
+            if position == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._positions[token_id] = position
+            self._ids[position] = token_id
+        self._counts[position] += 1
+
+
+class BadWords:
+    """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
+
+    Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
+    NoBadWordsLogitsProcessor).
+    """
+
+    def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
+        self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        """(beginning, last token) of each word, by the last token of its beginning, so that a step costs one lookup."""
+        reach = 1
+        for word in words:
+            beginning, last = word[:-1], word[-1]
+            self._words_by_token.setdefault(beginning[-1], []).append((beginning, last))
+            reach = max(reach, len(beginning))
+        self._recent = deque(prompt_token_ids[-reach:], maxlen=reach)
+        self.banned = self._completing_tokens()
+        """Tokens that would complete a word now."""
+
+    def observe(self, token_id: int) -> None:
+        """Update `banned` after a new token."""
+        self._recent.append(token_id)
+        self.banned = self._completing_tokens()
+
+    def _completing_tokens(self) -> NDArray[np.int32]:
+        begun = self._words_by_token.get(self._recent[-1], []) if self._recent else []
+        recent = tuple(self._recent) if begun else ()
+        lasts = [last for beginning, last in begun if recent[-len(beginning) :] == beginning]
+        return np.array(lasts, np.int32)

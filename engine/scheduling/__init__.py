@@ -1,1 +1,1 @@
-"""Who runs in the next step, who waits, and in which order."""
+"""Scheduling: admission, the waiting queue, capacity policies and the plan of each step."""

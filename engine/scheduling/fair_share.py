@@ -1,4 +1,4 @@
-"""Who goes first within one priority class: tenants share the engine by what they were served.
+"""Order of admission within one priority: tenants share the engine by the tokens they were served.
 
 Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 """
@@ -10,44 +10,45 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import Generic, TypeVar
 
-from engine.forecast.backlog import Backlog, Queued
+from engine.forecast.wait import QueuedSequence, QueuedWork
 
-UNNAMED_WEIGHT = 1.0
-MAX_DEAD = 16
-"""Entries of tenants who left that a heap may hold besides as many as live ones."""
+DEFAULT_WEIGHT = 1.0
+MAX_STALE_TENANTS = 16
+"""Entries of tenants without waiting sequences that the heap may hold beyond as many as it has live ones."""
 MAX_COMPARED = 128
-"""Tenants that an estimate looks at; more of them are taken to be alike."""
+"""Tenants that an estimate looks at; it assumes that the others are like them."""
 
 
-Q = TypeVar("Q", bound=Queued)
+Q = TypeVar("Q", bound=QueuedSequence)
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[Q]):
-    """A sequence, when it came, and whom it is charged to."""
+class QueueEntry(Generic[Q]):
+    """A sequence with its order of arrival and the tenant that is charged."""
 
     sequence: Q
     arrival: int
-    tenant: "Tenant[Q]"
-    size: Backlog
-    is_paused: bool = False
+    tenant: "TenantQueue[Q]"
+    work: QueuedWork
+    is_preempted: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Tenant(Generic[Q]):
-    """One tenant's counter and what it has in the class."""
+class TenantQueue(Generic[Q]):
+    """One tenant's counter and its waiting sequences in a priority class."""
 
     name: str
     weight: float
     counter: float
-    """Tokens served, divided by the weight. Only grows."""
-    waiting: OrderedDict[int, Entry[Q]] = field(default_factory=OrderedDict)
-    backlog: Backlog = field(default_factory=Backlog)
+    """Tokens served, divided by the weight. It only grows."""
+    waiting: OrderedDict[int, QueueEntry[Q]] = field(default_factory=OrderedDict)
+    work: QueuedWork = field(default_factory=QueuedWork)
     num_started: int = 0
-    """Sequences that run or are paused."""
+    """Sequences that run or are preempted."""
     is_listed: bool = False
-    """Whether the heap of those who wait has an entry for it."""
+    """Whether the heap of waiting tenants has an entry for it."""
     is_idle_listed: bool = False
+    """Whether the heap of idle tenants has an entry for it."""
 
     @property
     def is_idle(self) -> bool:
@@ -55,7 +56,7 @@ class Tenant(Generic[Q]):
 
     @property
     def key(self) -> tuple[float, int]:
-        """Least goes first: who was served least, then whose oldest sequence came first."""
+        """Sort key: the tenant that was served least goes first, then the one whose oldest sequence came first."""
         return self.counter, next(iter(self.waiting.values())).arrival
 
     def charge(self, num_tokens: float) -> None:
@@ -63,49 +64,49 @@ class Tenant(Generic[Q]):
 
 
 class FairShare(Generic[Q]):
-    """The sequences of one priority class that wait, in the order of fair shares.
+    """The waiting sequences of one priority class, in the order of fair shares.
 
-    Least counter first. A tenant that comes back is lifted to the least counter of those who wait (or the
-    one that waited last), so that idling earns nothing. Counters only grow, so a key in a heap is never more than
-    the true one: charging touches no heap, and a stale key is put right when it comes to the top.
+    The tenant with the lowest counter goes first. A tenant that comes back is raised to the lowest counter of the
+    waiting tenants (or of the one that waited last), so that idling earns nothing. Counters only grow, so a key in a
+    heap is never above the true one: charging touches no heap, and a stale key is corrected when it reaches the top.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._tenants: dict[str, Tenant[Q]] = {}
-        self._heap: list[tuple[float, int, Tenant[Q]]] = []
+        self._tenants: dict[str, TenantQueue[Q]] = {}
+        self._heap: list[tuple[float, int, TenantQueue[Q]]] = []
         self._idle: list[tuple[float, str]] = []
         self._num_active = 0
-        self._last_active: Tenant[Q] | None = None
+        self._last_active: TenantQueue[Q] | None = None
         self._num_started = 0
 
     @property
     def num_tenants(self) -> int:
-        """Tenants it remembers."""
+        """Tenants with a counter in memory."""
         return len(self._tenants)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits, runs or is paused. Nothing is worth remembering then: all tenants start equal again."""
+        """Whether no sequence waits, runs or is preempted. Counters may be dropped then: all tenants start equal."""
         return not self._num_active and not self._num_started
 
-    def tenant(self, name: str) -> Tenant[Q]:
-        """The tenant of that name, known from now on; a new one begins at the floor."""
+    def tenant(self, name: str) -> TenantQueue[Q]:
+        """Return the tenant of that name. A new one starts at the floor."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = Tenant(name, self._weights.get(name, UNNAMED_WEIGHT), self.floor())
+            tenant = TenantQueue(name, self._weights.get(name, DEFAULT_WEIGHT), self.floor())
             self._tenants[name] = tenant
         return tenant
 
     def counter(self, name: str) -> float:
-        """Where the tenant stands, or would stand if it came now."""
+        """Return the tenant's counter, or the one it would have if it came now."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return self.floor()
         return tenant.counter if tenant.waiting else max(tenant.counter, self.floor())
 
     def floor(self) -> float:
-        """The least counter of those who wait; with none, of the one that waited last."""
+        """Return the lowest counter of the waiting tenants; without any, that of the tenant that waited last."""
         self._settle()
         if self._heap:
             return self._heap[0][0]
@@ -113,39 +114,39 @@ class FairShare(Generic[Q]):
 
     # -- changes
 
-    def add(self, entry: Entry[Q]) -> None:
-        """The sequence waits behind its tenant's others."""
+    def add(self, entry: QueueEntry[Q]) -> None:
+        """Queue the sequence behind the others of its tenant."""
         tenant = entry.tenant
         if not tenant.waiting:
             tenant.counter = max(tenant.counter, self.floor())
             self._num_active += 1
         tenant.waiting[entry.sequence.stream_id] = entry
-        tenant.backlog = tenant.backlog.plus(entry.size)
+        tenant.work = tenant.work.plus(entry.work)
         if not tenant.is_listed:
             tenant.is_listed = True
             heappush(self._heap, (*tenant.key, tenant))
         self._forget_idle()
 
-    def remove(self, entry: Entry[Q]) -> None:
-        """The sequence waits no more."""
+    def remove(self, entry: QueueEntry[Q]) -> None:
+        """Take a waiting sequence out."""
         tenant = entry.tenant
         del tenant.waiting[entry.sequence.stream_id]
         if tenant.waiting:
-            tenant.backlog = tenant.backlog.plus(entry.size, -1.0)
+            tenant.work = tenant.work.plus(entry.work, -1.0)
             return
-        tenant.backlog = Backlog()
+        tenant.work = QueuedWork()
         self._num_active -= 1
         self._last_active = tenant
         self._compact()
         self._list_if_idle(tenant)
 
-    def start(self, tenant: Tenant[Q]) -> None:
-        """One of the tenant's sequences runs, and may be paused and run again, until `stop`."""
+    def start(self, tenant: TenantQueue[Q]) -> None:
+        """Count a sequence of the tenant that starts. It may be preempted and resumed until `stop`."""
         tenant.num_started += 1
         self._num_started += 1
 
-    def stop(self, tenant: Tenant[Q]) -> None:
-        """One of the tenant's sequences neither runs nor is paused any more."""
+    def stop(self, tenant: TenantQueue[Q]) -> None:
+        """Count a sequence of the tenant that has ended."""
         tenant.num_started -= 1
         self._num_started -= 1
         self._list_if_idle(tenant)
@@ -153,52 +154,55 @@ class FairShare(Generic[Q]):
     # -- order
 
     def in_order(self) -> Iterator[Q]:
-        """Those who wait in the order of admission, each charged in passing, so that one walk tells the order in
-        which they would be admitted one by one. Lazy: k sequences cost O(k log k), however many wait.
+        """Yield the waiting sequences in the order in which they would be admitted one by one.
 
-        A heap is walked from its top: a node's children come into question once the node has.
+        Each one's tenant is charged for it on the way, in this walk only. Lazy: k sequences cost O(k log k), however
+        many wait. The heap is walked from its top: a node's children are considered once the node was.
         """
         self._settle()
-        front: list[tuple[float, int, int, _Turn[Q] | None]] = []
-        self._see(0, front)
+        front: list[tuple[float, int, int, _TenantCursor[Q] | None]] = []
+        self._push_node(0, front)
         while front:
-            counter, _, node, turn = heappop(front)
-            if turn is None:
-                self._see(2 * node + 1, front)
-                self._see(2 * node + 2, front)
+            counter, _, node, cursor = heappop(front)
+            if cursor is None:
+                self._push_node(2 * node + 1, front)
+                self._push_node(2 * node + 2, front)
                 tenant = self._heap[node][2]
                 if tenant.waiting:
-                    turn = _Turn(tenant)
-                    heappush(front, (tenant.counter, turn.entry.arrival, node, turn))
+                    cursor = _TenantCursor(tenant)
+                    heappush(front, (tenant.counter, cursor.entry.arrival, node, cursor))
                 continue
-            yield turn.entry.sequence
-            counter += turn.entry.size.num_tokens / turn.weight
-            if turn.advance():
-                heappush(front, (counter, turn.entry.arrival, node, turn))
+            yield cursor.entry.sequence
+            counter += cursor.entry.work.num_tokens / cursor.weight
+            if cursor.advance():
+                heappush(front, (counter, cursor.entry.arrival, node, cursor))
 
-    def _see(self, node: int, front: "list[tuple[float, int, int, _Turn[Q] | None]]") -> None:
+    def _push_node(self, node: int, front: "list[tuple[float, int, int, _TenantCursor[Q] | None]]") -> None:
         if node < len(self._heap):
             counter, arrival, _ = self._heap[node]
             heappush(front, (counter, arrival, node, None))
 
-    def ahead_of(self, name: str) -> Backlog:
-        """About what would be admitted before a sequence that the tenant adds now: all of its own that waits, and of
-        each other tenant what is served until its counter has passed theirs."""
+    def work_ahead(self, name: str) -> QueuedWork:
+        """Estimate the work that would be admitted before a sequence that the tenant adds now.
+
+        That is all waiting work of the tenant, and of each other tenant what is served until its counter passes the
+        tenant's.
+        """
         own = self._tenants.get(name)
-        ahead = own.backlog if own is not None else Backlog()
-        weight = self._weights.get(name, UNNAMED_WEIGHT)
+        ahead = own.work if own is not None else QueuedWork()
+        weight = self._weights.get(name, DEFAULT_WEIGHT)
         turn = self.counter(name) + ahead.num_tokens / weight
         others = [tenant for _, _, tenant in islice(self._heap, MAX_COMPARED) if tenant.waiting and tenant is not own]
         scale = (self._num_active - (own is not None and bool(own.waiting))) / max(len(others), 1)
         for other in others:
-            due = (turn - other.counter) * other.weight / other.backlog.num_tokens
-            ahead = ahead.plus(other.backlog, scale * min(max(due, 0.0), 1.0))
+            due = (turn - other.counter) * other.weight / other.work.num_tokens
+            ahead = ahead.plus(other.work, scale * min(max(due, 0.0), 1.0))
         return ahead
 
-    # -- keeping the heaps true and small
+    # -- maintenance of the heaps
 
     def _settle(self) -> None:
-        """Put the top of the heap right: drop tenants that left, move those that were charged."""
+        """Correct the top of the heap: drop tenants without waiting sequences, and move those that were charged."""
         heap = self._heap
         while heap:
             counter, arrival, tenant = heap[0]
@@ -211,20 +215,20 @@ class FairShare(Generic[Q]):
                 return
 
     def _compact(self) -> None:
-        if len(self._heap) <= 2 * self._num_active + MAX_DEAD:
+        if len(self._heap) <= 2 * self._num_active + MAX_STALE_TENANTS:
             return
         for _, _, tenant in self._heap:
             tenant.is_listed = bool(tenant.waiting)
         self._heap = [(*tenant.key, tenant) for _, _, tenant in self._heap if tenant.waiting]
         heapify(self._heap)
 
-    def _list_if_idle(self, tenant: Tenant[Q]) -> None:
+    def _list_if_idle(self, tenant: TenantQueue[Q]) -> None:
         if tenant.is_idle and not tenant.is_idle_listed:
             tenant.is_idle_listed = True
             heappush(self._idle, (tenant.counter, tenant.name))
 
     def _forget_idle(self) -> None:
-        """Idle tenants at or below the floor: they would be lifted to it on their return."""
+        """Drop idle tenants at or below the floor, because they would be raised to it on their return."""
         floor = self.floor()
         while self._idle and self._idle[0][0] <= floor:
             tenant = self._tenants[heappop(self._idle)[1]]
@@ -235,18 +239,18 @@ class FairShare(Generic[Q]):
                 self._list_if_idle(tenant)
 
 
-class _Turn(Generic[Q]):
-    """A walk through what one tenant has waiting."""
+class _TenantCursor(Generic[Q]):
+    """Iterates over the waiting sequences of one tenant."""
 
     __slots__ = ("_rest", "entry", "weight")
 
-    def __init__(self, tenant: Tenant[Q]) -> None:
+    def __init__(self, tenant: TenantQueue[Q]) -> None:
         self._rest = iter(tenant.waiting.values())
         self.entry = next(self._rest)
         self.weight = tenant.weight
 
     def advance(self) -> bool:
-        """Whether there is another; `entry` is it."""
+        """Move `entry` to the next sequence. Returns False at the end."""
         following = next(self._rest, None)
         if following is None:
             return False

@@ -1,14 +1,14 @@
-"""What the next step does, decided from values alone: no I/O, clock, logging or mutation."""
+"""Plans the next step from values alone: no I/O, clock, logging or mutation."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from engine.scheduling.policies import Candidate, Limits, Policy, S
+from engine.scheduling.policies import AdmissionCandidate, Policy, S, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Generic[S]):
+class PrefillChunk(Generic[S]):
     """A piece of a context to prefill."""
 
     sequence: S
@@ -17,14 +17,14 @@ class Chunk(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan(Generic[S]):
-    """Who starts, who stops for now, who decodes, which pieces of contexts run; a batch is decode, then prefill."""
+    """The sequences that start, are preempted, decode and prefill. A batch is decode first, then prefill."""
 
-    admitted: tuple[Candidate[S], ...]
-    paused: tuple[S, ...]
+    admitted: tuple[AdmissionCandidate[S], ...]
+    preempted: tuple[S, ...]
     decode: tuple[S, ...]
     num_drafts: tuple[int, ...]
-    """How many draft tokens each of `decode` has checked; empty where nobody has any."""
-    prefill: tuple[Chunk[S], ...]
+    """How many draft tokens are checked of each of `decode`; empty if no sequence has any."""
+    prefill: tuple[PrefillChunk[S], ...]
 
     @property
     def is_empty(self) -> bool:
@@ -34,57 +34,53 @@ class StepPlan(Generic[S]):
 
 def plan_step(
     running: Sequence[S],
-    waiting: Iterable[Candidate[S]],
-    limits: Limits,
-    policy: Policy[S],
-    private_blocks: Callable[[S], int],
+    waiting: Iterable[AdmissionCandidate[S]],
+    limits: StepLimits,
+    policy: Policy,
+    num_private_blocks: Callable[[S], int],
 ) -> StepPlan[S]:
-    """Decide one step: first who may hold blocks (capacity), then which tokens run (batch).
+    """Plan one step: first which sequences hold blocks (capacity), then which tokens run (batch).
 
-    Decode comes first, so that a long prompt never holds up streams that are under way; contexts share
-    what is left of `max_num_batched_tokens`, oldest first. `max_num_batched_tokens >= max_num_seqs`
-    (checked with the config) makes decode always fit.
+    Decode comes first, so that a long prompt never delays streams that are under way. Contexts share the rest of
+    `max_num_batched_tokens`, oldest first. Decode always fits, because the configuration is checked for
+    `max_num_batched_tokens >= max_num_seqs`.
     """
-    decision = policy(running, waiting, limits, private_blocks)
-    kept = _without(running, decision.paused)
+    decision = policy.decide(running, waiting, limits, num_private_blocks)
+    kept = running[: len(running) - len(decision.preempted)]  # policies preempt from the end
     decode = [sequence for sequence in kept if sequence.num_tokens_left == 1]
-    long = [] if len(decode) == len(kept) else [_rest(s, s.num_tokens_left) for s in kept if s.num_tokens_left > 1]
+    long = [] if len(decode) == len(kept) else [_whole(s, s.num_tokens_left) for s in kept if s.num_tokens_left > 1]
     for candidate in decision.admitted:
         if candidate.num_tokens_left == 1:
             decode.append(candidate.sequence)
         else:
-            long.append(_rest(candidate.sequence, candidate.num_tokens_left))
+            long.append(_whole(candidate.sequence, candidate.num_tokens_left))
     tokens_left = limits.max_num_batched_tokens - len(decode)
-    num_drafts = _drafts(decode, tokens_left)
-    prefill = _chunks(long, tokens_left - sum(num_drafts))
-    return StepPlan(decision.admitted, decision.paused, tuple(decode), num_drafts, prefill)
+    num_drafts = _grant_drafts(decode, tokens_left)
+    prefill = _cut_chunks(long, tokens_left - sum(num_drafts))
+    return StepPlan(decision.admitted, decision.preempted, tuple(decode), num_drafts, prefill)
 
 
-def _rest(sequence: S, num_tokens_left: int) -> Chunk[S]:
-    return Chunk(sequence, sequence.most_at_once(num_tokens_left))
+def _whole(sequence: S, num_tokens_left: int) -> PrefillChunk[S]:
+    return PrefillChunk(sequence, sequence.max_step_tokens(num_tokens_left))
 
 
-def _without(running: Sequence[S], paused: tuple[S, ...]) -> Sequence[S]:
-    """Policies pause from the end."""
-    return running[: len(running) - len(paused)]
-
-
-def _drafts(decode: list[S], tokens_left: int) -> tuple[int, ...]:
-    wanted = [sequence.num_drafts for sequence in decode]
-    if not any(wanted):
+def _grant_drafts(decode: list[S], tokens_left: int) -> tuple[int, ...]:
+    requested = [sequence.num_drafts for sequence in decode]
+    if not any(requested):
         return ()
     granted = []
-    for num_drafts in wanted:
+    for num_drafts in requested:
         granted.append(min(num_drafts, tokens_left))
         tokens_left -= granted[-1]
     return tuple(granted)
 
 
-def _chunks(whole: list[Chunk[S]], tokens_left: int) -> tuple[Chunk[S], ...]:
-    chunks: list[Chunk[S]] = []
+def _cut_chunks(whole: list[PrefillChunk[S]], tokens_left: int) -> tuple[PrefillChunk[S], ...]:
+    """Return the chunks that fit, the last one perhaps cut."""
+    chunks: list[PrefillChunk[S]] = []
     for chunk in whole:
         if tokens_left <= 0:
             break
-        chunks.append(Chunk(chunk.sequence, min(chunk.num_tokens, tokens_left)))
+        chunks.append(PrefillChunk(chunk.sequence, min(chunk.num_tokens, tokens_left)))
         tokens_left -= chunks[-1].num_tokens
     return tuple(chunks)

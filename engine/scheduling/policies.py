@@ -1,6 +1,7 @@
 """Capacity policies: which sequences may hold KV blocks in the next step.
 
-Names and meaning are TensorRT-LLM's (`CapacitySchedulerPolicy`).
+Names and meaning are TensorRT-LLM's (`CapacitySchedulerPolicy`). A new policy is one more `Policy` here, and one more
+name in `SchedulerPolicy`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,31 +13,31 @@ from engine.config import SchedulerPolicy
 
 
 class Schedulable(Protocol):
-    """What the planner reads of a sequence."""
+    """The properties of a sequence that policies and the planner read."""
 
     @property
     def num_tokens_left(self) -> int:
-        """Tokens of its context still to run before the next one is sampled: 1 while it decodes."""
+        """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...
 
-    def most_at_once(self, num_tokens_left: int) -> int:
-        """How many of its last `num_tokens_left` context tokens may run in one step."""
+    def max_step_tokens(self, num_tokens_left: int) -> int:
+        """Return how many of its last `num_tokens_left` context tokens may run in one step."""
         ...
 
     @property
     def num_drafts(self) -> int:
-        """Draft tokens that it would like to have checked in the next step."""
+        """Draft tokens for the next step to check."""
         ...
 
     @property
     def worst_case_blocks(self) -> int: ...
 
     @property
-    def num_held_blocks(self) -> int: ...
+    def num_allocated_blocks(self) -> int: ...
 
     @property
     def num_next_blocks(self) -> int:
-        """Blocks beyond those held that it needs to sample its next token, drafts included."""
+        """Blocks beyond the allocated ones that it needs to sample its next token, drafts included."""
         ...
 
 
@@ -44,58 +45,87 @@ S = TypeVar("S", bound=Schedulable)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Generic[S]):
-    """A waiting sequence with what the cache holds of it."""
+class AdmissionCandidate(Generic[S]):
+    """A waiting sequence and what the prefix cache has of it."""
 
     sequence: S
     num_tokens_left: int
-    """Tokens that it would have to run before its first one is sampled."""
+    """Tokens to compute before its first one is sampled."""
     cached_blocks: tuple[int, ...]
     """Blocks of its prefix that it can share."""
-    num_revived: int
-    """How many of these nobody holds now, so that they come out of the free blocks."""
+    num_unreferenced: int
+    """How many of `cached_blocks` nobody references, so that sharing them takes them from the free blocks."""
     is_delayed: bool
-    """Its next block is just being computed for another sequence: in a step or two it can share that one too."""
+    """Whether its next block is being computed for another sequence, so that it can share that one a step later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one step may take."""
+class StepLimits:
+    """Limits of one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_free_blocks: int
-    """Blocks that nobody holds, those in the prefix index included."""
+    """Blocks without references, including those in the prefix index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[S]):
-    """Who starts and who must give its blocks back."""
+    """The sequences that start, and those that must release their blocks."""
 
-    admitted: tuple[Candidate[S], ...] = ()
-    paused: tuple[S, ...] = ()
-
-
-Policy = Callable[[Sequence[S], Iterable[Candidate[S]], Limits, Callable[[S], int]], Decision[S]]
-"""(running in order of admission, waiting in order, limits, blocks that only this sequence holds) -> decision."""
+    admitted: tuple[AdmissionCandidate[S], ...] = ()
+    preempted: tuple[S, ...] = ()
 
 
-def guaranteed_no_evict(
-    running: Sequence[S], waiting: Iterable[Candidate[S]], limits: Limits, private_blocks: Callable[[S], int]
-) -> Decision[S]:
-    """Admit, in order, whose worst case fits beside what is reserved; never pause.
+class DecideFunction(Protocol):
+    """Decides, without side effects, which sequences hold blocks in the next step.
 
-    Guarantee: blocks that running and admitted sequences may yet come to need are free, so no later step can run
-    out. A shared block is held once, however many count on it. The first misfit ends the search: whoever comes
-    later must not starve it.
+    `running` is in order of admission, `waiting` in the order in which sequences are to be admitted;
+    `num_private_blocks` counts the blocks that only the given sequence references.
     """
-    promised = sum(sequence.worst_case_blocks - sequence.num_held_blocks for sequence in running)
-    spare = limits.num_free_blocks - promised
-    admitted: list[Candidate[S]] = []
+
+    def __call__(
+        self,
+        running: Sequence[S],
+        waiting: Iterable[AdmissionCandidate[S]],
+        limits: StepLimits,
+        num_private_blocks: Callable[[S], int],
+        /,
+    ) -> Decision[S]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A capacity policy, with everything that other modules need to know about it."""
+
+    name: SchedulerPolicy
+    decide: DecideFunction
+    reserves_worst_case: bool
+    """Whether admission reserves every block that a sequence may ever need, so that no running sequence is
+    preempted. Otherwise only the blocks of the next step count."""
+    is_in_flight: bool = True
+    """Whether sequences may join a running batch. Otherwise a new batch starts when the last one has finished."""
+
+
+def _guaranteed_no_evict(
+    running: Sequence[S],
+    waiting: Iterable[AdmissionCandidate[S]],
+    limits: StepLimits,
+    num_private_blocks: Callable[[S], int],
+) -> Decision[S]:
+    """Admit, in order, the sequences whose worst case fits beside what is reserved; never preempt.
+
+    Guarantee: the blocks that running and admitted sequences may still need are free, so no later step can run out.
+    A shared block is allocated once, however many sequences count on it. The first misfit ends the search, so that
+    later sequences cannot starve it.
+    """
+    reserved = sum(sequence.worst_case_blocks - sequence.num_allocated_blocks for sequence in running)
+    spare = limits.num_free_blocks - reserved
+    admitted: list[AdmissionCandidate[S]] = []
     for candidate in islice(waiting, limits.max_num_seqs - len(running)):
         if candidate.is_delayed:
             continue
-        needed = candidate.sequence.worst_case_blocks - len(candidate.cached_blocks) + candidate.num_revived
+        needed = candidate.sequence.worst_case_blocks - len(candidate.cached_blocks) + candidate.num_unreferenced
         if needed > spare:
             break
         spare -= needed
@@ -103,22 +133,28 @@ def guaranteed_no_evict(
     return Decision(tuple(admitted))
 
 
-def static_batch(
-    running: Sequence[S], waiting: Iterable[Candidate[S]], limits: Limits, private_blocks: Callable[[S], int]
+def _static_batch(
+    running: Sequence[S],
+    waiting: Iterable[AdmissionCandidate[S]],
+    limits: StepLimits,
+    num_private_blocks: Callable[[S], int],
 ) -> Decision[S]:
-    """As `guaranteed_no_evict`, but nobody starts before the whole last batch has finished."""
-    return Decision() if running else guaranteed_no_evict(running, waiting, limits, private_blocks)
+    """Admit as `guaranteed_no_evict` does, but only when the whole last batch has finished."""
+    return Decision() if running else _guaranteed_no_evict(running, waiting, limits, num_private_blocks)
 
 
-def max_utilization(
-    running: Sequence[S], waiting: Iterable[Candidate[S]], limits: Limits, private_blocks: Callable[[S], int]
+def _max_utilization(
+    running: Sequence[S],
+    waiting: Iterable[AdmissionCandidate[S]],
+    limits: StepLimits,
+    num_private_blocks: Callable[[S], int],
 ) -> Decision[S]:
-    """Admit on what the next token needs; where blocks run out, pause the youngest.
+    """Admit on what the next token needs; if blocks run out, preempt the youngest.
 
-    Only a step that pauses nobody admits, and it leaves a block for each running sequence: what is admitted into
-    the last block is paused in the next step.
+    A step that preempts admits no sequence. Admission leaves a free block for each running sequence, since one that
+    is admitted into the last block would be preempted in the next step.
     """
-    kept, paused, free = list(running), [], limits.num_free_blocks
+    kept, preempted, free = list(running), [], limits.num_free_blocks
     served = 0
     while served < len(kept):
         needed = kept[served].num_next_blocks
@@ -126,15 +162,15 @@ def max_utilization(
             free -= needed
             served += 1
         else:
-            paused.append(kept.pop())
-            free += private_blocks(paused[-1])
-    if paused:
-        return Decision(paused=tuple(paused))
-    admitted: list[Candidate[S]] = []
+            preempted.append(kept.pop())
+            free += num_private_blocks(preempted[-1])
+    if preempted:
+        return Decision(preempted=tuple(preempted))
+    admitted: list[AdmissionCandidate[S]] = []
     for candidate in islice(waiting, limits.max_num_seqs - len(running)):
         if candidate.is_delayed:
             continue
-        needed = candidate.sequence.num_next_blocks - len(candidate.cached_blocks) + candidate.num_revived
+        needed = candidate.sequence.num_next_blocks - len(candidate.cached_blocks) + candidate.num_unreferenced
         if needed + len(running) + len(admitted) > free:
             break
         free -= needed
@@ -142,12 +178,16 @@ def max_utilization(
     return Decision(tuple(admitted))
 
 
-def policy_of(name: SchedulerPolicy) -> "Policy[S]":
-    """The policy called `name`."""
-    match name:
-        case SchedulerPolicy.GUARANTEED_NO_EVICT:
-            return guaranteed_no_evict
-        case SchedulerPolicy.MAX_UTILIZATION:
-            return max_utilization
-        case SchedulerPolicy.STATIC_BATCH:
-            return static_batch
+_POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy(SchedulerPolicy.GUARANTEED_NO_EVICT, _guaranteed_no_evict, reserves_worst_case=True),
+        Policy(SchedulerPolicy.MAX_UTILIZATION, _max_utilization, reserves_worst_case=False),
+        Policy(SchedulerPolicy.STATIC_BATCH, _static_batch, reserves_worst_case=True, is_in_flight=False),
+    )
+}
+
+
+def find_policy(name: str) -> Policy:
+    """Return the policy called `name`, a member of `SchedulerPolicy` or its value."""
+    return _POLICIES[SchedulerPolicy(name)]

@@ -1,37 +1,41 @@
-"""The sequences that wait to be admitted. Used by the engine's thread alone; the clock is passed in."""
+"""The queue of sequences that wait for admission. Used by the engine thread alone; the clock is passed in."""
 
+import math
 from bisect import insort
 from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from operator import attrgetter
 from typing import Generic
 
-from engine.forecast.backlog import Backlog
-from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.fair_share import Entry, FairShare, Q
+from engine.forecast.wait import QueuedWork
+from engine.scheduling.fair_share import FairShare, Q, QueueEntry
+
+MAX_STALE_DEADLINES = 16
+"""Entries of removed streams that the heap may hold beyond as many as it has live ones."""
 
 
 class WaitingQueue(Generic[Q]):
-    """Order of admission: priority (lower first), then fair shares between tenants, then arrival.
+    """Orders sequences for admission: by priority (lower first), then fair shares between tenants, then arrival.
 
-    It follows a sequence from `add` to `remove`: `add`, `admit`, perhaps `add_paused` and `admit` again, and `remove`
-    when it has ended or is given up, wherever it is then.
+    It follows a sequence from `add` to `remove`: `add`, `admit`, perhaps `requeue` and `admit` again, and `remove`
+    when the sequence has ended or is given up, in whatever state it is then.
 
     Each priority has counters of its own: classes do not compete (a lower one gets what the higher ones leave), and
-    a class that waits behind others would hold the floor down for all. What is left of a class is dropped when nothing
-    of it waits or runs.
+    a class that waits behind others would keep the floor low for all. A class is dropped when no sequence of it waits
+    or runs.
     """
 
     def __init__(self, tenant_weights: Mapping[str, float]) -> None:
         self._weights = tenant_weights
-        self._classes: dict[int, _Class[Q]] = {}
+        self._classes: dict[int, _PriorityClass[Q]] = {}
         self._priorities: list[int] = []
-        self._waiting: dict[int, Entry[Q]] = {}
-        self._admitted: dict[int, Entry[Q]] = {}
-        self._deadlines = Deadlines()
+        self._waiting: dict[int, QueueEntry[Q]] = {}
+        self._admitted: dict[int, QueueEntry[Q]] = {}
+        self._deadlines = DeadlineHeap()
         self._num_arrived = 0
-        self.backlog = Backlog()
-        """Sums over all that wait."""
+        self.work = QueuedWork()
+        """The work of all waiting sequences together."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -43,143 +47,183 @@ class WaitingQueue(Generic[Q]):
         return stream_id in self._waiting
 
     def get(self, stream_id: int) -> Q | None:
-        """The sequence, if it waits."""
+        """Return the sequence if it waits."""
         entry = self._waiting.get(stream_id)
         return entry.sequence if entry is not None else None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute before those that wait bring their first new one."""
-        return int(self.backlog.num_tokens)
-
-    @property
-    def num_blocks(self) -> int:
-        """Most blocks that those who wait can ever hold."""
-        return int(self.backlog.num_blocks)
+        """Tokens to compute before each waiting sequence has its first new token."""
+        return int(self.work.num_tokens)
 
     @property
     def num_admitted(self) -> int:
-        """Sequences admitted and neither paused nor removed since."""
+        """Sequences admitted, and neither preempted nor removed since."""
         return len(self._admitted)
 
     def in_order(self) -> Iterator[Q]:
-        """Those who wait in the order of admission; lazy, and valid until the queue changes."""
+        """Yield the waiting sequences in the order of admission. Lazy, and valid until the queue changes."""
         for priority in self._priorities:
             yield from self._classes[priority].in_order()
 
-    def ahead_of(self, priority: int, tenant: str) -> Backlog:
-        """About what would be admitted before a sequence that is added now."""
-        ahead = Backlog()
+    def work_ahead(self, priority: int, tenant: str) -> QueuedWork:
+        """Estimate the work that would be admitted before a sequence that is added now."""
+        ahead = QueuedWork()
         for other in self._priorities:
             if other < priority:
-                ahead = ahead.plus(self._classes[other].backlog)
+                ahead = ahead.plus(self._classes[other].work)
         own = self._classes.get(priority)
-        return ahead.plus(own.ahead_of(tenant)) if own is not None else ahead
+        return ahead.plus(own.work_ahead(tenant)) if own is not None else ahead
 
-    # -- a sequence's way
+    # -- states of a sequence
 
     def add(self, sequence: Q) -> None:
-        """The sequence waits from now on."""
+        """Queue a new sequence."""
         assert sequence.stream_id not in self._waiting and sequence.stream_id not in self._admitted
-        members = self._open(sequence.priority)
-        entry = Entry(sequence, self._num_arrived, members.new.tenant(sequence.tenant), Backlog.of(sequence))
+        members = self._open_class(sequence.priority)
+        entry = QueueEntry(sequence, self._num_arrived, members.new.tenant(sequence.tenant), QueuedWork.of(sequence))
         self._num_arrived += 1
         members.new.add(entry)
-        self._wait(entry, members, min(sequence.start_deadline, sequence.deadline))
+        self._enqueue(entry, members, min(sequence.start_deadline, sequence.deadline))
 
-    def add_paused(self, sequence: Q) -> None:
-        """An admitted sequence waits again: before all new ones of its priority, and the oldest of the paused first.
-        It is not charged again, and its `start_deadline` was met."""
+    def requeue(self, sequence: Q) -> None:
+        """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first.
+
+        Its tenant is not charged again, and it has met its `start_deadline`.
+        """
         entry = self._admitted.pop(sequence.stream_id)
         members = self._classes[sequence.priority]
-        entry.is_paused, entry.size = True, Backlog.of(sequence)
-        insort(members.paused, entry, key=attrgetter("arrival"))
-        self._wait(entry, members, sequence.deadline)
+        entry.is_preempted, entry.work = True, QueuedWork.of(sequence)
+        insort(members.preempted, entry, key=attrgetter("arrival"))
+        self._enqueue(entry, members, sequence.deadline)
 
     def admit(self, sequence: Q) -> None:
-        """The sequence runs from now on. Its prompt is charged, unless it was paused."""
+        """Move a waiting sequence to the running ones. Its prompt is charged, unless it was preempted."""
         entry = self._waiting[sequence.stream_id]
         members = self._classes[sequence.priority]
-        if not entry.is_paused:
+        if not entry.is_preempted:
             members.new.start(entry.tenant)
-        self._unwait(entry, members)
-        if not entry.is_paused:
-            entry.tenant.charge(entry.size.num_tokens)
-        entry.is_paused = False
+        self._dequeue(entry, members)
+        if not entry.is_preempted:
+            entry.tenant.charge(entry.work.num_tokens)
+        entry.is_preempted = False
         self._admitted[sequence.stream_id] = entry
 
     def charge(self, sequence: Q, num_tokens: int) -> None:
-        """An admitted sequence was served so many output tokens."""
+        """Charge the output tokens of an admitted sequence to its tenant."""
         self._admitted[sequence.stream_id].tenant.charge(num_tokens)
 
     def remove(self, stream_id: int) -> Q | None:
-        """Forget the sequence, waiting or admitted, and return it; None where it is unknown."""
+        """Forget the sequence, waiting or admitted. Returns it, or None if it is unknown."""
         entry = self._waiting.get(stream_id) or self._admitted.pop(stream_id, None)
         if entry is None:
             return None
         members = self._classes[entry.sequence.priority]
-        is_new = stream_id in self._waiting and not entry.is_paused
+        is_new = stream_id in self._waiting and not entry.is_preempted
         if stream_id in self._waiting:
-            self._unwait(entry, members)
+            self._dequeue(entry, members)
         if not is_new:
             members.new.stop(entry.tenant)
-        self._close_if_idle(entry.sequence.priority)
+        self._close_class_if_idle(entry.sequence.priority)
         return entry.sequence
 
     # -- deadlines
 
     def expired(self, now: float) -> list[Q]:
-        """Those that wait past their deadline to start or to end. They are told once and stay until removed."""
+        """Return the sequences that wait past a deadline. Each is returned once and stays until it is removed."""
         return [self._waiting[stream_id].sequence for stream_id in self._deadlines.take_due(now)]
 
     def next_expiry(self) -> float:
-        """When the next is due; `math.inf` for never."""
+        """Return the earliest deadline; `math.inf` without any."""
         return self._deadlines.next()
 
-    # -- both ways alike
+    # -- bookkeeping of new and preempted sequences alike
 
-    def _wait(self, entry: Entry[Q], members: "_Class[Q]", due: float) -> None:
+    def _enqueue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]", due: float) -> None:
         self._waiting[entry.sequence.stream_id] = entry
-        self.backlog = self.backlog.plus(entry.size)
-        members.backlog = members.backlog.plus(entry.size)
+        self.work = self.work.plus(entry.work)
+        members.work = members.work.plus(entry.work)
         self._deadlines.add(entry.sequence.stream_id, due)
 
-    def _unwait(self, entry: Entry[Q], members: "_Class[Q]") -> None:
+    def _dequeue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]") -> None:
         del self._waiting[entry.sequence.stream_id]
-        self.backlog = self.backlog.plus(entry.size, -1.0)
-        members.backlog = members.backlog.plus(entry.size, -1.0)
+        self.work = self.work.plus(entry.work, -1.0)
+        members.work = members.work.plus(entry.work, -1.0)
         self._deadlines.discard(entry.sequence.stream_id)
-        if entry.is_paused:
-            members.paused.remove(entry)
+        if entry.is_preempted:
+            members.preempted.remove(entry)
         else:
             members.new.remove(entry)
 
-    def _open(self, priority: int) -> "_Class[Q]":
+    def _open_class(self, priority: int) -> "_PriorityClass[Q]":
         members = self._classes.get(priority)
         if members is None:
-            members = self._classes[priority] = _Class(self._weights)
+            members = self._classes[priority] = _PriorityClass(self._weights)
             insort(self._priorities, priority)
         return members
 
-    def _close_if_idle(self, priority: int) -> None:
+    def _close_class_if_idle(self, priority: int) -> None:
         if self._classes[priority].new.is_idle:
             del self._classes[priority]
             self._priorities.remove(priority)
 
 
-class _Class(Generic[Q]):
-    """One priority: the paused sequences, oldest first, then the new ones by fair shares."""
+class _PriorityClass(Generic[Q]):
+    """The waiting sequences of one priority: preempted ones first, oldest first, then new ones by fair shares."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self.new: FairShare[Q] = FairShare(weights)
-        self.paused: list[Entry[Q]] = []
-        self.backlog = Backlog()
+        self.preempted: list[QueueEntry[Q]] = []
+        self.work = QueuedWork()
 
     def in_order(self) -> Iterator[Q]:
-        return chain((entry.sequence for entry in self.paused), self.new.in_order())
+        return chain((entry.sequence for entry in self.preempted), self.new.in_order())
 
-    def ahead_of(self, tenant: str) -> Backlog:
-        ahead = self.new.ahead_of(tenant)
-        for entry in self.paused:
-            ahead = ahead.plus(entry.size)
+    def work_ahead(self, tenant: str) -> QueuedWork:
+        ahead = self.new.work_ahead(tenant)
+        for entry in self.preempted:
+            ahead = ahead.plus(entry.work)
         return ahead
+
+
+class DeadlineHeap:
+    """The deadlines of many streams. A change costs O(log n), and nothing for streams without a deadline."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    @property
+    def num_entries(self) -> int:
+        """Entries in memory, including those of removed streams."""
+        return len(self._heap)
+
+    def add(self, stream_id: int, due: float) -> None:
+        """Add a stream; `math.inf` means no deadline."""
+        if due != math.inf:
+            self._due[stream_id] = due
+            heappush(self._heap, (due, stream_id))
+
+    def discard(self, stream_id: int) -> None:
+        """Remove a stream, whether it has a deadline or not."""
+        if self._due.pop(stream_id, None) is not None and len(self._heap) > 2 * len(self._due) + MAX_STALE_DEADLINES:
+            self._heap = [(due, number) for number, due in self._due.items()]
+            heapify(self._heap)
+
+    def next(self) -> float:
+        """Return the earliest deadline; `math.inf` without any."""
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def take_due(self, now: float) -> list[int]:
+        """Remove and return the streams due at `now`, the longest overdue first."""
+        due: list[int] = []
+        while self.next() <= now:
+            stream_id = heappop(self._heap)[1]
+            del self._due[stream_id]
+            due.append(stream_id)
+        return due

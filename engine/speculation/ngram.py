@@ -1,51 +1,52 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the context before."""
+"""Prompt lookup: drafts are the tokens that followed the last few tokens earlier in the context."""
 
 from engine.sequence import Sequence
-from engine.speculation.gate import Gate, TokenPrices
+from engine.speculation.drafter import DraftGate, TokenPrices
 
 LENGTHS = (4, 2)
-"""Numbers of tokens that must agree, the longest first."""
+"""Lengths of the n-grams that are looked up, the longest first."""
 
 MANY_MISSES, LONGEST_REST = 16, 15
-"""After so many looks in vain a sequence is looked at every fourth step, then more rarely still."""
-SHORT = 8
-"""So few new tokens are entered one by one."""
+"""After this many lookups without a match, a sequence is looked up every fourth step, then ever more rarely, down to
+once in LONGEST_REST + 1 steps."""
+FEW_TOKENS = 8
+"""Up to this many new tokens are indexed one by one, more in bulk."""
 
 Gram = tuple[int, ...]
 
 
 class NgramDrafter:
-    """Drafts from each sequence's own context: free, and right wherever text is copied (quotes, RAG, code)."""
+    """Drafts from each sequence's own context. They cost nothing, and are right where text is copied (RAG, code)."""
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
-        self._lookups: dict[int, tuple[Lookup, Gate]] = {}
+        self._states: dict[int, tuple[NgramIndex, DraftGate]] = {}
 
     def propose(self, decoding: list[Sequence], prices: TokenPrices) -> None:
-        """Give each sequence the drafts that are worth checking."""
+        """Set the drafts of each sequence that are worth checking."""
         for sequence in decoding:
-            lookup, gate = self._of(sequence)
-            if lookup.rests():
+            index, gate = self._state(sequence)
+            if index.skips_step():
                 sequence.drafts = []
                 continue
             most = gate.num_drafts(min(self._num_drafts, sequence.max_drafts), prices)
-            sequence.drafts = lookup.continuation(sequence, most) if most > 0 else []
+            sequence.drafts = index.find_continuation(sequence, most) if most > 0 else []
 
-    def _of(self, sequence: Sequence) -> "tuple[Lookup, Gate]":
-        entry = self._lookups.get(sequence.stream_id)
-        if entry is None:
-            entry = self._lookups[sequence.stream_id] = (Lookup(), Gate())
-        return entry
+    def _state(self, sequence: Sequence) -> "tuple[NgramIndex, DraftGate]":
+        state = self._states.get(sequence.stream_id)
+        if state is None:
+            state = self._states[sequence.stream_id] = (NgramIndex(), DraftGate())
+        return state
 
     def observe(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        self._lookups[sequence.stream_id][1].observe(num_drafts, num_accepted)
+        self._states[sequence.stream_id][1].observe(num_drafts, num_accepted)
 
     def forget(self, stream_id: int) -> None:
-        self._lookups.pop(stream_id, None)
+        self._states.pop(stream_id, None)
 
 
-class Lookup:
-    """Where each run of tokens of one sequence last stood: the index of the token that followed it."""
+class NgramIndex:
+    """Maps each n-gram of one sequence to the index of the token that followed its last occurrence."""
 
     def __init__(self) -> None:
         self._next: dict[Gram, int] = {}
@@ -53,13 +54,13 @@ class Lookup:
         self._num_misses = 0
         self._num_rests = 0
 
-    def rests(self) -> bool:
-        """Whether not to look in this step: where nothing was found for long, few are worth it."""
+    def skips_step(self) -> bool:
+        """Return whether to skip the lookup in this step, because many before it found nothing."""
         self._num_rests -= 1
         return self._num_rests >= 0
 
-    def continuation(self, sequence: Sequence, most: int) -> list[int]:
-        """Up to `most` tokens that may come next; none where the last tokens are new."""
+    def find_continuation(self, sequence: Sequence, most: int) -> list[int]:
+        """Return up to `most` tokens that may come next; none if the last n-grams are new."""
         self._learn(sequence)
         tokens = sequence.token_ids
         for length in LENGTHS:
@@ -73,14 +74,14 @@ class Lookup:
         return []
 
     def _learn(self, sequence: Sequence) -> None:
-        """Enter the runs that have got a token after them since the last time."""
+        """Index the n-grams that got a following token since the last call."""
         tokens, known = sequence.token_ids, self._next
         for length in LENGTHS:
             begin = max(self._num_seen, length)
-            if sequence.num_tokens - begin > SHORT:
+            if sequence.num_tokens - begin > FEW_TOKENS:
                 fresh = tokens[begin - length :]
-                runs = zip(*(fresh[offset:] for offset in range(length)), strict=False)
-                known.update(zip(runs, range(begin, sequence.num_tokens), strict=False))
+                ngrams = zip(*(fresh[offset:] for offset in range(length)), strict=False)
+                known.update(zip(ngrams, range(begin, sequence.num_tokens), strict=False))
                 continue
             for end in range(begin, sequence.num_tokens):
                 known[tuple(tokens[end - length : end])] = end

@@ -1,6 +1,5 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ from gateway.options.http import AccessOptions
 from gateway.restrictions import Restrictions
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
+from sluice import __version__
 
 
 def create_app(service: InferenceService, config: ServeConfig, metrics_port: int | None = None) -> ASGIApp:
@@ -34,7 +34,7 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
     app = FastAPI(
         title="Sluice",
         summary="LLM streaming gateway: OpenAI and Triton v2 over one in-flight batching engine",
-        version=version("sluice"),
+        version=__version__,
         redoc_url=None,
         redirect_slashes=False,
     )

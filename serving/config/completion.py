@@ -18,7 +18,7 @@ from serving.batching.sequences.batcher import DEFAULT_IDLE_US
 from serving.findings import invalid_field
 from serving.tensors.datatypes import DATA_TYPES
 from sluice.errors import invalid
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 ENSEMBLE = "ensemble"
 _SIMILARITY = 0.4

@@ -1,4 +1,4 @@
-"""An engine that says it can do what only some runtimes can, and keeps what it was asked: our own answers for it."""
+"""An engine that claims the features that only some runtimes have, and records its requests."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ SAMPLING_FIELDS = SamplingParams.__struct_fields__[SamplingParams.__struct_field
 
 
 class CapableEngine(InProcessEngineClient):
-    """Has LoRA adapters, beams and every sampling field. The tokens are those of a request without any of them."""
+    """Has LoRA adapters, beams and all sampling fields. The tokens are those of a request without any of them."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

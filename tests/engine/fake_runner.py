@@ -1,4 +1,4 @@
-"""A runner without a model: what it answers depends on every token that it reads back through the block table."""
+"""A runner without a model, whose output depends on every token that it reads back through the block table."""
 
 import numpy as np
 
@@ -6,15 +6,23 @@ from engine.runners.base import FloatArray, RunnerInfo, StepBatch
 
 
 def echo_next(token_ids: list[int], vocab_size: int) -> int:
-    """The token that EchoRunner gives after `token_ids`: a hash of all of them and their places."""
+    """Return the token that EchoRunner generates after `token_ids`: a hash of all of them and their positions."""
     total = sum((position + 1) * (token_id + 7) for position, token_id in enumerate(token_ids))
     return int((total * 2654435761 + 12345) % 2**32 % vocab_size)
 
 
-class EchoRunner:
-    """Keeps the tokens themselves in its blocks, so that a wrong block table gives a wrong answer.
+def echo(prompt: list[int], num_tokens: int, vocab_size: int = 4096) -> list[int]:
+    """Return the tokens that EchoRunner generates after `prompt`, computed without it."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(echo_next(token_ids, vocab_size))
+    return token_ids[len(prompt) :]
 
-    With `eos_token_ids` empty a sequence ends by its length alone.
+
+class EchoRunner:
+    """Stores the tokens themselves in its blocks, so that a wrong block table gives a wrong output.
+
+    With empty `eos_token_ids`, a sequence ends only by its length.
     """
 
     def __init__(
@@ -52,7 +60,7 @@ class EchoRunner:
         return logits
 
     def first_token(self, batch: StepBatch, i: int) -> int:
-        """The token that sequence i of a batch that was run begins with."""
+        """Return the first token of sequence i of a batch that was run."""
         return int(self._cache[batch.block_indices[batch.block_indices_begins[i]], 0])
 
     def _store_and_read(self, batch: StepBatch, i: int, block_size: int) -> list[int]:

@@ -15,7 +15,7 @@ from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
 from engine.validation import RUNTIME_FIELDS
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 from tests import paths
 from tests.stand_ins.model_folders import BUILT, make_compiled_engine
 

@@ -203,6 +203,6 @@ def test_what_this_runtime_has_is_allowed() -> None:
 
 
 def test_every_field_of_some_runtimes_is_known_here() -> None:
-    """Those that stand behind `beam_width` in SamplingParams."""
+    """RUNTIME_FIELDS are the fields from `beam_width` on in SamplingParams."""
     fields = SamplingParams.__struct_fields__
     assert fields[fields.index("beam_width") :] == RUNTIME_FIELDS

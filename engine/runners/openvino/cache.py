@@ -1,4 +1,4 @@
-"""The KV cache: what a block takes, how many there are, and the memory under them."""
+"""The KV cache: the size of a block, the number of blocks, and their memory."""
 
 import logging
 import math
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.openvino.graph.attention import BLOCK_SIZE
 from engine.runners.openvino.graph.model import is_cache
-from engine.runners.openvino.memory import shared_tensor
+from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
+from engine.runners.openvino.weights.mapped import shared_tensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BYTES = 256 << 20
 DEFAULT_REQUESTS = 4
-DEFAULT_MOST_OF_FREE = 0.5
-"""Where nothing is asked for: the larger of so many bytes and room for so many full-length requests, within
-this share of the free memory."""
+DEFAULT_MAX_FRACTION = 0.5
+"""The default size is DEFAULT_BYTES or room for DEFAULT_REQUESTS of full length, whichever is larger, up to this
+fraction of the free memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CacheInput:
-    """Keys or values of one layer, as the compiler laid them out; a quantized cache holds its scales as well."""
+    """Keys or values of one layer in the compiler's layout. A quantized cache includes its scales."""
 
     name: str
     kind: ov.Type
@@ -50,12 +50,12 @@ class CacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Memory one block takes: K and V of BLOCK_SIZE tokens in every layer."""
+        """Bytes of one block: K and V of BLOCK_SIZE tokens in all layers."""
         return sum(cache.block_bytes for cache in self.inputs)
 
     @property
     def dtype(self) -> str:
-        """Name of the type that keys and values are kept in."""
+        """Name of the type of cached keys and values."""
         name: str = self.inputs[0].kind.get_type_name()
         return name
 
@@ -65,7 +65,7 @@ def _block_shape(port: ov.ConstOutput) -> tuple[int, ...]:
 
 
 def check_cache_limits(engine: EngineConfig) -> None:
-    """Raises SluiceError(INVALID) for what no model and no machine could satisfy."""
+    """Check the configured size. Raises SluiceError INVALID if no model and no machine could satisfy it."""
     if engine.num_blocks is not None and engine.num_blocks < 1:
         raise invalid("num_blocks", f"num_blocks must be at least 1, got {engine.num_blocks}")
     fraction = engine.kv_cache_memory_fraction
@@ -76,12 +76,11 @@ def check_cache_limits(engine: EngineConfig) -> None:
 
 
 def choose_num_blocks(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> int:
-    """`num_blocks` where given, else what `kv_cache_memory_bytes` holds, else that share of the free memory, else
-    the default.
+    """Choose the number of blocks: `num_blocks` if given, else what fits into the configured or the default memory.
 
-    More than all running requests need is no waste: it keeps prefixes for later ones. A cache smaller
-    than one sequence of the full context is allowed: what cannot fit is refused at submit, one request
-    at a time. Raises SluiceError(INVALID) where not even one block fits.
+    More blocks than all running requests need are no waste, because they keep prefixes for later ones. A cache smaller
+    than one sequence of the full context is allowed; a request that cannot fit is rejected at submit. Raises
+    SluiceError INVALID if not even one block fits.
     """
     if engine.num_blocks is not None:
         _warn_if_large(engine.num_blocks * block_bytes, free_bytes)
@@ -98,20 +97,20 @@ def choose_num_blocks(engine: EngineConfig, block_bytes: int, max_model_len: int
 
 
 def _cache_memory(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> tuple[str, int]:
-    """The field to change where it does not suffice, and the size in bytes."""
+    """Return the field to change if the cache is too small, and the size in bytes."""
     if engine.kv_cache_memory_bytes is not None:
         return "kv_cache_memory_bytes", engine.kv_cache_memory_bytes
     if engine.kv_cache_memory_fraction is not None:
         return "kv_cache_memory_fraction", int(engine.kv_cache_memory_fraction * free_bytes)
     full_length = -(-max_model_len // BLOCK_SIZE) * block_bytes
-    wanted = max(DEFAULT_BYTES, DEFAULT_REQUESTS * full_length)
-    return "kv_cache_memory_bytes", min(wanted, int(DEFAULT_MOST_OF_FREE * free_bytes))
+    default = max(DEFAULT_BYTES, DEFAULT_REQUESTS * full_length)
+    return "kv_cache_memory_bytes", min(default, int(DEFAULT_MAX_FRACTION * free_bytes))
 
 
 def _origin(engine: EngineConfig, free_bytes: int) -> str:
     if engine.kv_cache_memory_bytes is not None:
         return "kv_cache_memory_bytes"
-    share = engine.kv_cache_memory_fraction or DEFAULT_MOST_OF_FREE
+    share = engine.kv_cache_memory_fraction or DEFAULT_MAX_FRACTION
     return f"{share:g} of the {free_bytes} bytes that are free with the model loaded"
 
 
@@ -125,10 +124,9 @@ def _warn_if_large(size_bytes: int, free_bytes: int) -> None:
 
 
 class KvCache:
-    """A tensor for each cache input, all in one anonymous map.
+    """The tensors of the cache inputs, all in one anonymous map. They are valid as long as this object.
 
-    The system commits a page when it is first written, so a large cache costs only what is used.
-    The tensors are valid while the KvCache lives.
+    The system commits a page when it is first written, so a large cache costs only the memory that is used.
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
@@ -147,7 +145,7 @@ def _anonymous_map(size_bytes: int) -> mmap.mmap:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise invalid("num_blocks", f"the KV cache of {size_bytes} bytes cannot be allocated: {error}") from error
-    # Attention jumps from block to block: with huge pages a step with 64 sequences takes 3-7 % less.
-    with suppress(OSError):  # a kernel that has none
+    # Attention jumps from block to block: with huge pages, a step with 64 sequences takes 3-7 % less.
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,7 +1,12 @@
-"""Checkpoints that our graphs do not cover: converted once by optimum-intel, kept as an IR in the cache folder."""
+"""Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel.
+
+`python -m engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does
+not load torch. It ends when its standard input does, which is when the engine that started it is gone.
+"""
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +16,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
-from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.model_config import read_json
+from engine.runners.openvino.config.config_file import ConfigFile, read_json
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
@@ -22,20 +27,20 @@ logger = logging.getLogger(__name__)
 _PACKAGE = "optimum-intel"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _REPORT_S = 10.0
-"""How often the log hears that a conversion goes on."""
+"""Seconds between log lines during a conversion."""
 _SHOWN_LINES = 3
 
 
 def can_convert() -> bool:
-    """Whether the extra `sluice[convert]` is installed."""
+    """Return whether the extra `sluice[convert]` is installed."""
     return find_spec("optimum") is not None and find_spec("optimum.intel") is not None
 
 
 def convert(directory: Path, quantization: str, folder: Path) -> Path:
-    """The folder in `folder` with the IR of the checkpoint in `directory`, made there unless it is there.
+    """Return the folder, inside `folder`, with the IR of the checkpoint in `directory`. It is made if it is missing.
 
-    Raises SluiceError: UNIMPLEMENTED where optimum-intel cannot convert it, UNAVAILABLE where the folder
-    cannot be written.
+    Raises SluiceError: UNIMPLEMENTED if optimum-intel cannot convert the checkpoint, UNAVAILABLE if the folder cannot
+    be written.
     """
     converted = folder / _key(directory, quantization)
     if converted.is_dir():
@@ -48,7 +53,7 @@ def convert(directory: Path, quantization: str, folder: Path) -> Path:
         raise SluiceError(ErrorCode.UNAVAILABLE, message, param="cache_path") from error
     try:
         _export(directory, quantization, unfinished)
-        # By rename: a folder of that name is whole.
+        # Renamed at the end, so that a folder of that name is complete.
         unfinished.rename(converted)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -56,7 +61,7 @@ def convert(directory: Path, quantization: str, folder: Path) -> Path:
 
 
 def _key(directory: Path, quantization: str) -> str:
-    """Another for every change of the checkpoint, the kind or the converter."""
+    """Return a key that changes with the checkpoint, the quantization and the converter."""
     files = sorted(path for pattern in (*_WEIGHTS, "config.json") for path in directory.glob(pattern))
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     digest = hashlib.sha256(repr((version(_PACKAGE), stats)).encode()).hexdigest()
@@ -66,11 +71,11 @@ def _key(directory: Path, quantization: str) -> str:
 def _export(directory: Path, quantization: str, output: Path) -> None:
     started = time.monotonic()
     logger.info("converting %s with optimum-intel; this happens once, and takes minutes for a large model", directory)
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output_log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runners.openvino.export", *_arguments(directory, quantization, output)],
+            [sys.executable, "-m", "engine.runners.openvino.convert", *_arguments(directory, quantization, output)],
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=output_log,
             stderr=subprocess.STDOUT,
         )
         with process:
@@ -79,7 +84,7 @@ def _export(directory: Path, quantization: str, output: Path) -> None:
             finally:
                 process.kill()
         if process.returncode:
-            message = f"optimum-intel cannot convert {directory}: {_last_lines(said)}"
+            message = f"optimum-intel cannot convert {directory}: {_last_lines(output_log)}"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
     logger.info("converted in %.0f s: %s", time.monotonic() - started, output.parent)
 
@@ -102,7 +107,10 @@ def _arguments(directory: Path, quantization: str, output: Path) -> Iterator[str
 
 
 def _weight_format(directory: Path, quantization: str) -> str:
-    """Always said: left to itself, optimum-intel compresses large models. It keeps 16-bit weights as fp16."""
+    """Return the weight format, which is always given because optimum-intel compresses large models by default.
+
+    It stores 16-bit weights as fp16.
+    """
     if quantization != "none":
         return quantization
     fields = ConfigFile(read_json(directory / "config.json"), directory / "config.json").fields
@@ -110,7 +118,29 @@ def _weight_format(directory: Path, quantization: str) -> str:
     return "fp16" if stored in ("bfloat16", "float16") else "fp32"
 
 
-def _last_lines(said: IO[str]) -> str:
-    said.seek(0)
-    lines = [line.strip() for line in said.read().splitlines() if line.strip()]
+def _last_lines(output_log: IO[str]) -> str:
+    output_log.seek(0)
+    lines = [line.strip() for line in output_log.read().splitlines() if line.strip()]
     return " / ".join(lines[-_SHOWN_LINES:]) or "it said nothing"
+
+
+COMMAND = "optimum-cli"
+
+
+def main() -> None:
+    """Run `optimum-cli` with this process's arguments."""
+    from optimum.commands.optimum_cli import main as optimum_cli
+
+    Thread(target=_end_with_parent, daemon=True).start()
+    sys.argv[0] = COMMAND
+    optimum_cli()
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock would then block the interpreter's exit
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""An OpenVINO IR as optimum-intel exports it: a stateful decoder, given paged attention and our inputs.
+"""Opens an OpenVINO IR from optimum-intel: a stateful decoder, which gets paged attention and our inputs.
 
 `_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range.
 """
@@ -12,26 +12,26 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.model_config import read_eos_token_ids, read_json
-from engine.runners.openvino.decoder import Decoder, choose_max_model_len
-from engine.runners.openvino.graph.attention import TESTED_VERSION
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, is_cache
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, choose_max_model_len, is_cache
+from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
 
 IR_GRAPH = "openvino_model.xml"
 _TOKENS, _SAMPLED = "token_ids", "sampled_rows"
-_THEIR_NAMES = {"input_ids": _TOKENS}
+_RENAMED_INPUTS = {"input_ids": _TOKENS}
 _ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Tanh", "Clamp", "Convert")
-"""What may stand between the head's matmul and the logits: bias, scale, softcap."""
+"""Nodes that may be between the head's matmul and the logits: bias, scale, softcap."""
+
+_QUANTIZATIONS = {ov.Type.u8: "int8", ov.Type.i8: "int8", ov.Type.u4: "int4", ov.Type.i4: "int4"}
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
 
 
-class _Limits(msgspec.Struct, frozen=True):
-    """The longest context, as families call it; the first that is there counts."""
+class _ContextLimits(msgspec.Struct, frozen=True):
+    """The fields in which families give the longest context. The first one present counts."""
 
     max_position_embeddings: PositiveInt | None = None
     n_positions: PositiveInt | None = None
@@ -42,22 +42,22 @@ class _Limits(msgspec.Struct, frozen=True):
 
 
 class _FileWeights:
-    """OpenVINO maps an IR's weights itself, and the system takes their pages back as it needs them."""
+    """The weights of an IR, which OpenVINO maps itself; the system reclaims their pages."""
 
     def release_pages(self) -> None:
-        """Nothing is ours to release."""
+        """Do nothing, because none of the pages are ours."""
 
 
 def has_ir(directory: Path) -> bool:
-    """Whether the folder holds an IR, by its files."""
+    """Return whether the folder has the files of an IR."""
     return (directory / IR_GRAPH).is_file()
 
 
 def open_ir(directory: Path, core: ov.Core, max_model_len: int | None) -> Decoder:
-    """The IR in `directory` with a paged cache. `max_model_len` is used where config.json does not say one.
+    """Open the IR in `directory` and give it a paged cache. `max_model_len` is used if config.json has no length.
 
-    Raises SluiceError: INVALID for what is no stateful decoder or damaged, UNIMPLEMENTED for one that cannot be
-    given a paged cache, UNAVAILABLE for another OpenVINO than the tested one.
+    Raises SluiceError: INVALID for a damaged IR or one that is no stateful decoder, UNIMPLEMENTED for one that cannot
+    have a paged cache, UNAVAILABLE for an OpenVINO other than the tested one.
     """
     file = ConfigFile(read_json(directory / "config.json"), directory / "config.json")
     model = _read(directory / IR_GRAPH, core)
@@ -90,7 +90,7 @@ def _read(path: Path, core: ov.Core) -> ov.Model:
 
 
 def _make_paged(model: ov.Model) -> None:
-    """Swap states, mask and beam index for block tables."""
+    """Replace states, mask and beam index by block tables."""
     try:
         from openvino._offline_transformations import paged_attention_transformation
 
@@ -106,7 +106,7 @@ def _make_paged(model: ov.Model) -> None:
 
 
 def _select_rows(model: ov.Model) -> None:
-    """Let only the rows that sample reach the head, and make the logits [num_sampled, vocab_size] f32."""
+    """Pass only the sampled rows to the head, and make the logits [num_sampled, vocab_size] f32."""
     rows = _parameter(_SAMPLED, [-1])
     result = model.get_results()[0]
     entrance = _head_entrance(result)
@@ -119,7 +119,7 @@ def _select_rows(model: ov.Model) -> None:
 
 
 def _head_entrance(result: ov.Node) -> ov.Input:
-    """Where hidden states enter the head's matmul; where the graph is spelled otherwise, where the logits leave."""
+    """Return where hidden states enter the head's matmul; in an unusual graph, where the logits leave."""
     entrance = result.input(0)
     node = entrance.get_source_output().get_node()
     while node.get_type_name() in _ELEMENTWISE:
@@ -135,10 +135,10 @@ def _gathered(source: ov.Output, rows: ov.Node) -> ov.Output:
 
 
 def _rename_inputs(model: ov.Model) -> None:
-    """Give the graph the names and types of `StepBatch`."""
+    """Give the inputs the names and types of `StepBatch`."""
     for parameter in list(model.get_parameters()):
         name = parameter.output(0).get_any_name()
-        ours = _THEIR_NAMES.get(name, name)
+        ours = _RENAMED_INPUTS.get(name, name)
         if ours in STEP_INPUTS and parameter.get_element_type() != ov.Type.i32:
             _replace_parameter(model, parameter, ours)
         elif ours not in STEP_INPUTS and ours != MAX_CONTEXT_LEN and not is_cache(ours):
@@ -167,28 +167,25 @@ def _vocab_size(model: ov.Model) -> int:
     return size
 
 
-def _choose_max_model_len(file: ConfigFile, asked: int | None) -> int:
-    said = file.read(_Limits)
-    most = next((value for value in msgspec.structs.astuple(said) if value is not None), asked)
+def _choose_max_model_len(file: ConfigFile, requested: int | None) -> int:
+    limits = file.read(_ContextLimits)
+    most = next((value for value in msgspec.structs.astuple(limits) if value is not None), requested)
     if most is None:
         raise invalid("max_model_len", f"{file.path} does not say how long a context may be: set max_model_len")
-    return choose_max_model_len(asked, most)
-
-
-_BITS = {ov.Type.u8: "int8", ov.Type.i8: "int8", ov.Type.u4: "int4", ov.Type.i4: "int4"}
+    return choose_max_model_len(requested, most)
 
 
 def _weights_type(model: ov.Model) -> str:
-    """The narrowest type among the matrices."""
+    """Return the narrowest type of the matrices."""
     kinds = {
-        _BITS[node.get_element_type()]
+        _QUANTIZATIONS[node.get_element_type()]
         for node in model.get_ops()
-        if node.get_type_name() == "Constant" and len(node.shape) > 1 and node.get_element_type() in _BITS
+        if node.get_type_name() == "Constant" and len(node.shape) > 1 and node.get_element_type() in _QUANTIZATIONS
     }
     return min(kinds, default="none")
 
 
 def _last_line(error: Exception) -> str:
-    """OpenVINO's messages begin with where in its sources they come from."""
+    """Return the last line of an error, because OpenVINO's messages begin with places in its sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

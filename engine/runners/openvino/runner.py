@@ -1,93 +1,44 @@
-"""OpenVINO on the CPU behind the `Runner` protocol."""
+"""The `Runner` of OpenVINO on the CPU."""
 
 import logging
 import time
+from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
-from engine.runners.host_memory import available_bytes
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
-from engine.runners.openvino.decoder import Decoder
-from engine.runners.openvino.graph.attention import BLOCK_SIZE
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS
-from engine.runners.openvino.padding import padded
-from engine.runners.openvino.precision import DEVICE, choose_cache_dtype, choose_dtype, properties
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
+from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
+from sluice.errors import invalid
+from sluice.machine import available_bytes
 
 logger = logging.getLogger(__name__)
 
+DEVICE = "CPU"
+_COMPUTE_TYPES = {"bf16": ov.Type.bf16, "f32": ov.Type.f32}
+_CACHE_TYPES = {**_COMPUTE_TYPES, "u8": ov.Type.u8}
 _INITIAL_CAPACITY = 1024
+"""Initial length of an input vector."""
 
-
-class Session:
-    """A compiled decoder, one inference request and the tensors it reads. Used from one thread.
-
-    It starts with a cache of one block, enough for `warm_up`.
-    """
-
-    def __init__(self, compiled: ov.CompiledModel) -> None:
-        self.layout = CacheLayout.of(compiled)
-        self._request = compiled.create_infer_request()
-        self._inputs = {name: _InputVector(self._request, name) for name in STEP_INPUTS}
-        self._max_context_len = np.zeros((), np.int32)
-        self._request.set_tensor(MAX_CONTEXT_LEN, ov.Tensor(self._max_context_len, shared_memory=True))
-        self.set_num_blocks(1)
-
-    def set_num_blocks(self, num_blocks: int) -> None:
-        """Take a cache of that size; what the last one held is gone."""
-        self._cache = KvCache(self.layout, num_blocks)
-        for name, tensor in self._cache.tensors.items():
-            self._request.set_tensor(name, tensor)
-
-    def run(self, batch: StepBatch) -> FloatArray:
-        """Logits [num_sampled, vocab_size], a view of OpenVINO's output buffer."""
-        self._max_context_len[...] = batch.max_context_len
-        for name, vector in self._inputs.items():
-            vector.write(getattr(batch, name))
-        self._request.infer(share_outputs=True)
-        logits: FloatArray = self._request.get_output_tensor(0).data
-        return logits
-
-    def warm_up(self) -> None:
-        """Run one token, so that the runtime holds the weights in its own layout. It writes to block 0."""
-        none = np.zeros(1, np.int32)
-        begins = np.array([0, 1], np.int32)
-        self.run(
-            StepBatch(
-                token_ids=none,
-                position_ids=none,
-                past_lens=none,
-                subsequence_begins=begins,
-                block_indices=none,
-                block_indices_begins=begins,
-                sampled_rows=none,
-                max_context_len=1,
-            )
-        )
-
-
-class _InputVector:
-    """One input of changing length. To resize a tensor set once is several times cheaper than to set a new one."""
-
-    def __init__(self, request: ov.InferRequest, name: str) -> None:
-        self._tensor = ov.Tensor(ov.Type.i32, ov.Shape([_INITIAL_CAPACITY]))
-        request.set_tensor(name, self._tensor)
-
-    def write(self, values: IntArray) -> None:
-        self._tensor.shape = [len(values)]
-        self._tensor.data[:] = values
+UNPADDED_ROWS = 32
+"""Up to this many rows, a step is bound by reading the weights, whatever its size."""
+FINE_ROWS = 64
+FINE, COARSE = 4, 16
+"""Numbers of rows that are fast are multiples of FINE up to FINE_ROWS, and of COARSE beyond."""
 
 
 class OpenVinoRunner:
-    """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into.
+    """A model with its KV blocks on the CPU.
 
-    The session's cache has one block more than `info` says, for what padding writes.
+    `decoder` owns the memory that the compiled constants point into. The session's cache has one block more than
+    `info` says, to which padding writes.
     """
 
-    def __init__(self, session: Session, decoder: Decoder, info: RunnerInfo) -> None:
+    def __init__(self, session: "InferenceSession", decoder: Decoder, info: RunnerInfo) -> None:
         self._session = session
         self._decoder = decoder
         self._info = info
@@ -98,8 +49,8 @@ class OpenVinoRunner:
         return self._info
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """See `Runner.run`."""
-        return self._session.run(padded(batch, self._scratch_block))
+        """Run one forward pass; see `Runner.run`."""
+        return self._session.run(pad_batch(batch, self._scratch_block))
 
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
@@ -107,20 +58,20 @@ class OpenVinoRunner:
 
 
 def load_runner(config: EngineConfig) -> OpenVinoRunner:
-    """Build, compile and warm up the model at `config.model_path`, then give it KV blocks.
+    """Build, compile and warm up the model at `config.model_path`, then allocate its KV cache.
 
-    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do
-    not go with it, UNIMPLEMENTED for a model the graph builder does not know, UNAVAILABLE for another
-    OpenVINO than the tested one.
+    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not fit it,
+    UNIMPLEMENTED for a model that the graph builder does not know, UNAVAILABLE for an OpenVINO other than the tested
+    one.
     """
     started = time.monotonic()
     core = ov.Core()
     dtype = choose_dtype(config.dtype, core)
     cache_dtype = choose_cache_dtype(config.kv_cache_dtype, dtype)
-    told = properties(config, dtype, cache_dtype)
+    properties = compile_properties(config, dtype, cache_dtype)
     check_cache_limits(config)
     decoder = open_decoder(config, core)
-    session = Session(core.compile_model(decoder.model, DEVICE, told))
+    session = InferenceSession(core.compile_model(decoder.model, DEVICE, properties))
     session.warm_up()
     decoder.weights.release_pages()
     num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())
@@ -149,3 +100,147 @@ def _summary(info: RunnerInfo, size_bytes: int) -> str:
         f"tokens; KV cache {size_bytes >> 20} MiB in {info.kv_cache_dtype}, {info.num_blocks} blocks of "
         f"{info.block_size}: {num_tokens} tokens, {num_tokens / info.max_model_len:.1f} full-length requests"
     )
+
+
+class InferenceSession:
+    """A compiled decoder, one inference request and the tensors it reads. Used from one thread.
+
+    It starts with a cache of one block, which is enough for `warm_up`.
+    """
+
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self.layout = CacheLayout.of(compiled)
+        self._request = compiled.create_infer_request()
+        self._inputs = {name: _InputVector(self._request, name) for name in STEP_INPUTS}
+        self._max_context_len = np.zeros((), np.int32)
+        self._request.set_tensor(MAX_CONTEXT_LEN, ov.Tensor(self._max_context_len, shared_memory=True))
+        self.set_num_blocks(1)
+
+    def set_num_blocks(self, num_blocks: int) -> None:
+        """Allocate a cache of that size. The content of the last one is lost."""
+        self._cache = KvCache(self.layout, num_blocks)
+        for name, tensor in self._cache.tensors.items():
+            self._request.set_tensor(name, tensor)
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        """Return logits [num_sampled, vocab_size], a view of OpenVINO's output buffer."""
+        self._max_context_len[...] = batch.max_context_len
+        for name, vector in self._inputs.items():
+            vector.write(getattr(batch, name))
+        self._request.infer(share_outputs=True)
+        logits: FloatArray = self._request.get_output_tensor(0).data
+        return logits
+
+    def warm_up(self) -> None:
+        """Run one token, which writes to block 0, so that the runtime has the weights in its own layout."""
+        none = np.zeros(1, np.int32)
+        begins = np.array([0, 1], np.int32)
+        self.run(
+            StepBatch(
+                token_ids=none,
+                position_ids=none,
+                past_lens=none,
+                subsequence_begins=begins,
+                block_indices=none,
+                block_indices_begins=begins,
+                sampled_rows=none,
+                max_context_len=1,
+            )
+        )
+
+
+class _InputVector:
+    """An input of varying length. Resizing its tensor is several times cheaper than setting a new one."""
+
+    def __init__(self, request: ov.InferRequest, name: str) -> None:
+        self._tensor = ov.Tensor(ov.Type.i32, ov.Shape([_INITIAL_CAPACITY]))
+        request.set_tensor(name, self._tensor)
+
+    def write(self, values: IntArray) -> None:
+        self._tensor.shape = [len(values)]
+        self._tensor.data[:] = values
+
+
+# -- padding of a step to a number of tokens that suits the matrix kernels
+#
+# oneDNN's bf16 kernels work on tiles of 16 rows. A number of rows that does not divide well, such as 37 or 61, takes 20
+# to 30 % longer than the next one that does, and each new number is compiled when it first occurs.
+
+
+def pad_batch(batch: StepBatch, scratch_block: int) -> StepBatch:
+    """Add up to 15 sequences of one token each to `batch`. They are not sampled, and all write to `scratch_block`."""
+    num_tokens = len(batch.token_ids)
+    added = num_padding(num_tokens)
+    if not added:
+        return batch
+    none, more = np.zeros(added, np.int32), np.arange(1, added + 1, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.concatenate((batch.token_ids, none)),
+        position_ids=np.concatenate((batch.position_ids, none)),
+        past_lens=np.concatenate((batch.past_lens, none)),
+        subsequence_begins=np.concatenate((batch.subsequence_begins, num_tokens + more)),
+        block_indices=np.concatenate((batch.block_indices, none + scratch_block)),
+        block_indices_begins=np.concatenate((batch.block_indices_begins, len(batch.block_indices) + more)),
+        sampled_rows=batch.sampled_rows,
+        max_context_len=batch.max_context_len,
+    )
+
+
+def num_padding(num_tokens: int) -> int:
+    """Return how many tokens to add to a step of `num_tokens` to make its size fast."""
+    if num_tokens <= UNPADDED_ROWS:
+        return 0
+    return -num_tokens % (FINE if num_tokens <= FINE_ROWS else COARSE)
+
+
+# -- types of the computation and of the KV cache
+
+
+def cpu_capabilities() -> tuple[str, ...]:
+    """Return the types in which the CPU computes natively, in the plugin's words: FP32, BF16, INT8, ..."""
+    return tuple(ov.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+
+
+def choose_dtype(dtype: str, core: ov.Core) -> str:
+    """Choose the type of the computation. Raises SluiceError INVALID if it is unknown or the CPU lacks it."""
+    has_bf16 = "BF16" in core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    if dtype == "auto":
+        return "bf16" if has_bf16 else "f32"
+    if dtype not in _COMPUTE_TYPES:
+        raise invalid("dtype", f"dtype must be auto, {' or '.join(_COMPUTE_TYPES)}, got {dtype!r}")
+    if dtype == "bf16" and not has_bf16:
+        raise invalid("dtype", "dtype is bf16, which this CPU does not have; use f32 or auto")
+    return dtype
+
+
+def choose_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
+    """Choose the type of cached keys and values for a computation in `dtype`: the same or u8, as the kernels allow.
+
+    Raises SluiceError INVALID for others.
+    """
+    if kv_cache_dtype == "auto":
+        return dtype
+    if kv_cache_dtype not in _CACHE_TYPES:
+        known = ", ".join(_CACHE_TYPES)
+        raise invalid("kv_cache_dtype", f"kv_cache_dtype must be one of auto, {known}, got {kv_cache_dtype!r}")
+    if kv_cache_dtype not in (dtype, "u8"):
+        raise invalid(
+            "kv_cache_dtype",
+            f"kv_cache_dtype must be {dtype}, as the computation is, or u8, got {kv_cache_dtype}; dtype sets the "
+            "computation's type",
+        )
+    return kv_cache_dtype
+
+
+def compile_properties(config: EngineConfig, dtype: str, cache_dtype: str) -> dict[str, Any]:
+    """Return the plugin's properties for the compilation. Raises SluiceError INVALID for less than one thread."""
+    properties: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": _COMPUTE_TYPES[dtype],
+        "KV_CACHE_PRECISION": _CACHE_TYPES[cache_dtype],
+    }
+    if config.num_threads is not None:
+        if config.num_threads < 1:
+            raise invalid("num_threads", f"num_threads must be at least 1, got {config.num_threads}")
+        properties["INFERENCE_NUM_THREADS"] = config.num_threads
+    return properties

@@ -1,4 +1,4 @@
-"""From a model's folder to the graph that a runner compiles."""
+"""Opens a model's folder as the graph that a runner compiles."""
 
 import logging
 from enum import Enum, auto
@@ -7,71 +7,74 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.openvino.architectures import ARCHITECTURES
-from engine.runners.openvino.config.model_config import read_model_config, read_model_type
+from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_config, read_model_type
 from engine.runners.openvino.convert import can_convert, convert
-from engine.runners.openvino.decoder import Decoder, choose_max_model_len
-from engine.runners.openvino.graph.capped_attention import check_cache_dtype
-from engine.runners.openvino.graph.model import build_model
+from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
+from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
-from engine.runners.openvino.weights.checkpoint import Checkpoint, weight_files
-from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS
-from engine.runners.openvino.weights.compression import compress
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights, weight_files
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, compress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
 
 
-class Kind(Enum):
-    """What a model's folder holds."""
+class FolderKind(Enum):
+    """Kinds of model folders."""
 
     CHECKPOINT = auto()
     IR = auto()
     CONVERTIBLE = auto()
-    """A checkpoint for which there is no graph of ours."""
+    """A checkpoint that our graphs do not support, but optimum-intel can convert."""
 
 
 def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
-    """The graph of `config.model_path`, with its weights as asked.
+    """Open the graph of `config.model_path`, with its weights quantized as configured.
 
-    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not go
-    with it, UNIMPLEMENTED for a model that cannot be built.
+    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not fit it,
+    UNIMPLEMENTED for a model that cannot be built.
     """
     check_quantization(config.quantization)
     directory = Path(config.model_path)
-    kind, reason = identify(directory)
+    kind, reason = identify_folder(directory)
     logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
     match kind:
-        case Kind.CHECKPOINT:
+        case FolderKind.CHECKPOINT:
             return _build(config, directory)
-        case Kind.IR:
+        case FolderKind.IR:
             return _open_ir(config, directory, core)
-        case Kind.CONVERTIBLE:
+        case FolderKind.CONVERTIBLE:
             return _open_ir(config, convert(directory, config.quantization, cache_folder(config) / "converted"), core)
 
 
-def identify(directory: Path) -> tuple[Kind, str]:
-    """How a folder is loaded, by its files, and why.
+def identify_folder(directory: Path) -> tuple[FolderKind, str]:
+    """Return the kind of a folder, by its files, and the reason for the log.
 
-    Raises SluiceError: NOT_FOUND or INVALID for a folder that is no model's, UNIMPLEMENTED for a model that
-    our graphs do not cover, where nothing is installed to convert it.
+    Raises SluiceError: NOT_FOUND or INVALID for a folder without a model, UNIMPLEMENTED for a model that our graphs do
+    not support if nothing is installed to convert it.
     """
     if has_ir(directory):
-        return Kind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
+        return FolderKind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
     model_type = read_model_type(directory)
     if model_type not in ARCHITECTURES and can_convert():
-        return Kind.CONVERTIBLE, f"is of type {model_type}, for which there is no graph here: optimum-intel converts it"
+        return (
+            FolderKind.CONVERTIBLE,
+            f"is of type {model_type}, for which there is no graph here: optimum-intel converts it",
+        )
     try:
-        read_model_config(directory)
+        read_decoder_config(directory)
     except SluiceError as error:
         if error.code is not ErrorCode.UNIMPLEMENTED or not can_convert():
             raise
-        return Kind.CONVERTIBLE, f"is more than the graph for {model_type} covers ({error}): optimum-intel converts it"
-    return Kind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
+        return (
+            FolderKind.CONVERTIBLE,
+            f"is more than the graph for {model_type} covers ({error}): optimum-intel converts it",
+        )
+    return FolderKind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
 
 
 def _build(config: EngineConfig, directory: Path) -> Decoder:
-    model_config = read_model_config(directory)
+    model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
@@ -100,18 +103,18 @@ def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
 
 
 def check_quantization(quantization: str) -> None:
-    """Raises SluiceError(INVALID) for an unknown one."""
+    """Check the name of a quantization. Raises SluiceError INVALID for an unknown one."""
     known = (NONE, *QUANTIZATIONS)
     if quantization not in known:
         raise invalid("quantization", f"quantization must be one of {', '.join(known)}, got {quantization!r}")
 
 
-def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
-    """A directory's weights, compressed where asked; as they are stored where `sluice build` compressed them.
+def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointWeights:
+    """Open a directory's weights, compressed as requested, or as stored if `sluice build` has compressed them.
 
-    Raises SluiceError INVALID where that was otherwise than asked.
+    Raises SluiceError INVALID if they are stored in another quantization than the requested one.
     """
-    weights = Checkpoint.open(directory)
+    weights = CheckpointWeights.open(directory)
     if quantization in (NONE, weights.quantization):
         return weights
     if weights.quantization != NONE:
@@ -122,9 +125,9 @@ def open_weights(directory: Path, quantization: str, cache: Path) -> Checkpoint:
         )
     folder = cache / "compressed"
     compressed = compress(weights.tensors, weight_files(directory), quantization, folder)
-    return Checkpoint(weights.tensors, compressed, quantization)
+    return CheckpointWeights(weights.tensors, compressed, quantization)
 
 
 def cache_folder(config: EngineConfig) -> Path:
-    """Where files may be kept that are made once from a checkpoint."""
+    """Return the folder of files that are made once from a checkpoint."""
     return Path.home() / ".cache" / "sluice" if config.cache_path is None else Path(config.cache_path)

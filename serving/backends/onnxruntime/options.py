@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.instance import Placement
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 if TYPE_CHECKING:
     from onnxruntime import RunOptions, SessionOptions

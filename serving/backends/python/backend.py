@@ -26,7 +26,7 @@ from serving.instance import Instance, Placement, choose_host_policy, place_inst
 from serving.job import InferJob
 from serving.model import Model
 from serving.spec import ModelSource, read_labels
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 
 class PythonInstance(Instance):

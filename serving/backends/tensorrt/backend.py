@@ -20,7 +20,7 @@ from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gpus import num_gpus
+from sluice.machine import num_gpus
 
 Capability = tuple[int, int]
 """Major and minor compute capability."""

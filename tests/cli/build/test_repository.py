@@ -16,7 +16,7 @@ from cli.build import openvino, steps
 from cli.build.options import BuildError
 from cli.build.output import publish
 from cli.repository.command import command as repository_command
-from engine.runners.openvino.source import Kind, open_weights
+from engine.runners.openvino.source import FolderKind, open_weights
 from gateway.bundled import models_folder
 from sluice.errors import SluiceError
 from tests.cli.build.parts import Build, names, tree
@@ -114,7 +114,7 @@ def test_what_has_no_graph_here_is_converted(
         calls.append((folder, quantization, cache))
         return converted
 
-    monkeypatch.setattr(openvino, "identify", lambda folder: (Kind.CONVERTIBLE, "it is odd"))
+    monkeypatch.setattr(openvino, "identify_folder", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
     monkeypatch.setattr(steps, "convert", convert)
     dry = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--dry-run").out
     assert f"optimum-cli export openvino \\\n  --model {tiny}" in dry

@@ -18,11 +18,11 @@ from tests.engine.fake_runner import EchoRunner
 
 CRASH, HANG = 4001, 4002
 STEP_S = 0.002
-"""A step's time, so that a test has time to do something to a stream."""
+"""Duration of a step, so that a test can act on a running stream."""
 
 
 class FaultyRunner(EchoRunner):
-    """Ends the process when it reads CRASH, and never comes back when it reads HANG."""
+    """Kills its process when it reads CRASH, and never returns when it reads HANG."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(vocab_size=4096, num_blocks=2048, max_model_len=16_384)

@@ -16,10 +16,11 @@ from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
-from engine.types import FinishReason, GenerateRequest, SamplingParams
+from engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
-from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.parts import make_request
 
 CHECKPOINT = paths.DATA / "checkpoints" / "llama_tiny"
 
@@ -45,11 +46,6 @@ def in_own_process() -> ProcessEngineClient:
 CLIENTS = [in_process, in_own_process]
 
 
-def request(prompt: list[int], **fields: object) -> GenerateRequest:
-    params = SamplingParams(**{"temperature": 0.0, **fields})  # type: ignore[arg-type]
-    return GenerateRequest(request_id="r", prompt_token_ids=prompt, sampling=params)
-
-
 async def collect(stream: GenerationStream) -> tuple[list[int], FinishReason | None]:
     tokens, reason = [], None
     async for event in stream:
@@ -59,7 +55,7 @@ async def collect(stream: GenerationStream) -> tuple[list[int], FinishReason | N
 
 
 async def until_idle(client: EngineClient) -> None:
-    """Wait for heartbeats until the engine holds nothing."""
+    """Wait for heartbeats until the engine has no sequence and no used block."""
     async with asyncio.timeout(10):
         while client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used:
             await asyncio.sleep(0.01)
@@ -67,19 +63,17 @@ async def until_idle(client: EngineClient) -> None:
 
 async def test_tokens_arrive_as_the_runner_gave_them() -> None:
     async with started(in_process()) as client:
-        tokens, reason = await collect(client.submit(request([1, 2, 3], max_tokens=6)))
-    expected = [1, 2, 3]
-    for _ in range(6):
-        expected.append(echo_next(expected, 4096))
-    assert (tokens, reason) == (expected[3:], FinishReason.LENGTH)
+        tokens, reason = await collect(client.submit(make_request([1, 2, 3], max_tokens=6)))
+    assert (tokens, reason) == (echo([1, 2, 3], 6), FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("make", CLIENTS)
 async def test_many_at_once_get_what_each_gets_alone(make: "type[EngineClient]") -> None:
     async with started(make()) as client:  # type: ignore[call-arg]
         prompts = [[1 + i, 2, 3 + i] for i in range(12)]
-        alone = [await collect(client.submit(request(prompt, max_tokens=8, ignore_eos=True))) for prompt in prompts]
-        streams = [client.submit(request(prompt, max_tokens=8, ignore_eos=True)) for prompt in prompts]
+        requests = [make_request(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
+        alone = [await collect(client.submit(request)) for request in requests]
+        streams = [client.submit(request) for request in requests]
         assert list(await asyncio.gather(*map(collect, streams))) == alone
         assert all(len(tokens) == 8 for tokens, _ in alone)
 
@@ -87,7 +81,7 @@ async def test_many_at_once_get_what_each_gets_alone(make: "type[EngineClient]")
 @pytest.mark.parametrize("make", CLIENTS)
 async def test_cancel_frees_the_blocks(make: "type[EngineClient]") -> None:
     async with started(make()) as client:  # type: ignore[call-arg]
-        stream = client.submit(request([1, 2], max_tokens=400, ignore_eos=True))
+        stream = client.submit(make_request([1, 2], max_tokens=400, ignore_eos=True))
         await anext(stream)
         stream.cancel()
         stream.cancel()
@@ -98,7 +92,7 @@ async def test_cancel_frees_the_blocks(make: "type[EngineClient]") -> None:
 @pytest.mark.parametrize("make", CLIENTS)
 async def test_what_can_never_be_served_is_refused_at_submit(make: "type[EngineClient]") -> None:
     async with started(make()) as client:  # type: ignore[call-arg]
-        too_long = request([1] * client.info.max_model_len, max_tokens=1)
+        too_long = make_request([1] * client.info.max_model_len, max_tokens=1)
         with pytest.raises(SluiceError, match="context") as caught:
             client.submit(too_long)
         assert caught.value.code is ErrorCode.INVALID
@@ -106,17 +100,17 @@ async def test_what_can_never_be_served_is_refused_at_submit(make: "type[EngineC
 
 async def test_a_full_queue_is_told_by_the_stream() -> None:
     async with started(in_process(max_num_seqs=1, max_queued_requests=0)) as client:
-        first = client.submit(request([1], max_tokens=4000))
+        first = client.submit(make_request([1], max_tokens=4000))
         await anext(first)
         with pytest.raises(SluiceError) as caught:
-            await anext(client.submit(request([1], max_tokens=5)))
+            await anext(client.submit(make_request([1], max_tokens=5)))
         assert caught.value.code is ErrorCode.OVERLOADED
         assert caught.value.retry_after_s is not None
 
 
 async def test_abort_all_ends_every_stream_with_the_error() -> None:
     async with started(in_process()) as client:
-        streams = [client.submit(request([i], max_tokens=4000)) for i in range(3)]
+        streams = [client.submit(make_request([i], max_tokens=4000)) for i in range(3)]
         await asyncio.gather(*map(anext, streams))
         client.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "closing"))
         for stream in streams:
@@ -158,6 +152,6 @@ async def test_stop_leaves_no_process_and_no_socket_file() -> None:
         pid = client.pid
         assert pid is not None
         assert psutil.pid_exists(pid)
-        folder = client._child.folder
+        folder = client._engine.folder
     assert not psutil.pid_exists(pid)
     assert not folder.exists()

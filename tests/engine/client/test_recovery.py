@@ -1,4 +1,4 @@
-"""A lost engine and what its clients notice: real processes, with a runner that fails where a test wants it to."""
+"""The loss of an engine and its effect on clients: real processes, with a runner that fails on demand."""
 
 import asyncio
 import os
@@ -16,11 +16,12 @@ from engine.client import process as process_client
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.types import FinishReason, GenerateRequest, SamplingParams
+from engine.types import FinishReason, GenerateRequest
 from sluice import backoff
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH, HANG
-from tests.engine.fake_runner import echo_next
+from tests.engine.fake_runner import echo
+from tests.engine.parts import make_request
 
 PATIENCE_S = 30.0
 MODULE = "tests.engine.client.faulty_engine"
@@ -41,21 +42,11 @@ async def faulty(
 
 
 def request(prompt: list[int], max_tokens: int = 60, **fields: object) -> GenerateRequest:
-    limits = {name: fields.pop(name) for name in ("timeout_s", "queue_timeout_s") if name in fields}
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **fields})  # type: ignore[arg-type]
-    return GenerateRequest(request_id=f"r{prompt[0]}", prompt_token_ids=prompt, sampling=params, **limits)  # type: ignore[arg-type]
-
-
-def echo(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the runner answers, worked out apart from it."""
-    ids = list(prompt)
-    for _ in range(num_tokens):
-        ids.append(echo_next(ids, 4096))
-    return ids[len(prompt) :]
+    return make_request(prompt, f"r{prompt[0]}", max_tokens=max_tokens, **fields)
 
 
 def harmless(num_prompts: int, max_tokens: int) -> list[list[int]]:
-    """Prompts whose answers hold no token on which the runner fails."""
+    """Return prompts whose answers have no token on which the runner fails."""
     prompts = ([start, 2, 3] for start in range(10, 4000))
     good = (prompt for prompt in prompts if not {CRASH, HANG} & {*echo(prompt, max_tokens)})
     return [next(good) for _ in range(num_prompts)]
@@ -76,7 +67,7 @@ async def failure_of(stream: GenerationStream) -> SluiceError:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the client's tasks bring about."""
+    """Wait until the client's tasks have made `condition` true."""
     while not condition():
         await asyncio.sleep(0.005)
 
@@ -87,7 +78,7 @@ def kill(client: ProcessEngineClient, number: signal.Signals = signal.SIGKILL) -
 
 
 async def submit_running(client: ProcessEngineClient, asked: GenerateRequest) -> GenerationStream:
-    """A stream that has brought a token, which stays to be fetched."""
+    """Submit a request and wait for its first token, which is not fetched."""
     stream = client.submit(asked)
     await until(lambda: bool(stream.output_token_ids))
     return stream

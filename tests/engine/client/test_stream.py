@@ -3,13 +3,13 @@ import asyncio
 import pytest
 
 from engine.client.stream import GenerationStream
-from engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from engine.types import EventDetail, FinishReason, TokenEvent, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.parts import make_request
 
 
 def stream() -> GenerationStream:
-    request = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
-    return GenerationStream(1, request, lambda stream_id: None)
+    return GenerationStream(1, make_request([1]), lambda stream_id: None)
 
 
 async def test_events_that_wait_come_as_one() -> None:

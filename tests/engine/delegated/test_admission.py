@@ -7,7 +7,7 @@ from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_sta
 @dataclass(frozen=True)
 class Held:
     worst_case_blocks: int
-    num_held_blocks: int = 1
+    num_allocated_blocks: int = 1
 
 
 def capacity(

@@ -2,7 +2,7 @@
 
 from engine.delegated.interface import Iteration
 from engine.delegated.statistics import SILENCE_S, EstimatedStep, StatisticsRecorder, StepEstimator
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.types import IterationStats
 from tests.engine.delegated.fake_runtime import INFO, make_request, make_sequence
 
@@ -20,7 +20,7 @@ def test_steps_are_told_by_second_tokens() -> None:
 
 
 def test_tokens_tell_the_time_where_statistics_do_not() -> None:
-    recorder = StatisticsRecorder(INFO, Forecast(INFO), None, 0.0)
+    recorder = StatisticsRecorder(INFO, WaitForecast(INFO), None, 0.0)
     one = make_sequence(1, make_request(1, 2, 3, max_tokens=5))
     for number, now in enumerate((0.0, 0.1, 0.2, 0.3)):
         recorder.record_tokens(one, 1, now)
@@ -33,7 +33,7 @@ def test_tokens_tell_the_time_where_statistics_do_not() -> None:
 
 
 def test_statistics_tell_the_time_until_they_stop() -> None:
-    recorder = StatisticsRecorder(INFO, Forecast(INFO), STATS, 0.0)
+    recorder = StatisticsRecorder(INFO, WaitForecast(INFO), STATS, 0.0)
     one = make_sequence(1, make_request(1, 2, 3, max_tokens=5))
     for now in (0.0, 0.1, 0.2):
         recorder.record_tokens(one, 1, now)

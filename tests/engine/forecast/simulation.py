@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.forecast.forecast import Forecast
+from engine.forecast.wait import WaitForecast
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo
 
@@ -62,7 +62,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a step, in seconds."""
+    """Costs of a step, in seconds."""
 
     step: float = 0.004
     token: float = 0.0001
@@ -73,12 +73,12 @@ Source = Callable[[random.Random, int], Simulated]
 
 
 class Server:
-    """Takes requests and runs steps; `admitted` is everybody who started, in order."""
+    """Queues requests and runs steps; `admitted` are all sequences that have started, in order."""
 
     def __init__(self, info: EngineInfo, rng: random.Random, costs: Costs | None = None) -> None:
         self.info = info
         self.queue: WaitingQueue[Simulated] = WaitingQueue({})
-        self.forecast = Forecast(info)
+        self.forecast = WaitForecast(info)
         self.running: list[Simulated] = []
         self.admitted: list[Simulated] = []
         self.now = 0.0
@@ -90,7 +90,7 @@ class Server:
         return self.info.num_blocks - sum(sequence.worst_case_blocks for sequence in self.running)
 
     def submit(self, sequence: Simulated) -> None:
-        ahead = self.queue.ahead_of(sequence.priority, sequence.tenant)
+        ahead = self.queue.work_ahead(sequence.priority, sequence.tenant)
         sequence.submitted_at = self.now
         sequence.predicted_s = self.forecast.wait_s(
             self.running, ahead, sequence.worst_case_blocks, self.num_free_blocks
@@ -102,7 +102,7 @@ class Server:
         num_tokens = self._run()
         noise = self._rng.uniform(1.0 - self._costs.noise, 1.0 + self._costs.noise)
         seconds = (self._costs.step + self._costs.token * num_tokens) * noise
-        self.forecast.observe_step(num_tokens, len(self.running), seconds)
+        self.forecast.observe_step(num_tokens, seconds)
         self.now += seconds
         self._end()
 
@@ -123,7 +123,7 @@ class Server:
         self.admitted += admitted
 
     def _run(self) -> int:
-        """Decode first, then prompts within the rest; returns the number of tokens."""
+        """Run decode first, then prompts within the rest. Returns the number of tokens."""
         left = self.info.max_num_batched_tokens
         for sequence in sorted(self.running, key=lambda sequence: sequence.num_tokens_left > 1):
             num_tokens = min(sequence.num_tokens_left, left)
@@ -142,7 +142,7 @@ class Server:
 
 
 def overload(server: Server, source: Source, rng: random.Random, *, rate: float, max_waiting: int, count: int) -> None:
-    """`rate` requests come a second at random; those that find `max_waiting` waiting go away. Until `count` started."""
+    """Let `rate` requests a second arrive until `count` have started. They are dropped if `max_waiting` wait."""
     number, next_arrival = 0, 0.0
     while len(server.admitted) < count:
         while next_arrival <= server.now:

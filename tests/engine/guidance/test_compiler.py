@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.guidance import CompiledGrammar, GrammarCompiler, compiler
+from engine.guidance import compiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
 
 
 class CountingCompiler(GrammarCompiler):
-    """Counts compilations, each of which waits to be let through."""
+    """Counts compilations, each of which waits for a gate."""
 
     def __init__(self) -> None:
         super().__init__(RILL, VOCAB_SIZE, (EOS,))
@@ -61,7 +63,7 @@ def test_a_refusal_is_not_kept() -> None:
 
 
 def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_KEPT_GRAMMARS", 2)
+    monkeypatch.setattr(compiler, "MAX_CACHED_GRAMMARS", 2)
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("a", "b", "a", "c", "a", "b"):
@@ -71,7 +73,7 @@ def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_texts_go_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 10)
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("aaaaaa", "b", "cccccc", "aaaaaa"):
@@ -106,7 +108,7 @@ def test_nothing_is_loaded_before_the_first_grammar() -> None:
     program = f"""
 import sys
 from pathlib import Path
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 compiler = GrammarCompiler(Path({str(Path.cwd() / RILL)!r}), {VOCAB_SIZE}, ({EOS},))
 compiler.close()
 print("llguidance" in sys.modules, "transformers" in sys.modules)

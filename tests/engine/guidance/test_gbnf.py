@@ -1,6 +1,6 @@
 import pytest
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.types import GrammarKind
 from sluice.errors import SluiceError

@@ -1,4 +1,4 @@
-"""Grammars made to hang the compiler, to fill the memory or to overflow the stack."""
+"""Grammars that would hang the compiler, fill the memory or overflow the stack."""
 
 import json
 import resource
@@ -9,18 +9,19 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from engine.guidance import CompiledGrammar, GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import CompiledGrammar
 from engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, allowed, grammar, outputs
 
 BOUND_S = 10.0
-"""Each takes under one on a quiet machine."""
+"""Seconds allowed for each; on a quiet machine it takes less than one."""
 BOUND_MB = 400
 
 
 def chain(link: str, length: int) -> str:
-    """A schema of references each of which leads to the next; `@` stands for the next one's name."""
+    """Return a schema of references, each to the next; `@` stands for the next one's name."""
     links = ",".join(f'"{i}":{link.replace("@", f"#/$defs/{i + 1}")}' for i in range(length))
     return f'{{"$ref":"#/$defs/0","$defs":{{{links},"{length}":{{"type":"string"}}}}}}'
 
@@ -77,7 +78,7 @@ ADVERSARIES: dict[str, tuple[GrammarKind, Callable[[], str]]] = {
 
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_adversary(compiler: GrammarCompiler, name: str) -> None:
-    """It is refused, or fails in its own sequence, or works; all within bounds, and nobody else notices."""
+    """It is rejected, fails only its own sequence, or works, always within bounds and without effect on others."""
     kind, make = ADVERSARIES[name]
     started, before = time.monotonic(), _peak_mb()
     future = compiler.compile(grammar(kind, make()))
@@ -105,7 +106,7 @@ def _follow(future: "Future[CompiledGrammar]", num_tokens: int) -> None:
 
 
 def test_a_sequence_that_became_too_complex_fails_alone(compiler: GrammarCompiler) -> None:
-    """And the next request for its grammar gets a new automaton."""
+    """The next request for the grammar gets a new automaton."""
     doubling = grammar(GrammarKind.EBNF, ADVERSARIES["doubling rules"][1]())
     compiled = compiler.compile(doubling).result(timeout=BOUND_S)
     constraint = compiled.constraint()

@@ -1,11 +1,11 @@
-"""A grammar that cannot be used is refused, with what is wrong and where."""
+"""A grammar that cannot be used is rejected with the reason and the place."""
 
 import re
 from typing import Any
 
 import pytest
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import grammar

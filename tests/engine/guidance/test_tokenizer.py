@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from tests.engine.guidance.tiny import BYTE_LEVEL, special, write
 from tests.engine.guidance.walks import allowed, grammar
@@ -43,7 +43,7 @@ def test_sentencepiece_with_byte_fallback(tmp_path: Path, decoder: dict[str, Any
 
 
 def test_ids_with_gaps(tmp_path: Path) -> None:
-    """The end of sequence has a number beyond the count of tokens."""
+    """The id of the end of sequence is beyond the number of tokens."""
     vocab = {"a": 0, "b": 1, "ab": 4, "<|end|>": 9}
     write(
         tmp_path,
@@ -56,7 +56,7 @@ def test_ids_with_gaps(tmp_path: Path) -> None:
 
 
 def test_without_a_tokenizer_json(tmp_path: Path) -> None:
-    """transformers makes one of the older files."""
+    """transformers makes a tokenizer from the older files."""
     alphabet = [chr(code) for code in range(ord("!"), ord("~") + 1)] + ["Ġ"]
     tokens = [*alphabet, "hi", "<|endoftext|>"]
     vocabulary = ", ".join(f"{_quoted(token)}: {number}" for number, token in enumerate(tokens))

@@ -1,4 +1,4 @@
-"""Whatever the model would rather say: the output matches."""
+"""The output matches the grammar, whatever the model prefers."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.guidance import GrammarCompiler
+from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar, outputs
 

@@ -1,4 +1,4 @@
-"""Tokenizers small enough to write down."""
+"""Tokenizers with a few tokens."""
 
 import json
 from pathlib import Path

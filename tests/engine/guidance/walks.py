@@ -1,4 +1,4 @@
-"""Outputs of a model that knows nothing: random ones of the allowed tokens."""
+"""Outputs of random allowed tokens, as of an untrained model."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from engine.guidance import GrammarCompiler
-from engine.sampling.constraint import Constraint
+from engine.guidance.compiler import GrammarCompiler
+from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 
 RILL = Path("models/rill/1")
@@ -25,7 +25,7 @@ def grammar(kind: GrammarKind, text: Any = "") -> Grammar:
 
 
 def allowed(constraint: Constraint, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """Token ids whose logits the constraint leaves alone; the others must be -inf."""
+    """Return the token ids whose logits the constraint does not change; the others must be -inf."""
     row = np.linspace(-5, 5, vocab_size, dtype=np.float32)
     before = row.copy()
     constraint.apply(row)
@@ -35,7 +35,7 @@ def allowed(constraint: Constraint, vocab_size: int = VOCAB_SIZE) -> list[int]:
 
 
 def walk(constraint: Constraint, rng: np.random.Generator, max_tokens: int = 1500) -> list[int]:
-    """Random allowed tokens until end of sequence, which is not included; hurries to the end when it gets long."""
+    """Return random allowed tokens until the end of sequence, which is excluded. A long walk prefers to end."""
     tokens: list[int] = []
     while len(tokens) < max_tokens:
         choices = allowed(constraint)

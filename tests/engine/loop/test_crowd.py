@@ -1,4 +1,4 @@
-"""The tokens of a crowd, through executor, planner, block tables and sampling, equal those of transformers."""
+"""Many concurrent requests, through executor, planner, block tables and sampling, get the tokens of transformers."""
 
 import json
 from typing import Any

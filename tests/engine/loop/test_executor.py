@@ -1,4 +1,4 @@
-"""The loop's promises: everybody gets the right tokens and ends once, whatever comes."""
+"""The executor's guarantees: each request gets the right tokens and ends once, whatever happens."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,8 +8,8 @@ from engine.frames import Cancel, Shutdown
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
-from tests.engine.bench import Bench, echo, requests
-from tests.engine.fake_runner import EchoRunner
+from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
@@ -17,14 +17,9 @@ POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(deadline=None, max_examples=50)
 @given(arrivals=requests)
-def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: list[tuple[list[int], int, int]]) -> None:
-    bench = Bench(scheduler_policy=policy)
-    for turn in range(31):
-        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
-            if arrival == turn:
-                bench.submit(stream_id, prompt, max_tokens=max_tokens)
-        bench.step()
-    bench.finish()
+def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: Arrivals) -> None:
+    bench = ScriptedExecutor(scheduler_policy=policy)
+    bench.play(arrivals, 31)
     for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
         assert bench.tokens[stream_id] == echo(prompt, max_tokens)
         assert bench.reasons[stream_id] == [FinishReason.LENGTH]
@@ -34,17 +29,9 @@ def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: lis
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(deadline=None, max_examples=50)
 @given(arrivals=requests, cancels=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=25))
-def test_cancel_at_any_point_frees_everything(
-    policy: str, arrivals: list[tuple[list[int], int, int]], cancels: list[tuple[int, int]]
-) -> None:
-    bench = Bench(scheduler_policy=policy)
-    for turn in range(41):
-        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
-            if arrival == turn:
-                bench.submit(stream_id, prompt, max_tokens=max_tokens)
-        bench.script.pending += [Cancel(stream_id) for stream_id, when in cancels if when == turn]
-        bench.step()
-    bench.finish()
+def test_cancel_at_any_point_frees_everything(policy: str, arrivals: Arrivals, cancels: list[tuple[int, int]]) -> None:
+    bench = ScriptedExecutor(scheduler_policy=policy)
+    bench.play(arrivals, 41, cancels)
     cancelled = {stream_id for stream_id, _ in cancels}
     for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
         assert len(bench.reasons[stream_id]) == 1
@@ -56,7 +43,7 @@ def test_cancel_at_any_point_frees_everything(
 
 
 def test_cancel_while_the_batch_runs_frees_within_the_step() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [1, 2, 3], max_tokens=20)
     bench.step()
     held = bench.executor.stats().num_blocks_used
@@ -75,7 +62,7 @@ def test_cancel_while_the_batch_runs_frees_within_the_step() -> None:
 
 def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
     expected = echo([5, 6], 10)
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [5, 6], max_tokens=10, stop_token_ids=(expected[3],))
     bench.finish()
     assert bench.tokens[1] == expected[:4]
@@ -85,7 +72,7 @@ def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
 @pytest.mark.parametrize(("ignore_eos", "length"), [(False, 4), (True, 10)])
 def test_end_of_sequence_ends_unless_ignored(ignore_eos: bool, length: int) -> None:
     eos = echo([5, 6], 10)[3]
-    bench = Bench(EchoRunner(num_blocks=24, block_size=4, max_model_len=64, eos_token_ids=(eos,)))
+    bench = ScriptedExecutor(EchoRunner(num_blocks=24, block_size=4, max_model_len=64, eos_token_ids=(eos,)))
     bench.submit(1, [5, 6], max_tokens=10, ignore_eos=ignore_eos)
     bench.finish()
     assert len(bench.tokens[1]) == length
@@ -101,7 +88,7 @@ def test_end_of_sequence_ends_unless_ignored(ignore_eos: bool, length: int) -> N
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(prompt: list[int], max_tokens: int, message: str) -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, prompt, max_tokens=max_tokens)
     bench.step()
     assert [failure.code for failure in bench.failures] == [ErrorCode.INVALID]
@@ -110,7 +97,7 @@ def test_what_can_never_be_served_is_refused_at_once(prompt: list[int], max_toke
 
 
 def test_what_never_fits_the_cache_is_refused_and_blocks_nobody() -> None:
-    bench = Bench(EchoRunner(num_blocks=4, block_size=4, max_model_len=64))
+    bench = ScriptedExecutor(EchoRunner(num_blocks=4, block_size=4, max_model_len=64))
     bench.submit(1, [1] * 10, max_tokens=8)
     bench.submit(2, [1] * 10, max_tokens=7)
     bench.submit(3, [1] * 17, max_tokens=1)
@@ -121,7 +108,7 @@ def test_what_never_fits_the_cache_is_refused_and_blocks_nobody() -> None:
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
-    bench = Bench(max_queued_requests=2, max_num_seqs=3)
+    bench = ScriptedExecutor(max_queued_requests=2, max_num_seqs=3)
     for stream_id in range(6):
         bench.submit(stream_id, [1, 2], max_tokens=5)
     bench.step()
@@ -145,7 +132,7 @@ class FailingRunner(EchoRunner):
 
 
 def test_a_step_that_raises_fails_its_batch_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(FailingRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench = ScriptedExecutor(FailingRunner(num_blocks=24, block_size=4, max_model_len=64))
     bench.submit(1, [1, 2], max_tokens=5)
     bench.step()
     bench.step()
@@ -159,7 +146,7 @@ def test_a_step_that_raises_fails_its_batch_and_serving_goes_on(caplog: pytest.L
 
 
 def test_shutdown_ends_all_as_cancelled() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = ScriptedExecutor(max_num_seqs=1)
     for stream_id in range(3):
         bench.submit(stream_id, [1], max_tokens=50)
     bench.step()
@@ -169,7 +156,7 @@ def test_shutdown_ends_all_as_cancelled() -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_decode() -> None:
-    bench = Bench(max_num_batched_tokens=8)
+    bench = ScriptedExecutor(max_num_batched_tokens=8)
     bench.submit(1, [1, 2], max_tokens=20)
     bench.step()
     bench.submit(2, [3] * 40, max_tokens=2)
@@ -182,7 +169,7 @@ def test_a_long_prompt_does_not_hold_up_decode() -> None:
 
 
 def test_counters_count_what_ran() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [1] * 20, max_tokens=5)
     bench.finish()
     stats = bench.executor.stats()

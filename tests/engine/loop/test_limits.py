@@ -6,15 +6,15 @@ from engine.frames import Cancel
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
-from tests.engine.bench import Bench, echo
-from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.engine.fake_runner import EchoRunner, echo, echo_next
+from tests.engine.scripted_executor import ScriptedExecutor
 
 # -- deadlines, failures, resumption
 
 
 def test_a_request_goes_on_where_another_engine_stopped() -> None:
     expected = echo([5, 6, 7], 12)
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [5, 6, 7], max_tokens=12, resume_token_ids=expected[:5])
     bench.finish()
     assert bench.tokens[1] == expected[5:]
@@ -22,7 +22,7 @@ def test_a_request_goes_on_where_another_engine_stopped() -> None:
 
 
 def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     lengths = []
     original = bench.runner.run
 
@@ -38,7 +38,7 @@ def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
 
 
 def test_who_waits_too_long_is_told_so_on_time() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = ScriptedExecutor(max_num_seqs=1)
     bench.submit(1, [1], max_tokens=40)
     bench.submit(2, [2], max_tokens=2, queue_timeout_s=5.0)
     bench.step()
@@ -55,7 +55,7 @@ def test_who_waits_too_long_is_told_so_on_time() -> None:
 
 
 def test_a_deadline_ends_a_running_request_and_frees_its_blocks() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [1], max_tokens=40, timeout_s=3.0, queue_timeout_s=1.0)
     bench.step()
     bench.now = 2.0
@@ -68,7 +68,7 @@ def test_a_deadline_ends_a_running_request_and_frees_its_blocks() -> None:
 
 
 class SpoiltRunner(EchoRunner):
-    """Answers sequences whose first token is 666 with what is no number."""
+    """Returns NaN for sequences whose first token is 666."""
 
     def run(self, batch: StepBatch) -> FloatArray:
         logits = super().run(batch)
@@ -80,7 +80,7 @@ class SpoiltRunner(EchoRunner):
 
 
 def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
-    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench = ScriptedExecutor(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
     bench.submit(1, [666, 1, 2], max_tokens=5)
     bench.submit(2, [1, 2], max_tokens=5)
     bench.finish()
@@ -89,7 +89,7 @@ def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
 
 
 def test_what_brought_no_numbers_is_not_shared() -> None:
-    bench = Bench(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench = ScriptedExecutor(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
     bench.submit(1, [666] * 9, max_tokens=5)
     bench.finish()
     assert len(bench.failures) == 1
@@ -97,7 +97,7 @@ def test_what_brought_no_numbers_is_not_shared() -> None:
 
 
 def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
-    bench = Bench(max_num_batched_tokens=7)
+    bench = ScriptedExecutor(max_num_batched_tokens=7)
     prompt = list(range(1, 19))
     for stream_id in range(2):
         bench.submit(stream_id, prompt, max_tokens=2, prompt_logprobs=1, logprobs=0)
@@ -112,7 +112,7 @@ def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
 
 
 def test_a_lower_priority_number_goes_first() -> None:
-    bench = Bench(max_num_seqs=1)
+    bench = ScriptedExecutor(max_num_seqs=1)
     bench.submit(1, [1], max_tokens=3)
     bench.step()
     bench.submit(2, [2], max_tokens=3)
@@ -123,7 +123,7 @@ def test_a_lower_priority_number_goes_first() -> None:
 
 
 def test_a_prompt_cancelled_while_it_is_computed_leaves_nothing_in_the_index() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [7] * 18, max_tokens=2)
     original = bench.runner.run
 
@@ -138,7 +138,7 @@ def test_a_prompt_cancelled_while_it_is_computed_leaves_nothing_in_the_index() -
 
 
 def test_a_burst_of_requests_does_not_hold_up_those_who_decode() -> None:
-    bench = Bench(max_queued_requests=1000)
+    bench = ScriptedExecutor(max_queued_requests=1000)
     bench.submit(0, [1, 2], max_tokens=20)
     bench.step()
     for stream_id in range(1, 201):

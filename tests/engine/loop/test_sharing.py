@@ -1,15 +1,15 @@
-"""Blocks that several requests share, and what the policies make of too few of them."""
+"""Blocks that several requests share, and the policies when there are too few blocks."""
 
 import pytest
 
-from tests.engine.bench import Bench, echo
-from tests.engine.fake_runner import EchoRunner
+from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.scripted_executor import ScriptedExecutor
 
 # -- prefix reuse
 
 
 def test_a_known_prefix_is_not_computed_again() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     prompt = list(range(1, 19))
     bench.submit(1, prompt, max_tokens=4)
     bench.finish()
@@ -24,7 +24,7 @@ def test_a_known_prefix_is_not_computed_again() -> None:
 
 
 def test_output_is_reused_in_the_next_turn() -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     bench.submit(1, [1, 2, 3], max_tokens=10)
     bench.finish()
     conversation = [1, 2, 3, *bench.tokens[1], 9]
@@ -36,7 +36,7 @@ def test_output_is_reused_in_the_next_turn() -> None:
 
 @pytest.mark.parametrize(("salts", "cached"), [(("a", "a"), 16), (("a", "b"), 0), (("a", ""), 0)])
 def test_a_salt_keeps_the_cache_to_itself(salts: tuple[str, str], cached: int) -> None:
-    bench = Bench()
+    bench = ScriptedExecutor()
     for stream_id, salt in enumerate(salts):
         bench.submit(stream_id, [7] * 18, max_tokens=2, cache_salt=salt)
         bench.finish()
@@ -44,7 +44,7 @@ def test_a_salt_keeps_the_cache_to_itself(salts: tuple[str, str], cached: int) -
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
-    bench = Bench(enable_prefix_caching=False)
+    bench = ScriptedExecutor(enable_prefix_caching=False)
     for stream_id in range(2):
         bench.submit(stream_id, [7] * 18, max_tokens=2)
         bench.finish()
@@ -53,7 +53,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
 
 
 def test_answers_to_one_prompt_share_its_blocks() -> None:
-    bench = Bench(max_num_batched_tokens=32)
+    bench = ScriptedExecutor(max_num_batched_tokens=32)
     prompt = list(range(1, 26))
     for stream_id in range(6):
         bench.submit(stream_id, prompt, max_tokens=8)
@@ -69,7 +69,7 @@ def test_answers_to_one_prompt_share_its_blocks() -> None:
 
 def test_shared_blocks_are_reserved_once() -> None:
     prompt = list(range(1, 34))
-    alone = Bench(EchoRunner(num_blocks=12, block_size=4, max_model_len=64), max_num_batched_tokens=64)
+    alone = ScriptedExecutor(EchoRunner(num_blocks=12, block_size=4, max_model_len=64), max_num_batched_tokens=64)
     for stream_id in range(2):  # 10 blocks each in the worst case, 8 of them the same
         alone.submit(stream_id, prompt, max_tokens=8)
     alone.step()
@@ -82,9 +82,9 @@ def test_shared_blocks_are_reserved_once() -> None:
 # -- policies
 
 
-def crowd(policy: str) -> Bench:
-    """Twelve requests that all want far more blocks than there are."""
-    bench = Bench(scheduler_policy=policy, max_num_batched_tokens=64)
+def crowd(policy: str) -> ScriptedExecutor:
+    """Submit twelve requests that together need far more blocks than there are."""
+    bench = ScriptedExecutor(scheduler_policy=policy, max_num_batched_tokens=64)
     for stream_id in range(12):
         bench.submit(stream_id, [stream_id, *range(9)], max_tokens=30)
     bench.finish()
@@ -105,7 +105,7 @@ def test_max_utilization_pauses_recomputes_and_gives_the_same_tokens() -> None:
 
 
 def test_a_static_batch_is_not_joined() -> None:
-    bench = Bench(scheduler_policy="static_batch")
+    bench = ScriptedExecutor(scheduler_policy="static_batch")
     bench.submit(1, [1, 2], max_tokens=5)
     bench.step()
     bench.submit(2, [3], max_tokens=5)

@@ -1,4 +1,4 @@
-"""A checkpoint of one's own to damage."""
+"""Copies of checkpoints that a test may damage."""
 
 import shutil
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Greedy generation straight on a runner: a batching loop small enough to be obviously right.
+"""Greedy generation directly on a runner, by a batching loop that is small enough to be obviously right.
 
-It stands in for the executor where a test is about the runner alone.
+It replaces the executor in tests of the runner alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from engine.runners.base import FloatArray, Runner, StepBatch
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to continue, and from which step on."""
+    """A prompt to continue, and the step at which it starts."""
 
     token_ids: Sequence[int]
     max_tokens: int
@@ -44,7 +44,7 @@ class Driver:
     num_steps: int = field(default=0, init=False)
 
     def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """The tokens of each prompt. Blocks are handed out in random order, so no table is contiguous."""
+        """Return the tokens of each prompt. Blocks are allocated in random order, so no table is contiguous."""
         random = np.random.default_rng(self.seed)
         free = random.permutation(self.runner.info.num_blocks).tolist()
         sequences = [_Sequence(prompt, self._take_blocks(free, prompt), list(prompt.token_ids)) for prompt in prompts]
@@ -83,7 +83,7 @@ class Driver:
 
 
 def make_batch(live: Sequence[_Sequence], chunks: Sequence[int], sampling: Sequence[bool]) -> StepBatch:
-    """The next `chunks[i]` tokens of each sequence; those with `sampling[i]` get logits for their last one."""
+    """Build a batch of the next `chunks[i]` tokens of each sequence, with logits of the last one if `sampling[i]`."""
     starts = [sequence.num_computed for sequence in live]
     ends = [start + chunk for start, chunk in zip(starts, chunks, strict=True)]
     begins = np.cumsum([0, *chunks])
@@ -101,7 +101,7 @@ def make_batch(live: Sequence[_Sequence], chunks: Sequence[int], sampling: Seque
 
 
 def prefill(runner: Runner, token_ids: list[int], sampled_rows: list[int]) -> FloatArray:
-    """Logits of some rows of one prompt that is run as a whole, from block 0 on."""
+    """Return logits of some rows of a prompt that is run as a whole, from block 0 on."""
     num_blocks = -(-len(token_ids) // runner.info.block_size)
     batch = StepBatch(
         token_ids=np.array(token_ids, np.int32),

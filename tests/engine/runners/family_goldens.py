@@ -1,4 +1,4 @@
-"""What transformers made of a small model of every family, as `make goldens` recorded it."""
+"""Outputs of transformers for a small model of each family, recorded by `make goldens`."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What transformers generated from the checkpoints under tests/data, as `make goldens` recorded it."""
+"""Outputs of transformers for the checkpoints under tests/data, recorded by `make goldens`."""
 
 from pathlib import Path
 

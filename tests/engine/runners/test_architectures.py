@@ -1,4 +1,4 @@
-"""Every family computes, in float32, what transformers computes: the same tokens, and logits equal up to rounding."""
+"""Each family has, in float32, the tokens of transformers, and its logits up to rounding."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino.config.model_config import read_model_config
+from engine.runners.openvino.architectures import read_decoder_config
 from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
@@ -19,7 +19,7 @@ from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.goldens.checkpoints import write_checkpoint
 
 TOLERANCE = 3e-5
-"""Largest difference of a logit, as a share of the largest logit."""
+"""Largest allowed difference of a logit, as a share of the largest logit."""
 
 
 def load(golden: FamilyGolden, directory: Path) -> Runner:
@@ -30,7 +30,7 @@ def load(golden: FamilyGolden, directory: Path) -> Runner:
 
 
 def difference(runner: Runner, golden: FamilyGolden) -> float:
-    """By how much the logits miss the recorded ones, as a share of the largest of those."""
+    """Return the largest difference from the recorded logits, as a share of the largest of those."""
     prompt = golden.cases[-1].prompt_token_ids
     actual = prefill(runner, prompt, sampled_rows=[len(prompt) // 2, len(prompt) - 1])
     expected: FloatArray = np.array(golden.logits, np.float32)
@@ -73,12 +73,12 @@ MUTATIONS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"rms_norm_eps": 1e-2}),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
 ]
-"""Configurations that are wrong by one thing."""
+"""Configurations with one error each."""
 
 
 @pytest.mark.parametrize(("name", "fields"), MUTATIONS)
 def test_every_field_matters(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
-    """What would hide in a golden hides nothing: the logits of a wrong configuration are not the recorded ones."""
+    """The goldens detect errors: the logits of a wrong configuration differ from the recorded ones."""
     golden = read_family(name)
     wrong = replace(golden, blueprint=replace(golden.blueprint, config={**golden.blueprint.config, **fields}))
     runner = load(wrong, tmp_path)
@@ -98,7 +98,7 @@ def test_softcapped_attention_needs_a_cache_of_floats(tmp_path: Path) -> None:
     ("body", "head"), [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")]
 )
 def test_the_text_part_of_a_model_with_images(name: str, outer: str, body: str, head: str, tmp_path: Path) -> None:
-    """Its fields stand in a section of config.json, its tensors under longer names; the rest is left alone."""
+    """Its fields are in a section of config.json, its tensors have longer names; the rest is ignored."""
     golden = read_family(name)
     write_checkpoint(golden.blueprint, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -130,6 +130,6 @@ def test_what_a_family_refuses(
     config = {**read_family(name).blueprint.config, **fields}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     with pytest.raises(SluiceError) as caught:
-        read_model_config(tmp_path)
+        read_decoder_config(tmp_path)
     assert caught.value.code is code
     assert expected in caught.value.message

@@ -1,4 +1,4 @@
-"""How many blocks, from what is asked and what is free."""
+"""The number of blocks, from the configuration and the free memory."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkpoints without a graph of ours: converted by optimum-intel where that is installed, else refused by name."""
+"""Checkpoints that our graphs do not support: converted by optimum-intel if it is installed, else rejected."""
 
 import logging
 from importlib.util import find_spec

@@ -9,8 +9,8 @@ from engine.config import EngineConfig, Speculation
 from engine.loop.load import load_draft_runner, load_runner
 from engine.runners.base import RunnerInfo
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.bench import Bench
 from tests.engine.runners.goldens import checkpoint_path
+from tests.engine.scripted_executor import ScriptedExecutor
 
 MODEL = checkpoint_path("llama_tiny")
 
@@ -28,12 +28,12 @@ def config(draft: Path | None = MODEL, **limits: object) -> EngineConfig:
 
 def test_the_draft_model_has_the_blocks_of_the_model_and_its_drafts_are_kept() -> None:
     prompt = list(range(1, 40))
-    plain = Bench(load_runner(config()), speculation="off")  # type: ignore[arg-type]
+    plain = ScriptedExecutor(load_runner(config()), speculation="off")  # type: ignore[arg-type]
     runner = load_runner(config())
     draft = load_draft_runner(config(), runner.info)
     assert draft is not None
     assert draft.info.num_blocks == runner.info.num_blocks
-    drafted = Bench(runner, draft, speculation="draft_model", max_num_batched_tokens=64)  # type: ignore[arg-type]
+    drafted = ScriptedExecutor(runner, draft, speculation="draft_model", max_num_batched_tokens=64)  # type: ignore[arg-type]
     for bench in (plain, drafted):
         bench.submit(1, prompt, max_tokens=24, ignore_eos=True)
         bench.finish()

@@ -1,4 +1,4 @@
-"""What `load_runner` makes of a configuration, and what it says of one it cannot serve."""
+"""`load_runner` for valid configurations, and its errors for others."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def test_cache_fills_the_memory_given(checkpoint: EditableCheckpoint) -> None:
 
 
 def split(directory: Path) -> tuple[Path, Path]:
-    """The weights in two files with an index, as transformers writes large ones."""
+    """Split the weights into two files with an index, as transformers does for large ones."""
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -240,7 +240,7 @@ def test_invalid_limits(checkpoint: EditableCheckpoint, limits: dict[str, Any], 
 
 
 def test_another_openvino(checkpoint: EditableCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A paged attention with other inputs than ours: here the real one, given one input too few."""
+    """A paged-attention node with other inputs, simulated by the real one with one input too few."""
     node = openvino.op._PagedAttentionExtension
     monkeypatch.setattr(openvino.op, "_PagedAttentionExtension", lambda inputs: node(inputs[:-1]))
     error = refusal(checkpoint.path)

@@ -3,15 +3,14 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import StepBatch
-from engine.runners.openvino.padding import num_padding, padded
-from engine.runners.openvino.runner import load_runner
+from engine.runners.openvino.runner import load_runner, num_padding, pad_batch
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 
 SCRATCH = 99
 
 
 def decode_batch(num_seqs: int) -> StepBatch:
-    """One token each, in a block of its own, with nothing before it."""
+    """Make a batch of sequences of one token each, in separate blocks."""
     rows, begins = np.arange(num_seqs, dtype=np.int32), np.arange(num_seqs + 1, dtype=np.int32)
     none = np.zeros(num_seqs, np.int32)
     return StepBatch(
@@ -35,7 +34,7 @@ def test_steps_are_filled_up_to_what_is_fast(num_tokens: int, total: int) -> Non
 
 
 def test_what_is_added_are_sequences_of_their_own_in_the_scratch_block() -> None:
-    filled = padded(decode_batch(37), SCRATCH)
+    filled = pad_batch(decode_batch(37), SCRATCH)
     assert len(filled.token_ids) == len(filled.position_ids) == len(filled.past_lens) == 40
     assert filled.subsequence_begins.tolist() == list(range(41))
     assert filled.block_indices_begins.tolist() == list(range(41))
@@ -47,7 +46,7 @@ def test_what_is_added_are_sequences_of_their_own_in_the_scratch_block() -> None
 
 
 def test_the_rows_that_sample_do_not_notice() -> None:
-    """One row more or less is another kernel, so in float32 alone are they the same to a rounding."""
+    """Another number of rows is another kernel, so only in float32 are the results equal up to rounding."""
     config = EngineConfig(model_path=str(checkpoint_path(CHECKPOINTS[0])), dtype="f32", num_blocks=40)
     runner = load_runner(config)
     try:

@@ -1,4 +1,4 @@
-"""Compressed weights and a compressed KV cache: what they cost, where they are kept, what is refused."""
+"""Compressed weights and a compressed KV cache: accuracy, files, memory, and rejected options."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, Runner, StepBatch
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
-from engine.runners.openvino.weights.quantize import GROUP, quantize_groups, quantize_rows
+from engine.runners.openvino.weights.compression import GROUP, quantize_groups, quantize_rows
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.engine.runners.conftest import EditableCheckpoint
@@ -40,7 +40,7 @@ def refusal(path: Path, cache: Path, **fields: Any) -> SluiceError:
 
 
 def logits_of(runner: Runner, chunk: int = 512) -> FloatArray:
-    """Of every token of PROMPT, which is run in chunks, from block 0 on."""
+    """Return the logits of each token of PROMPT, which is run in chunks from block 0 on."""
     rows = []
     for start in range(0, len(PROMPT), chunk):
         token_ids = PROMPT[start : start + chunk]
@@ -61,7 +61,7 @@ def logits_of(runner: Runner, chunk: int = 512) -> FloatArray:
 
 
 def agreement(actual: FloatArray, expected: FloatArray) -> float:
-    """Mean cosine of the rows."""
+    """Return the mean cosine similarity of the rows."""
     products = (actual * expected).sum(1)
     return float((products / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)).mean())
 
@@ -87,7 +87,7 @@ def test_groups_in_int4() -> None:
 
 @pytest.mark.parametrize(("quantization", "least"), [("int8", 0.999), ("int4", 0.97)])
 def test_compressed_weights_agree(cache: Path, quantization: str, least: float) -> None:
-    """On the bundled model; `benchmarks.agreement` says how far they differ."""
+    """On the bundled model. `benchmarks.agreement` measures the difference."""
     exact, runner = load(RILL, cache), load(RILL, cache, quantization=quantization)
     assert runner.info.quantization == quantization
     assert least < agreement(logits_of(runner), logits_of(exact)) < 1 - 1e-7
@@ -114,7 +114,7 @@ def test_the_runtime_keeps_matrices_compressed(cache: Path, quantization: str, k
 
 
 def _matrix_types(runner: OpenVinoRunner) -> Counter[str]:
-    """Types of the weights that the compiled graph's matrix products read."""
+    """Return the types of the weights of the compiled graph's matrix products."""
     graph: ov.Model = runner._session._request.get_compiled_model().get_runtime_model()
     products = [node for node in graph.get_ops() if _said(node, "layerType") == "FullyConnected"]
     assert products

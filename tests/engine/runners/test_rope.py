@@ -1,4 +1,4 @@
-"""Rotary frequencies against values worked out by hand; `test_architectures` compares them with transformers."""
+"""Rotary frequencies against values computed by hand; `test_architectures` compares them with transformers."""
 
 import math
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from engine.runners.base import FloatArray
+from engine.runners.openvino.config.config_file import read_rope, read_ropes
 from engine.runners.openvino.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
-from engine.runners.openvino.config.rope_config import read_rope, read_ropes
 from sluice.errors import ErrorCode, SluiceError
 
 LLAMA3 = {

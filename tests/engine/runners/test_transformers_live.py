@@ -1,4 +1,4 @@
-"""The OpenVINO runner against transformers itself, on weights and shapes that are not among the goldens."""
+"""The OpenVINO runner against transformers itself, on weights and shapes that the goldens lack."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -52,9 +52,9 @@ CONFIGS = {
     ),
 }
 FAMILIES = {name: recipe for name, recipe in RECIPES.items() if recipe.max_model_len is None}
-"""Without those whose ropes transformers chooses anew for every length."""
+"""Excludes families whose ropes depend on the length of each call in transformers."""
 CLEAR_MARGIN = 1e-4
-"""Ten times what float32 sums in another order differ by."""
+"""Ten times the difference of float32 sums in another order."""
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -80,7 +80,7 @@ def check_same_tokens(directory: Path, seed: int, lengths: Sequence[int] = (1, 3
 
 
 def clear_continuations(directory: Path, seed: int, lengths: Sequence[int]) -> list[tuple[list[int], Continuation]]:
-    """Prompts and their continuations, without those where a token wins by a hair."""
+    """Return prompts and their continuations, except those with nearly tied tokens."""
     model, generator = load_checkpoint(directory), np.random.default_rng(seed)
     prompts = [generator.integers(6, model.config.vocab_size, length).tolist() for length in lengths]
     pairs = [(prompt, generate_greedily(model, prompt, max_tokens=32)) for prompt in prompts]

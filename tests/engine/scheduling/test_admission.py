@@ -1,14 +1,20 @@
 import msgspec
 import pytest
 
-from engine.client.totals import NO_STATS
+from engine.client.base import NO_STATS
 from engine.config import EngineConfig
-from engine.forecast.backlog import Backlog
-from engine.scheduling.admission import MAX_RETRY_AFTER_S, Prediction, Room, check_places, check_queue
+from engine.forecast.wait import QueuedWork
+from engine.scheduling.admission import (
+    MAX_RETRY_AFTER_S,
+    FreeCapacity,
+    WaitPrediction,
+    check_queue_limits,
+    check_reported_queue,
+)
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
-FULL_HOUSE = Room(places=0, blocks=0)
+FULL_HOUSE = FreeCapacity(sequences=0, blocks=0)
 
 
 def request(
@@ -28,15 +34,15 @@ def config(requests: int = 512, tokens: int | None = None) -> EngineConfig:
     return EngineConfig(model_path="", max_queued_requests=requests, max_queued_tokens=tokens)
 
 
-def waiting(requests: int, tokens: int = 0, blocks: int = 0) -> Backlog:
-    return Backlog(requests, tokens, blocks)
+def waiting(requests: int, tokens: int = 0, blocks: int = 0) -> QueuedWork:
+    return QueuedWork(requests, tokens, blocks)
 
 
 def check(
-    backlog: Backlog, limits: EngineConfig, asked: GenerateRequest | None = None, room: Room = FULL_HOUSE,
+    backlog: QueuedWork, limits: EngineConfig, asked: GenerateRequest | None = None, room: FreeCapacity = FULL_HOUSE,
     wait_s: float = 0.0, *, is_warm: bool = True,
 ) -> None:  # fmt: skip
-    check_queue(asked or request(), 1, backlog, room, limits, Prediction(wait_s, is_warm))
+    check_queue_limits(asked or request(), 1, backlog, room, limits, WaitPrediction(wait_s, is_warm))
 
 
 def refusal(*arguments: object, **named: object) -> SluiceError:
@@ -56,9 +62,11 @@ def test_as_many_may_wait_as_the_limit_says_and_no_more() -> None:
 
 
 def test_free_places_count_besides() -> None:
-    check(waiting(5), config(requests=4), room=Room(2, 0))
-    assert "4 requests wait and the limit is 4" in refusal(waiting(6), config(requests=4), room=Room(2, 0)).message
-    check(waiting(1), config(requests=0), room=Room(2, 0))
+    check(waiting(5), config(requests=4), room=FreeCapacity(2, 0))
+    assert (
+        "4 requests wait and the limit is 4" in refusal(waiting(6), config(requests=4), room=FreeCapacity(2, 0)).message
+    )
+    check(waiting(1), config(requests=0), room=FreeCapacity(2, 0))
 
 
 def test_prompt_tokens_are_bounded_with_the_newcomers_own() -> None:
@@ -71,9 +79,9 @@ def test_prompt_tokens_are_bounded_with_the_newcomers_own() -> None:
 
 def test_tokens_are_not_bounded_where_all_start_at_once() -> None:
     busy = waiting(3, tokens=1000, blocks=9)
-    check(busy, config(tokens=100), room=Room(4, 10))
-    assert refusal(busy, config(tokens=100), room=Room(3, 10)).code == ErrorCode.OVERLOADED
-    assert refusal(busy, config(tokens=100), room=Room(4, 9)).code == ErrorCode.OVERLOADED
+    check(busy, config(tokens=100), room=FreeCapacity(4, 10))
+    assert refusal(busy, config(tokens=100), room=FreeCapacity(3, 10)).code == ErrorCode.OVERLOADED
+    assert refusal(busy, config(tokens=100), room=FreeCapacity(4, 9)).code == ErrorCode.OVERLOADED
 
 
 @pytest.mark.parametrize(("wait_s", "retry_after_s"), [(0.0, 1.0), (0.2, 1.0), (7.5, 7.5), (1e6, MAX_RETRY_AFTER_S)])
@@ -103,7 +111,7 @@ def test_a_full_queue_is_said_before_a_deadline() -> None:
 def test_by_the_last_report_the_queue_is_full_where_as_many_wait_as_may() -> None:
     full = msgspec.structs.replace(NO_STATS, num_running=4, num_waiting=3, predicted_wait_s=7.5)
     with pytest.raises(SluiceError, match=r"3 requests wait and the limit is 3 .*about 7\.5 s") as refused:
-        check_places(full, 4, config(3))
+        check_reported_queue(full, 4, config(3))
     assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.OVERLOADED, 7.5)
-    check_places(full, 4, config(4))
-    check_places(full, 5, config(3))
+    check_reported_queue(full, 4, config(4))
+    check_reported_queue(full, 5, config(3))

@@ -5,22 +5,22 @@ from hypothesis import strategies as st
 
 from engine.config import SchedulerPolicy
 from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import Candidate, Limits, policy_of
+from engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
 
 
 @dataclass(frozen=True)
 class View:
-    """A sequence as the planner sees it; it holds what it has computed."""
+    """A sequence as the planner sees it."""
 
     number: int
     num_tokens_left: int
     worst_case_blocks: int
-    num_held_blocks: int = 0
+    num_allocated_blocks: int = 0
     num_drafts: int = 0
     num_next_blocks: int = 0
     most: int = 1000
 
-    def most_at_once(self, num_tokens_left: int) -> int:
+    def max_step_tokens(self, num_tokens_left: int) -> int:
         return min(num_tokens_left, self.most)
 
 
@@ -28,17 +28,17 @@ def views(first: int, sizes: list[tuple[int, int]]) -> list[View]:
     return [View(first + i, left, blocks) for i, (left, blocks) in enumerate(sizes)]
 
 
-def fresh(sequences: list[View]) -> list[Candidate[View]]:
-    return [Candidate(view, view.num_tokens_left, (), 0, False) for view in sequences]
+def fresh(sequences: list[View]) -> list[AdmissionCandidate[View]]:
+    return [AdmissionCandidate(view, view.num_tokens_left, (), 0, False) for view in sequences]
 
 
 def plan(
     running: list[View],
-    waiting: list[Candidate[View]],
-    limits: Limits,
+    waiting: list[AdmissionCandidate[View]],
+    limits: StepLimits,
     policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
 ) -> StepPlan[View]:
-    return plan_step(running, waiting, limits, policy_of(policy), lambda view: view.num_held_blocks)
+    return plan_step(running, waiting, limits, find_policy(policy), lambda view: view.num_allocated_blocks)
 
 
 def admitted(step: StepPlan[View]) -> list[int]:
@@ -48,30 +48,30 @@ def admitted(step: StepPlan[View]) -> list[int]:
 def test_decode_comes_before_prefill_and_prompts_share_the_rest() -> None:
     running = views(0, [(1, 1), (50, 2), (1, 1)])
     waiting = fresh(views(10, [(30, 1), (30, 1)]))
-    step = plan(running, waiting, Limits(max_num_seqs=8, max_num_batched_tokens=64, num_free_blocks=100))
+    step = plan(running, waiting, StepLimits(max_num_seqs=8, max_num_batched_tokens=64, num_free_blocks=100))
     assert [s.number for s in step.decode] == [0, 2]
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(1, 50), (10, 12)]
     assert admitted(step) == [10, 11]
 
 
 def test_the_first_misfit_blocks_those_behind_it() -> None:
-    step = plan([], fresh(views(0, [(2, 3), (2, 8), (2, 1)])), Limits(8, 64, num_free_blocks=10))
+    step = plan([], fresh(views(0, [(2, 3), (2, 8), (2, 1)])), StepLimits(8, 64, num_free_blocks=10))
     assert admitted(step) == [0]
 
 
 def test_admission_stops_at_max_num_seqs() -> None:
-    step = plan(views(0, [(1, 1)]), fresh(views(5, [(2, 1)] * 5)), Limits(3, 64, 100))
+    step = plan(views(0, [(1, 1)]), fresh(views(5, [(2, 1)] * 5)), StepLimits(3, 64, 100))
     assert admitted(step) == [5, 6]
 
 
 def test_blocks_that_others_hold_are_counted_once() -> None:
-    running = [View(0, 1, worst_case_blocks=8, num_held_blocks=6)]
+    running = [View(0, 1, worst_case_blocks=8, num_allocated_blocks=6)]
     waiting = views(1, [(2, 8)])
-    shared = Candidate(waiting[0], 2, (0, 1, 2, 3, 4), num_revived=0, is_delayed=False)
-    limits = Limits(8, 64, num_free_blocks=5)
+    shared = AdmissionCandidate(waiting[0], 2, (0, 1, 2, 3, 4), num_unreferenced=0, is_delayed=False)
+    limits = StepLimits(8, 64, num_free_blocks=5)
     assert admitted(plan(running, fresh(waiting), limits)) == []
     assert admitted(plan(running, [shared], limits)) == [1], "8 - 5 shared beside the 2 that are promised"
-    revived = Candidate(waiting[0], 2, (0, 1, 2, 3, 4), num_revived=1, is_delayed=False)
+    revived = AdmissionCandidate(waiting[0], 2, (0, 1, 2, 3, 4), num_unreferenced=1, is_delayed=False)
     assert admitted(plan(running, [revived], limits)) == [], (
         "a cached block that nobody holds comes out of the free ones"
     )
@@ -79,41 +79,45 @@ def test_blocks_that_others_hold_are_counted_once() -> None:
 
 def test_who_waits_for_a_shared_prefix_holds_up_nobody() -> None:
     first, second = views(0, [(9, 1), (9, 1)])
-    step = plan([], [Candidate(first, 9, (), 0, True), Candidate(second, 9, (), 0, False)], Limits(8, 64, 100))
+    step = plan(
+        [],
+        [AdmissionCandidate(first, 9, (), 0, True), AdmissionCandidate(second, 9, (), 0, False)],
+        StepLimits(8, 64, 100),
+    )
     assert admitted(step) == [1]
 
 
 def test_a_static_batch_starts_when_the_last_is_over() -> None:
     waiting = fresh(views(5, [(2, 1)] * 3))
-    limits = Limits(8, 64, 100)
+    limits = StepLimits(8, 64, 100)
     assert admitted(plan(views(0, [(1, 1)]), waiting, limits, SchedulerPolicy.STATIC_BATCH)) == []
     assert admitted(plan([], waiting, limits, SchedulerPolicy.STATIC_BATCH)) == [5, 6, 7]
 
 
 def test_max_utilization_pauses_the_youngest_and_admits_on_current_need() -> None:
-    running = [View(i, 1, 50, num_held_blocks=2, num_next_blocks=1) for i in range(3)]
+    running = [View(i, 1, 50, num_allocated_blocks=2, num_next_blocks=1) for i in range(3)]
     waiting = fresh([View(9, 4, worst_case_blocks=50, num_next_blocks=1)])
-    tight = plan(running, waiting, Limits(8, 64, num_free_blocks=1), SchedulerPolicy.MAX_UTILIZATION)
-    assert [view.number for view in tight.paused] == [2]
+    tight = plan(running, waiting, StepLimits(8, 64, num_free_blocks=1), SchedulerPolicy.MAX_UTILIZATION)
+    assert [view.number for view in tight.preempted] == [2]
     assert [view.number for view in tight.decode] == [0, 1]
     assert admitted(tight) == []
-    roomy = plan(running, waiting, Limits(8, 64, num_free_blocks=7), SchedulerPolicy.MAX_UTILIZATION)
-    assert (roomy.paused, admitted(roomy)) == ((), [9]), "far less than the 50 that each may come to need"
-    full = plan(running, waiting, Limits(8, 64, num_free_blocks=6), SchedulerPolicy.MAX_UTILIZATION)
+    roomy = plan(running, waiting, StepLimits(8, 64, num_free_blocks=7), SchedulerPolicy.MAX_UTILIZATION)
+    assert (roomy.preempted, admitted(roomy)) == ((), [9]), "far less than the 50 that each may come to need"
+    full = plan(running, waiting, StepLimits(8, 64, num_free_blocks=6), SchedulerPolicy.MAX_UTILIZATION)
     assert admitted(full) == [], "a block stays for each of the running ones"
 
 
 def test_drafts_get_what_decode_leaves_and_prompts_what_drafts_leave() -> None:
     running = [View(0, 1, 9, num_drafts=4), View(1, 1, 9), View(2, 1, 9, num_drafts=4), View(3, 40, 9)]
-    step = plan(running, [], Limits(4, 16, 100))
+    step = plan(running, [], StepLimits(4, 16, 100))
     assert step.num_drafts == (4, 0, 4)
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(3, 5)]
-    assert plan(running, [], Limits(4, 8, 100)).num_drafts == (4, 0, 1)
-    assert plan(running[1:2], [], Limits(4, 8, 100)).num_drafts == ()
+    assert plan(running, [], StepLimits(4, 8, 100)).num_drafts == (4, 0, 1)
+    assert plan(running[1:2], [], StepLimits(4, 8, 100)).num_drafts == ()
 
 
 def test_a_sequence_may_want_its_context_in_small_pieces() -> None:
-    step = plan([View(0, 40, 9, most=1), View(1, 40, 9)], [], Limits(4, 64, 100))
+    step = plan([View(0, 40, 9, most=1), View(1, 40, 9)], [], StepLimits(4, 64, 100))
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(0, 1), (1, 40)]
 
 
@@ -128,7 +132,7 @@ def test_no_step_takes_more_than_it_may(
     extra_tokens: int,
     num_blocks: int,
 ) -> None:
-    limits = Limits(max_num_seqs, max_num_seqs + extra_tokens, num_blocks)
+    limits = StepLimits(max_num_seqs, max_num_seqs + extra_tokens, num_blocks)
     running: list[View] = []
     for view in views(0, running_sizes):  # as many as could have been admitted before
         if len(running) < max_num_seqs and sum(v.worst_case_blocks for v in (*running, view)) <= num_blocks:
@@ -141,7 +145,7 @@ def test_no_step_takes_more_than_it_may(
     assert sum(view.worst_case_blocks for view in everyone) <= num_blocks
     assert len(everyone) <= max_num_seqs
     assert started == waiting[: len(started)], "first come, first served"
-    assert step.paused == ()
+    assert step.preempted == ()
     num_tokens = len(step.decode) + sum(chunk.num_tokens for chunk in step.prefill)
     assert num_tokens <= limits.max_num_batched_tokens
     assert set(step.decode) == {view for view in everyone if view.num_tokens_left == 1}, "decode always runs"

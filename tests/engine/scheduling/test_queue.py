@@ -1,4 +1,4 @@
-"""The queue against a model of it that sorts, and what the fair shares promise."""
+"""The queue against a model that sorts, and the guarantees of fair shares."""
 
 import math
 from collections import Counter
@@ -88,7 +88,7 @@ def test_generated_tokens_count() -> None:
 
 
 def test_idling_earns_nothing() -> None:
-    """A tenant that comes late stands where the least served one does, not where nobody was served."""
+    """A tenant that comes late starts at the counter of the least served one, not at 0."""
     queue = queue_of(*(View(i, "a") for i in range(30)))
     for _ in range(10):
         admit_next(queue)
@@ -120,8 +120,8 @@ def test_paused_sequences_come_back_first_oldest_first_and_free_of_charge() -> N
     queue = queue_of(*(View(i, "ab"[i % 2]) for i in range(6)))
     first, second = admit_next(queue), admit_next(queue)
     queue.add(View(50, "a", priority=-1))
-    queue.add_paused(second)
-    queue.add_paused(first)
+    queue.requeue(second)
+    queue.requeue(first)
     assert order(queue) == [50, 0, 1, 2, 3, 4, 5]
     queue.admit(first)
     queue.admit(second)
@@ -143,7 +143,7 @@ OPERATIONS = st.lists(
 
 @dataclass
 class Model:
-    """The same rules, by sorting all that waits."""
+    """A model of the queue's rules that sorts all waiting sequences."""
 
     waiting: list[View] = field(default_factory=list)
     running: list[View] = field(default_factory=list)
@@ -218,7 +218,7 @@ def test_it_is_the_model_whatever_happens(operations: list[tuple[str, int, str, 
                 queue.charge(view, size)
                 model.charge(view, size)
             else:
-                queue.add_paused(view)
+                queue.requeue(view)
                 model.running.remove(view)
                 model.paused.append(view)
         elif name == "remove":
@@ -238,9 +238,9 @@ def test_it_is_the_model_whatever_happens(operations: list[tuple[str, int, str, 
 def _assert_same(queue: WaitingQueue[View], model: Model) -> None:
     assert order(queue) == model.order()
     waiting = [*model.waiting, *model.paused]
-    assert len(queue) == len(waiting) == queue.backlog.num_requests
+    assert len(queue) == len(waiting) == queue.work.num_requests
     assert queue.num_tokens == sum(view.num_tokens for view in waiting)
-    assert queue.num_blocks == sum(view.worst_case_blocks for view in waiting)
+    assert queue.work.num_blocks == sum(view.worst_case_blocks for view in waiting)
     assert queue.num_admitted == len(model.running)
     assert all(queue.get(view.stream_id) is view for view in waiting)
 
@@ -262,8 +262,8 @@ SERVED = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=30
 def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
     one: list[tuple[int, int]], other: list[tuple[int, int]], names: tuple[str, str], places: int
 ) -> None:
-    """Theorem 4.4 of the paper: what two backlogged tenants were served differs by at most 2 max(longest prompt,
-    most tokens in a batch), here each by its weight."""
+    """Theorem 4.4 of the paper: the service of two backlogged tenants differs by at most 2 max(longest prompt,
+    most tokens in a batch), here divided by their weights."""
     queue, lengths = queue_of(), dict[int, int]()
     requests = [*((names[0], *request) for request in one), *((names[1], *request) for request in other)]
     for stream_id, (tenant, num_tokens, num_output) in enumerate(requests):
@@ -291,7 +291,7 @@ def test_backlogged_tenants_stay_within_the_bound_of_the_paper(
 
 @given(st.lists(st.sampled_from(["b", "c", "heavy"]), min_size=1, max_size=200))
 def test_a_waiting_sequence_is_admitted_however_many_others_keep_coming(tenants: list[str]) -> None:
-    """Each tenant passes it at most once, and then again only when its own counter has been passed."""
+    """Each tenant passes it at most once, and again only when its own counter has been passed."""
     queue = queue_of(*(View(i, "b") for i in range(5)), View(999, "a", 10))
     for i, tenant in enumerate(tenants):
         queue.add(View(1000 + i, tenant))
@@ -308,11 +308,11 @@ def test_a_waiting_sequence_is_admitted_however_many_others_keep_coming(tenants:
 
 def test_what_is_ahead_of_a_newcomer_is_higher_classes_and_what_is_served_before_its_turn() -> None:
     queue = queue_of(*(View(i, "a", 10) for i in range(10)), View(50, "x", 7, priority=-1), View(60, "y", priority=1))
-    assert queue.ahead_of(0, "a").num_requests == 11
-    assert queue.ahead_of(0, "new").num_requests == pytest.approx(1)
-    assert queue.ahead_of(-1, "new").num_requests == pytest.approx(0)
-    assert queue.ahead_of(2, "a").num_requests == 12
-    assert queue.ahead_of(2, "a") == queue.backlog
+    assert queue.work_ahead(0, "a").num_requests == 11
+    assert queue.work_ahead(0, "new").num_requests == pytest.approx(1)
+    assert queue.work_ahead(-1, "new").num_requests == pytest.approx(0)
+    assert queue.work_ahead(2, "a").num_requests == 12
+    assert queue.work_ahead(2, "a") == queue.work
 
 
 @settings(deadline=None)
@@ -322,7 +322,7 @@ def test_what_is_ahead_of_a_newcomer_is_higher_classes_and_what_is_served_before
 )
 def test_what_is_ahead_is_near_to_what_the_order_says(requests: list[tuple[str, int]], tenant: str) -> None:
     queue = queue_of(*(View(i, name, size) for i, (name, size) in enumerate(requests)))
-    foretold = queue.ahead_of(0, tenant).num_tokens
+    foretold = queue.work_ahead(0, tenant).num_tokens
     queue.add(View(999, tenant))
     before = list(queue.in_order())
     tokens = sum(view.num_tokens for view in before[: order(queue).index(999)])
@@ -335,14 +335,14 @@ def test_more_tenants_than_are_compared_are_taken_to_be_alike() -> None:
     for _ in range(count):
         admit_next(queue)
     queue.add(View(10_000, "late"))
-    assert queue.ahead_of(0, "late").num_requests == pytest.approx(count + 1, rel=0.05)
+    assert queue.work_ahead(0, "late").num_requests == pytest.approx(count + 1, rel=0.05)
 
 
 # -- cost
 
 
 def _cost_of_planning(num_waiting: int, num_tenants: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Heap operations and sequences looked at, to plan 16 admissions, admit them and charge a step."""
+    """Count the heap operations and the visited sequences for 16 admissions and a charged step."""
     queue = queue_of(*(View(i, f"t{i % num_tenants}", 1 + i % 7) for i in range(num_waiting)))
     operations = 0
 
@@ -430,7 +430,7 @@ def test_who_waits_too_long_is_told_once_in_time() -> None:
 def test_a_paused_sequence_has_met_its_deadline_to_start() -> None:
     queue = queue_of(View(0, start_deadline=5.0, deadline=50.0))
     view = admit_next(queue)
-    queue.add_paused(view)
+    queue.requeue(view)
     assert queue.expired(49.0) == []
     assert queue.expired(50.0) == [view]
 

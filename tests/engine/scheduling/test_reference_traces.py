@@ -1,4 +1,4 @@
-"""Our planner admits whom TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step, without credit for reuse.
+"""Our planner admits the sequences that TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step, without reuse.
 
 The traces were recorded from its own schedulers (tests/data/tensorrt_llm/README.md). Each step our planner is asked on
 the state that the trace has reached. The batches differ where it is meant: a context that does not fit whole runs up to
@@ -13,7 +13,7 @@ import pytest
 
 from engine.blocks import blocks_for
 from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import Candidate, Limits, guaranteed_no_evict
+from engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
 from tests import paths
 from tests.stand_ins.scheduler_traces import Simulation, Step, Trace, Workload, run, schedule_as_stand_in, workloads
 from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load
@@ -21,6 +21,7 @@ from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load
 DATA = paths.DATA / "tensorrt_llm" / "scheduler_traces.json"
 TRACES = {trace.workload.name: trace for trace in msgspec.json.decode(DATA.read_bytes(), type=list[Trace])}
 NO_EVICT = [name for name, trace in TRACES.items() if trace.workload.policy == "GUARANTEED_NO_EVICT"]
+POLICY = find_policy("guaranteed_no_evict")
 WHOLE = ["roomy", "tight_cache", "head_of_line", "few_places", "early_ends", "cancelled", "crowd"]
 """Workloads whose contexts always run whole."""
 
@@ -40,7 +41,7 @@ class View:
     def num_tokens_left(self) -> int:
         return max(self.load.num_prompt - self.load.num_prefilled, 1)
 
-    def most_at_once(self, num_tokens_left: int) -> int:
+    def max_step_tokens(self, num_tokens_left: int) -> int:
         return num_tokens_left
 
     @property
@@ -52,7 +53,7 @@ class View:
         return blocks_for(self.load.num_prompt + self.load.max_new_tokens, self.block_size)
 
     @property
-    def num_held_blocks(self) -> int:
+    def num_allocated_blocks(self) -> int:
         return self.load.held_per_beam
 
     @property
@@ -61,20 +62,24 @@ class View:
 
 
 class Planner:
-    """Our planner over a simulation, with whom it has admitted so far."""
+    """Our planner over a simulation, with the sequences that it has admitted so far."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self._running: list[int] = []
 
     def plan(self, active: Sequence[Load], num_free_blocks: int) -> StepPlan[View]:
-        """Decide one step and remember who is admitted."""
+        """Plan one step and record the admitted sequences."""
         views = {load.request_id: View(load, self.workload.tokens_per_block) for load in active}
         running = [views[request_id] for request_id in self._running if request_id in views]
         started = {view.request_id for view in running}
-        waiting = [Candidate(v, v.num_tokens_left, (), 0, False) for v in views.values() if v.request_id not in started]
-        limits = Limits(self.workload.max_batch_size, self.workload.max_num_tokens, num_free_blocks)
-        step = plan_step(running, waiting, limits, guaranteed_no_evict, lambda view: view.num_held_blocks)
+        waiting = [
+            AdmissionCandidate(v, v.num_tokens_left, (), 0, False)
+            for v in views.values()
+            if v.request_id not in started
+        ]
+        limits = StepLimits(self.workload.max_batch_size, self.workload.max_num_tokens, num_free_blocks)
+        step = plan_step(running, waiting, limits, POLICY, lambda view: view.num_allocated_blocks)
         self._running = [view.request_id for view in running] + admitted(step)
         return step
 
@@ -84,7 +89,7 @@ def admitted(step: StepPlan[View]) -> list[int]:
 
 
 def batch_of(step: StepPlan[View]) -> dict[int, int]:
-    """Tokens by request."""
+    """Return the number of tokens by request."""
     decode = {view.request_id: 1 for view in step.decode}
     return decode | {chunk.sequence.request_id: chunk.num_tokens for chunk in step.prefill}
 
@@ -108,7 +113,7 @@ def test_admissions_are_the_references_step_for_step(name: str) -> None:
         plan = planner.plan(list(simulation.active.values()), simulation.num_free_blocks)
         fresh = [request_id for request_id in step.fitting if request_id not in fitted]
         assert admitted(plan) == fresh, number
-        assert not plan.paused
+        assert not plan.preempted
         fitted.update(fresh)
         simulation.apply(step)
 
@@ -138,7 +143,7 @@ def test_batches_differ_only_where_a_context_does_not_fit_whole(name: str) -> No
 
 
 def views_of(plan: StepPlan[View]) -> list[View]:
-    """Whoever gets tokens in this step."""
+    """Return the requests that get tokens in this step."""
     return [*plan.decode, *(chunk.sequence for chunk in plan.prefill)]
 
 
@@ -165,7 +170,7 @@ def test_left_to_itself_our_planner_runs_the_whole_workload_in_the_same_steps(na
 
 
 def test_the_head_of_the_line_holds_up_the_others() -> None:
-    """What the traces prove needs steps in which somebody waits who would fit."""
+    """The traces prove something only if they have steps in which a sequence waits that would fit."""
     trace = TRACES["head_of_line"]
     firsts: dict[int, int] = {}
     for number, step in enumerate(trace.steps):

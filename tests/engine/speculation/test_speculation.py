@@ -1,4 +1,4 @@
-"""Drafts change the speed and nothing else."""
+"""Drafts change only the speed."""
 
 import itertools
 
@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from engine.runners.base import FloatArray, StepBatch
 from engine.sequence import Sequence
-from engine.speculation.gate import FIRST_PAUSE, Gate, TokenPrices
-from engine.speculation.ngram import Lookup
+from engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
+from engine.speculation.ngram import NgramIndex
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
-from tests.engine.bench import Bench, echo, requests
-from tests.engine.fake_runner import EchoRunner
+from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
 CHEAP, DEAR = TokenPrices(1.0, 0.01), TokenPrices(1.0, 0.99)
 
 
 class CopyRunner(EchoRunner):
-    """Repeats the context from its beginning, with a stumble now and then: text that prompt lookup is good at."""
+    """Repeats the context from its beginning with occasional errors, which suits prompt lookup."""
 
     def run(self, batch: StepBatch) -> FloatArray:
         logits = super().run(batch)
@@ -40,7 +40,9 @@ def copy_runner() -> CopyRunner:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.3}])
 def test_the_tokens_are_those_without_drafts(sampling: dict[str, object]) -> None:
-    plain, drafted = (Bench(copy_runner(), speculation=kind, max_num_batched_tokens=64) for kind in ("off", "ngram"))
+    plain, drafted = (
+        ScriptedExecutor(copy_runner(), speculation=kind, max_num_batched_tokens=64) for kind in ("off", "ngram")
+    )
     for bench in (plain, drafted):
         for stream_id in range(4):
             bench.submit(stream_id, [10 + stream_id, *range(100, 107)], max_tokens=60, **sampling)
@@ -53,17 +55,17 @@ def test_the_tokens_are_those_without_drafts(sampling: dict[str, object]) -> Non
 
 
 class WrongNowAndThen(EchoRunner):
-    """A draft model that says what EchoRunner says, but for every seventh step."""
+    """A draft model that agrees with EchoRunner except at every seventh step."""
 
     def run(self, batch: StepBatch) -> FloatArray:
         logits = super().run(batch)
         return np.roll(logits, 1, axis=1) if self.num_runs % 7 == 0 else logits
 
 
-def draft_bench(num_blocks: int = 24, **limits: object) -> Bench:
+def draft_bench(num_blocks: int = 24, **limits: object) -> ScriptedExecutor:
     runners = (EchoRunner, WrongNowAndThen)
     model, draft = (kind(num_blocks=num_blocks, block_size=4, max_model_len=64) for kind in runners)
-    return Bench(model, draft, speculation="draft_model", **limits)
+    return ScriptedExecutor(model, draft, speculation="draft_model", **limits)
 
 
 def test_a_draft_model_shares_the_block_tables_and_saves_steps() -> None:
@@ -102,14 +104,9 @@ def test_a_draft_model_catches_up_with_a_long_context_in_pieces() -> None:
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @settings(deadline=None, max_examples=30)
 @given(arrivals=requests)
-def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: list[tuple[list[int], int, int]]) -> None:
+def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: Arrivals) -> None:
     bench = draft_bench(scheduler_policy=policy)
-    for turn in range(31):
-        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
-            if arrival == turn:
-                bench.submit(stream_id, prompt, max_tokens=max_tokens)
-        bench.step()
-    bench.finish()
+    bench.play(arrivals, 31)
     for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
         assert bench.tokens[stream_id] == echo(prompt, max_tokens)
     assert bench.executor.stats().num_blocks_free == 24
@@ -118,21 +115,16 @@ def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: list[tupl
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @settings(deadline=None, max_examples=40)
 @given(arrivals=requests, stop=st.integers(0, 3))
-def test_every_promise_holds_with_drafts(policy: str, arrivals: list[tuple[list[int], int, int]], stop: int) -> None:
-    bench = Bench(scheduler_policy=policy, speculation="ngram")
-    for turn in range(31):
-        for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
-            if arrival == turn:
-                bench.submit(stream_id, prompt, max_tokens=max_tokens)
-        bench.step()
-    bench.finish()
+def test_every_promise_holds_with_drafts(policy: str, arrivals: Arrivals, stop: int) -> None:
+    bench = ScriptedExecutor(scheduler_policy=policy, speculation="ngram")
+    bench.play(arrivals, 31)
     for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
         assert bench.tokens[stream_id] == echo(prompt, max_tokens)
     assert bench.executor.stats().num_blocks_free == 24
 
 
 def test_a_stop_token_among_the_drafts_ends_the_sequence_there() -> None:
-    bench = Bench(copy_runner(), speculation="ngram")
+    bench = ScriptedExecutor(copy_runner(), speculation="ngram")
     bench.submit(1, list(range(100, 108)), max_tokens=60, stop_token_ids=(105,))
     bench.finish()
     assert bench.tokens[1][-1] == 105
@@ -149,52 +141,52 @@ def sequence_of(token_ids: list[int]) -> Sequence:
     )
     params = SamplingParams(max_tokens=100, temperature=0.0)
     sequence = Sequence(1, GenerateRequest(request_id="", prompt_token_ids=token_ids, sampling=params), info, 0.0)
-    sequence.open_sampling(info.vocab_size, None)
+    sequence.start_sampling(info.vocab_size, None)
     return sequence
 
 
 def test_lookup_finds_what_followed_the_longest_and_latest_run() -> None:
-    assert Lookup().continuation(sequence_of([1, 2, 3, 4, 9, 1, 2, 3, 4]), 3) == [9, 1, 2]
-    assert Lookup().continuation(sequence_of([7, 3, 4, 5, 1, 2, 3, 4, 8, 3, 4, 6, 1, 2, 3, 4]), 2) == [8, 3]
-    assert Lookup().continuation(sequence_of([3, 4, 5, 3, 4, 6, 3, 4]), 2) == [6, 3], "the latest"
-    assert Lookup().continuation(sequence_of([1, 2, 3]), 2) == []
-    assert Lookup().continuation(sequence_of([1]), 2) == []
+    assert NgramIndex().find_continuation(sequence_of([1, 2, 3, 4, 9, 1, 2, 3, 4]), 3) == [9, 1, 2]
+    assert NgramIndex().find_continuation(sequence_of([7, 3, 4, 5, 1, 2, 3, 4, 8, 3, 4, 6, 1, 2, 3, 4]), 2) == [8, 3]
+    assert NgramIndex().find_continuation(sequence_of([3, 4, 5, 3, 4, 6, 3, 4]), 2) == [6, 3], "the latest"
+    assert NgramIndex().find_continuation(sequence_of([1, 2, 3]), 2) == []
+    assert NgramIndex().find_continuation(sequence_of([1]), 2) == []
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=20))
 def test_lookup_learns_as_it_goes(prompt: list[int], output: list[int]) -> None:
-    sequence, lookup = sequence_of(prompt), Lookup()
+    sequence, index = sequence_of(prompt), NgramIndex()
     for token_id in output:
-        lookup.continuation(sequence, 4)
+        index.find_continuation(sequence, 4)
         sequence.append(token_id)
-    assert lookup.continuation(sequence, 4) == Lookup().continuation(sequence_of(prompt + output), 4)
+    assert index.find_continuation(sequence, 4) == NgramIndex().find_continuation(sequence_of(prompt + output), 4)
 
 
-def test_lookup_rests_where_nothing_was_found_for_long() -> None:
-    sequence, lookup = sequence_of([0]), Lookup()
+def test_lookups_are_skipped_after_many_without_a_match() -> None:
+    sequence, index = sequence_of([0]), NgramIndex()
     looks = []
     for token_id in range(1, 60):
         sequence.append(token_id)
-        looks.append(not lookup.rests())
+        looks.append(not index.skips_step())
         if looks[-1]:
-            assert lookup.continuation(sequence, 4) == []
+            assert index.find_continuation(sequence, 4) == []
     assert looks[:16] == [True] * 16
     assert looks[16:24] == [False, False, False, True] * 2
     for token_id in (1, 2, 3, 4):
         sequence.append(token_id)
-    assert lookup.continuation(sequence, 2) == [5, 6], "it has learned all the same"
-    assert not lookup.rests()
+    assert index.find_continuation(sequence, 2) == [5, 6], "it has learned all the same"
+    assert not index.skips_step()
 
 
 def test_the_gate_checks_as_many_as_pay() -> None:
-    gate = Gate()
+    gate = DraftGate()
     assert gate.num_drafts(4, CHEAP) == 3, "the fourth has a chance of 0.13 only"
     assert gate.num_drafts(4, TokenPrices(1.0, 0.3)) == 2, "0.6 and 0.36, but not 0.216"
     assert gate.num_drafts(0, CHEAP) == 0
 
 
 def test_the_gate_closes_on_refusals_and_tries_ever_more_rarely() -> None:
-    gate = Gate()
+    gate = DraftGate()
     tried_at = []
     for step in range(400):
         if gate.num_drafts(4, DEAR):
@@ -206,7 +198,7 @@ def test_the_gate_closes_on_refusals_and_tries_ever_more_rarely() -> None:
 
 
 def test_the_gate_opens_again_when_drafts_are_accepted() -> None:
-    gate = Gate(rate=0.01)
+    gate = DraftGate(rate=0.01)
     prices = TokenPrices(1.0, 0.2)
     for _ in range(3):
         gate.observe(1, 1)

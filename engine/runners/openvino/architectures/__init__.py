@@ -1,54 +1,51 @@
-"""One file for each model family: how it reads its `config.json`, and how its decoder's graph is made."""
+"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`.
 
-from engine.runners.openvino.architectures import (
-    arcee,
-    ernie4_5,
-    exaone4,
-    gemma,
-    gemma2,
-    gemma3,
-    granite,
-    llama,
-    mistral,
-    olmo,
-    phi3,
-    qwen2,
-    qwen3,
-    seed_oss,
-    smollm3,
-    stablelm,
-    starcoder2,
-)
-from engine.runners.openvino.architectures.family import Family
-from sluice.errors import ErrorCode, SluiceError
+An architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share
+a file.
+"""
 
-ARCHITECTURES: dict[str, Family] = {
-    "arcee": arcee.FAMILY,
-    "ernie4_5": ernie4_5.ERNIE4_5,
-    "exaone4": exaone4.FAMILY,
-    "gemma": gemma.FAMILY,
-    "gemma2": gemma2.FAMILY,
-    "gemma3_text": gemma3.FAMILY,
-    "granite": granite.FAMILY,
-    "helium": ernie4_5.HELIUM,
-    "llama": llama.FAMILY,
-    "ministral": mistral.MINISTRAL,
-    "ministral3": mistral.MINISTRAL3,
-    "mistral": mistral.MISTRAL,
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.runners.openvino.architectures import gemma, llama, olmo, qwen
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.graph.decoder import Architecture
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "arcee": llama.ARCEE,
+    "ernie4_5": llama.ERNIE4_5,
+    "exaone4": olmo.EXAONE4,
+    "gemma": gemma.GEMMA,
+    "gemma2": gemma.GEMMA2,
+    "gemma3_text": gemma.GEMMA3,
+    "granite": llama.GRANITE,
+    "helium": llama.HELIUM,
+    "llama": llama.LLAMA,
+    "ministral": llama.MINISTRAL,
+    "ministral3": llama.MINISTRAL3,
+    "mistral": llama.MISTRAL,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
-    "phi3": phi3.FAMILY,
-    "qwen2": qwen2.FAMILY,
-    "qwen3": qwen3.FAMILY,
-    "seed_oss": seed_oss.FAMILY,
-    "smollm3": smollm3.FAMILY,
-    "stablelm": stablelm.FAMILY,
-    "starcoder2": starcoder2.FAMILY,
+    "phi3": llama.PHI3,
+    "qwen2": qwen.QWEN2,
+    "qwen3": qwen.QWEN3,
+    "seed_oss": llama.SEED_OSS,
+    "smollm3": llama.SMOLLM3,
+    "stablelm": llama.STABLELM,
+    "starcoder2": llama.STARCODER2,
 }
+"""The architectures by `model_type` of `config.json`."""
+
+_WITH_TEXT_PART = ("gemma3", "mistral3")
+"""Types of models of text and images, whose text part is served."""
 
 
-def architecture(model_type: str) -> Family:
-    """The family called `model_type` in config.json. Raises SluiceError(UNIMPLEMENTED) for others."""
+def find_architecture(model_type: str) -> Architecture:
+    """Return the architecture of `model_type`. Raises SluiceError UNIMPLEMENTED for an unknown one."""
     try:
         return ARCHITECTURES[model_type]
     except KeyError:
@@ -58,3 +55,36 @@ def architecture(model_type: str) -> Family:
             "others are converted at load where the extra for it is installed: pip install 'sluice[convert]'",
             param="model_path",
         ) from None
+
+
+def read_model_type(directory: Path) -> str:
+    """Return the model type of a checkpoint, on which the other fields of its config.json depend.
+
+    Raises SluiceError: NOT_FOUND without a config.json, INVALID if it has no model type.
+    """
+    path = directory / "config.json"
+    model_type = _text_part(read_json(path)).get("model_type")
+    if not isinstance(model_type, str):
+        raise invalid("model_path", f"{path} has no model_type; it must name the model's architecture")
+    return model_type
+
+
+def read_decoder_config(directory: Path) -> DecoderConfig:
+    """Read a checkpoint's configuration.
+
+    Raises SluiceError: NOT_FOUND without a config.json, INVALID if a field is missing or malformed, UNIMPLEMENTED for
+    an option that the graph builder does not support.
+    """
+    architecture = find_architecture(read_model_type(directory))
+    path = directory / "config.json"
+    file = ConfigFile(_text_part(read_json(path)), path)
+    return replace(architecture.configure(file), eos_token_ids=read_eos_token_ids(directory, file))
+
+
+def _text_part(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the text model, which are in a section of their own if there is another model beside it."""
+    text = fields.get("text_config")
+    if fields.get("model_type") not in _WITH_TEXT_PART or not isinstance(text, dict):
+        return fields
+    shared = {name: fields.get(name) for name in ("eos_token_id", "quantization_config")}
+    return {**shared, **text, "tie_word_embeddings": fields.get("tie_word_embeddings", True)}

@@ -1,38 +1,67 @@
-"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows too."""
+"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows.
+
+EXAONE 4: OLMo 2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary
+embedding.
+"""
 
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures.family import Family
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, layers_of
-from engine.runners.openvino.config.decoder_config import ModelConfig
-from engine.runners.openvino.config.rope_config import read_ropes
+from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, make_layers, read_ropes
+from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
+from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
 from engine.runners.openvino.graph.layers import rms_norm
-from engine.runners.openvino.graph.self_attention import attention, normed_projections
-from engine.runners.openvino.graph.stacks import post_norm
+from sluice.errors import invalid
 
 
-class _Fields3(msgspec.Struct, frozen=True):
+class _Olmo3Fields(msgspec.Struct, frozen=True):
     sliding_window: int | None = 4096
     layer_types: list[str] | None = None
 
 
-def configure_olmo2(file: ConfigFile) -> ModelConfig:
+def configure_olmo2(file: ConfigFile) -> DecoderConfig:
     bias = file.flag("attention_bias")
     return replace(base_config(file.with_defaults(rms_norm_eps=1e-5)), qkv_bias=bias, output_bias=bias)
 
 
-def configure_olmo3(file: ConfigFile) -> ModelConfig:
-    fields = file.read(_Fields3)
+def configure_olmo3(file: ConfigFile) -> DecoderConfig:
+    fields = file.read(_Olmo3Fields)
     theta = file.fields.get("rope_theta") or 500_000.0
     ropes = read_ropes(file.fields, full_theta=theta, sliding_theta=theta)
     config = configure_olmo2(file.without_ropes())
     kinds = fields.layer_types or every_nth_full(config.num_layers, 4)
-    return replace(config, layers=layers_of(config, kinds, fields.sliding_window, ropes))
+    return replace(config, layers=make_layers(config, kinds, fields.sliding_window, ropes))
 
 
-_decoder = partial(post_norm, attention=partial(attention, project=normed_projections(rms_norm)))
-OLMO2 = Family(configure_olmo2, _decoder)
-OLMO3 = Family(configure_olmo3, _decoder)
+_olmo_decoder = partial(post_norm, attention=partial(attention, project=normed_projections(rms_norm)))
+OLMO2 = Architecture(configure_olmo2, _olmo_decoder)
+OLMO3 = Architecture(configure_olmo3, _olmo_decoder)
+
+
+class _Exaone4Fields(msgspec.Struct, frozen=True):
+    sliding_window: int | None = 4096
+    sliding_window_pattern: int | str | None = 4
+    layer_types: list[str] | None = None
+
+
+def configure_exaone4(file: ConfigFile) -> DecoderConfig:
+    config, fields = base_config(file.with_defaults(rms_norm_eps=1e-5)), file.read(_Exaone4Fields)
+    if fields.sliding_window is None:
+        return config
+    layers = make_layers(config, fields.layer_types or _exaone4_kinds(config, fields), fields.sliding_window)
+    return replace(
+        config, layers=tuple(Layer(rope=layer.rope if layer.window else None, window=layer.window) for layer in layers)
+    )
+
+
+def _exaone4_kinds(config: DecoderConfig, fields: _Exaone4Fields) -> list[str]:
+    period = fields.sliding_window_pattern
+    if not isinstance(period, int) or period < 1:
+        raise invalid("model_path", f"config.json: with sliding_window_pattern {period!r} it must name layer_types")
+    return every_nth_full(config.num_layers, period)
+
+
+_exaone4_attention = partial(attention, heads_step=normed_heads(rms_norm))
+EXAONE4 = Architecture(configure_exaone4, partial(post_norm, attention=_exaone4_attention))

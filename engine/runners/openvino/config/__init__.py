@@ -1,1 +1,1 @@
-"""What a checkpoint's `config.json` says of its decoder."""
+"""The configuration of a decoder, as read from a checkpoint's `config.json`."""

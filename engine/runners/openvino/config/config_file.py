@@ -1,4 +1,7 @@
-"""`config.json` as the families read it: common fields here, a family's own in its file under `architectures/`."""
+"""Reads `config.json`: the fields that families share, layers and ropes.
+
+A family's own fields are in its file under `architectures/`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,19 +10,22 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.decoder_config import Layer, ModelConfig
+from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
-from engine.runners.openvino.config.rope_config import read_rope
-from engine.runners.openvino.graph.activations import ACTIVATIONS
+from engine.runners.openvino.graph.nodes import ACTIVATIONS
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
+TokenIds = int | list[int] | None
 T = TypeVar("T")
 FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layer types."""
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+_OLD_ROPE_TYPES = {"su": "longrope"}
 
 
 class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Names are transformers'; where families have other defaults, theirs come first."""
+    """Fields that all families share. Names are transformers'; defaults of a family override these."""
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt
@@ -35,6 +41,10 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     quantization_config: dict[str, Any] | None = None
 
 
+class _EosField(msgspec.Struct, frozen=True):
+    eos_token_id: TokenIds = None
+
+
 class ConfigFile:
     """The fields of one `config.json`; `path` is for messages."""
 
@@ -43,37 +53,37 @@ class ConfigFile:
         self.path = path
 
     def with_defaults(self, **defaults: Any) -> "ConfigFile":
-        """Fields that the file leaves out have these values; an explicit null stays."""
+        """Return the file with these values for missing fields; an explicit null stays."""
         return ConfigFile({**defaults, **self.fields}, self.path)
 
     def with_values(self, **values: Any) -> "ConfigFile":
-        """Fields have these values whatever the file says."""
+        """Return the file with these values, whatever it says."""
         return ConfigFile({**self.fields, **values}, self.path)
 
     def without_ropes(self) -> "ConfigFile":
-        """For families whose layers have ropes of their own kind, which they read themselves."""
+        """Return the file without ropes, for families that read the ropes of their kinds of layers themselves."""
         return self.with_values(rope_parameters=None, rope_scaling=None)
 
     def read(self, kind: type[T]) -> T:
-        """The fields that `kind` names. Raises SluiceError(INVALID) where one is missing or malformed."""
+        """Return the fields that `kind` names. Raises SluiceError INVALID if one is missing or malformed."""
         try:
             return msgspec.convert(self.fields, kind)
         except msgspec.ValidationError as error:
             raise invalid("model_path", f"{self.path}: {error}") from error
 
     def flag(self, name: str) -> bool:
-        """A true or false field; false where it is left out or null."""
+        """Return a Boolean field; False if it is missing or null."""
         value = self.fields.get(name)
         if not isinstance(value, bool | None):
             raise invalid("model_path", f"{self.path}: {name} must be true or false, got {value!r}")
         return bool(value)
 
 
-def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> ModelConfig:
-    """What Llama makes of the common fields: full attention in every layer, one rope, no biases.
+def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> DecoderConfig:
+    """Make a configuration of the common fields: full attention in every layer, one rope, no biases.
 
-    `theta` and `partial` are the family's defaults for the rope (see `read_rope`). Raises SluiceError:
-    INVALID where a field is missing or malformed, UNIMPLEMENTED for what no family can express.
+    `theta` and `partial` are the family's defaults for the rope (see `read_rope`). Raises SluiceError: INVALID if a
+    field is missing or malformed, UNIMPLEMENTED for an option that no family supports.
     """
     common = file.read(_CommonFields)
     _check_supported(common)
@@ -81,7 +91,7 @@ def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: floa
     head_dim = common.head_dim or common.hidden_size // common.num_attention_heads
     _check_heads(common.num_attention_heads, num_kv_heads, head_dim)
     rope = read_rope(file.fields, theta=theta, partial=partial)
-    return ModelConfig(
+    return DecoderConfig(
         model_type=file.fields["model_type"],
         vocab_size=common.vocab_size,
         hidden_size=common.hidden_size,
@@ -101,17 +111,17 @@ def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: floa
     )
 
 
-def with_window(config: ModelConfig, window: int | None) -> ModelConfig:
-    """The same sliding window in every layer."""
+def with_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
+    """Return the configuration with the same sliding window in every layer."""
     return replace(config, layers=tuple(Layer(rope=layer.rope, window=window) for layer in config.layers))
 
 
-def layers_of(
-    config: ModelConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
+def make_layers(
+    config: DecoderConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
 ) -> tuple[Layer, ...]:
-    """The layers of `config` as `kinds` says, each FULL or SLIDING; `ropes` by kind, where they differ.
+    """Return the layers of `config` with the given kinds, each FULL or SLIDING, and `ropes` by kind if they differ.
 
-    Raises SluiceError for another kind, for too few, and where layers slide without a window.
+    Raises SluiceError for an unknown kind, for too few kinds, and for sliding layers without a window.
     """
     if len(kinds) < config.num_layers:
         raise invalid("model_path", f"config.json: layer_types names {len(kinds)} layers of {config.num_layers}")
@@ -127,8 +137,93 @@ def layers_of(
 
 
 def every_nth_full(num_layers: int, period: int) -> list[str]:
-    """Layer types where each `period`-th layer attends to everything and the others slide."""
+    """Return layer types of which each `period`-th is FULL and the others SLIDING."""
     return [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(num_layers)]
+
+
+def read_rope(config: dict[str, Any], *, theta: float = DEFAULT_THETA, partial: float | None = None) -> Rope:
+    """Read the rope that all layers share. `theta` is the family's default.
+
+    `partial` is the default fraction of a head that is rotated, None in families that rotate whole heads. Raises
+    SluiceError: UNIMPLEMENTED for an unsupported kind, INVALID for a malformed one.
+    """
+    return _make_rope(config, rope_section(config), config.get("rope_theta") or theta, partial)
+
+
+def rope_section(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the section that describes a rope of all layers."""
+    section: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return section
+
+
+def read_ropes(config: dict[str, Any], *, full_theta: float, sliding_theta: float) -> dict[str, Rope | None]:
+    """Read the ropes of a family whose full and sliding layers have different ones, by layer type.
+
+    The thetas are the family's defaults. In the older format only the full layers are scaled.
+    """
+    sections = config.get("rope_parameters") or {}
+    full = {**(sections.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    sliding = sections.get(SLIDING) or {}
+    return {
+        FULL: _make_rope(config, full, config.get("rope_theta") or full_theta, None),
+        SLIDING: _make_rope(config, sliding, sliding_theta, None),
+    }
+
+
+def _make_rope(config: dict[str, Any], section: dict[str, Any], theta: float, partial: float | None) -> Rope:
+    kind = section.get("rope_type") or section.get("type") or "default"
+    kind = _OLD_ROPE_TYPES.get(kind, kind)
+    if kind not in ROPE_TYPES:
+        raise unsupported(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    fields = {
+        **section,
+        **_context_lengths(config, section),
+        "rope_type": kind,
+        "rope_theta": section.get("rope_theta") or theta,
+        "partial_rotary_factor": _partial_factor(config, section, kind, partial),
+    }
+    try:
+        rope: Rope = msgspec.convert(fields, Rope)
+    except msgspec.ValidationError as error:
+        raise invalid("model_path", f"config.json, rope of type {kind!r}: {error}") from error
+    return rope
+
+
+def _context_lengths(config: dict[str, Any], section: dict[str, Any]) -> dict[str, Any]:
+    """Return the model's context and the trained one, which may be outside of the section."""
+    longest = config.get("max_position_embeddings")
+    original = config.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
+    return {"max_position_embeddings": longest, "original_max_position_embeddings": original or longest}
+
+
+def _partial_factor(config: dict[str, Any], section: dict[str, Any], kind: str, partial: float | None) -> float:
+    share: float | None = section.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share is None:
+        return 1.0 if partial is None else partial
+    if share != 1.0 and partial is None and kind != "proportional":
+        raise unsupported(f"partial_rotary_factor {share} is not supported in this family; supported: 1.0")
+    return share
+
+
+def read_eos_token_ids(directory: Path, file: ConfigFile) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of generation_config.json, else of config.json, as transformers does."""
+    eos = file.read(_EosField).eos_token_id
+    path = directory / "generation_config.json"
+    if path.exists():
+        generation = ConfigFile(read_json(path), path).read(_EosField)
+        eos = generation.eos_token_id if generation.eos_token_id is not None else eos
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
 def unsupported(message: str) -> SluiceError:

@@ -1,4 +1,4 @@
-"""What a decoder is made of, with every default resolved: the value that graphs are built from."""
+"""The configuration of a decoder with all defaults resolved, from which its graph is built."""
 
 import msgspec
 
@@ -6,23 +6,23 @@ from engine.runners.openvino.config.rope import Rope
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer's attention has of its own."""
+    """The attention options that may differ between layers."""
 
     rope: Rope | None
-    """None: the layer's heads carry no position."""
+    """The rotary embedding; None without one."""
     window: int | None = None
-    """How many tokens attention reaches back, the token itself among them. None: all of them."""
+    """How many tokens attention sees, including the token itself; None for all."""
 
 
 class QueryGrowth(msgspec.Struct, frozen=True):
-    """Queries grow with their position: by `1 + rate * log(1 + floor(position / period))`."""
+    """Queries are scaled by their position: by `1 + rate * log(1 + floor(position / period))`."""
 
     rate: float
     period: int
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder's shape and numbers. The families read them from `config.json`, each in its own file."""
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape and the constants of a decoder."""
 
     model_type: str
     vocab_size: int
@@ -37,16 +37,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: str
     qkv_bias: bool
     output_bias: bool
-    """Of attention's last projection."""
+    """Whether attention's output projection has a bias."""
     mlp_bias: bool
     tie_word_embeddings: bool
     attention_scale: float
-    """What products of queries and keys are multiplied by."""
+    """Factor of the products of queries and keys."""
     attention_softcap: float | None = None
-    """Scores are squeezed into ± this by a tanh."""
+    """Bound of the attention scores, which a tanh squeezes into ± this; None without one."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """What the output of attention and MLP is multiplied by before it is added to the stream."""
+    """Factor of the outputs of attention and MLP before they are added to the residual stream."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     query_growth: QueryGrowth | None = None
@@ -58,6 +58,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_context(self) -> int:
-        """The longest sequence it can be asked for: beyond `max_position_embeddings` where its rope stretches."""
+        """Most tokens of a sequence: more than `max_position_embeddings` if the rope can stretch."""
         longest = [layer.rope.longest(self.max_position_embeddings) for layer in self.layers if layer.rope]
         return min(longest, default=self.max_position_embeddings)

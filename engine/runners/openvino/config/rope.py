@@ -1,10 +1,9 @@
-"""Rotary position embedding: which angles a model turns its heads by.
+"""Rotary position embeddings: the frequencies of each kind.
 
-Some kinds depend on how long a sequence is. transformers looks at the length of each call, so that the
-same prompt gets other keys in other chunks. Cached blocks outlive a call and are shared between
-sequences, so here the length is that of the longest sequence the engine serves (`max_model_len`), for
-all of them. That is what transformers computes for a sequence of that length (dynamic), or for any on
-the same side of the length trained on (longrope).
+Some kinds depend on the length of a sequence. transformers uses the length of each call, so that the same prompt gets
+other keys in other chunks. Cached blocks outlive a call and are shared between sequences, so here all sequences use the
+longest length that the engine serves (`max_model_len`). transformers computes the same for a sequence of that length
+(dynamic), or for any on the same side of the trained length (longrope).
 """
 
 import math
@@ -21,39 +20,39 @@ DEFAULT_THETA = 10_000.0
 
 
 class DefaultRope(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", tag="default"):
-    """Frequencies fall geometrically from 1 towards 1 / theta."""
+    """Frequencies decrease geometrically from 1 towards 1 / theta."""
 
     rope_theta: float = DEFAULT_THETA
     partial_rotary_factor: float = 1.0
-    """Share of a head, from its first component on, that is turned."""
+    """Fraction of a head, from its first component on, that is rotated."""
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.partial_rotary_factor)
 
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
-        """[rotary_dim / 2], radians a position."""
-        return falling(self.rope_theta, self.rotary_dim(head_dim))
+        """Return radians per position, [rotary_dim / 2]."""
+        return geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim))
 
     def amplitude(self) -> float:
-        """What turned components are multiplied by."""
+        """Return the factor of the rotated components."""
         return 1.0
 
     def longest(self, max_position_embeddings: int) -> int:
-        """The longest sequence it can place, where the model was made for `max_position_embeddings`."""
+        """Return the most positions supported, for a model made for `max_position_embeddings`."""
         return max_position_embeddings
 
 
 class LinearRope(DefaultRope, frozen=True, kw_only=True, tag="linear"):
-    """Positions squeezed by `factor`, so that a longer context covers the angles trained on."""
+    """Positions are divided by `factor`, so that a longer context covers the trained angles."""
 
     factor: float
 
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
-        return falling(self.rope_theta, self.rotary_dim(head_dim)) / self.factor
+        return geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim)) / self.factor
 
 
 class ProportionalRope(DefaultRope, frozen=True, kw_only=True, tag="proportional"):
-    """Frequencies fall over the whole head; those beyond the share that turns are 0."""
+    """Frequencies decrease over the whole head; those beyond the rotated fraction are 0."""
 
     factor: float = 1.0
 
@@ -61,13 +60,13 @@ class ProportionalRope(DefaultRope, frozen=True, kw_only=True, tag="proportional
         return head_dim
 
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
-        frequencies = falling(self.rope_theta, head_dim) / self.factor
+        frequencies = geometric_frequencies(self.rope_theta, head_dim) / self.factor
         frequencies[int(self.partial_rotary_factor * head_dim // 2) :] = 0
         return frequencies
 
 
 class DynamicRope(DefaultRope, frozen=True, kw_only=True, tag="dynamic"):
-    """Theta grows with the context beyond the one trained on (NTK-aware scaling)."""
+    """Theta grows with the context beyond the trained one (NTK-aware scaling)."""
 
     factor: float
     max_position_embeddings: int
@@ -76,14 +75,14 @@ class DynamicRope(DefaultRope, frozen=True, kw_only=True, tag="dynamic"):
         dim = self.rotary_dim(head_dim)
         stretch = max(max_model_len / self.max_position_embeddings, 1.0)
         growth = self.factor * stretch - (self.factor - 1)
-        return falling(self.rope_theta * growth ** (dim / (dim - 2)), dim)
+        return geometric_frequencies(self.rope_theta * growth ** (dim / (dim - 2)), dim)
 
     def longest(self, max_position_embeddings: int) -> int:
         return int(self.factor * max_position_embeddings)
 
 
 class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
-    """Slow frequencies divided by `factor`, fast ones kept, a ramp over the components between."""
+    """Slow frequencies are divided by `factor`, fast ones kept, with a ramp between them."""
 
     original_max_position_embeddings: int
     max_position_embeddings: int
@@ -99,7 +98,7 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
         dim = self.rotary_dim(head_dim)
         first, last = self._ramp(dim)
         squeezed = np.clip((np.arange(dim // 2) - first) / (last - first), 0, 1)
-        kept = falling(self.rope_theta, dim)
+        kept = geometric_frequencies(self.rope_theta, dim)
         blended: Frequencies = kept * (1 - squeezed) + kept / self._factor * squeezed
         return blended
 
@@ -115,7 +114,7 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
         return self.factor or self.max_position_embeddings / self.original_max_position_embeddings
 
     def _ramp(self, dim: int) -> tuple[float, float]:
-        """The components where squeezing sets in and where it is whole."""
+        """Return the components where the ramp starts and ends."""
         first = self._component(self.beta_fast or 32.0, dim)
         last = self._component(self.beta_slow or 1.0, dim)
         if self.truncate:
@@ -124,13 +123,13 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
         return first, last if last != first else last + 0.001
 
     def _component(self, turns: float, dim: int) -> float:
-        """The component that turns so many times over the context trained on."""
+        """Return the component that makes that many turns over the trained context."""
         wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(self.rope_theta))
 
 
 class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
-    """A divisor for each frequency: one list within the context trained on, another beyond it (Phi-3)."""
+    """Each frequency has a divisor, from one list within the trained context and another beyond it (Phi-3)."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
@@ -142,7 +141,7 @@ class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
         is_long = max_model_len > self.original_max_position_embeddings
         divisors = self.long_factor if is_long else self.short_factor
-        kept = falling(self.rope_theta, self.rotary_dim(head_dim))
+        kept = geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim))
         if len(divisors) != len(kept):
             raise invalid("model_path", f"config.json: longrope needs {len(kept)} factors, got {len(divisors)}")
         divided: Frequencies = kept / np.array(divisors)
@@ -158,7 +157,7 @@ class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
 
 
 class Llama3Rope(DefaultRope, frozen=True, kw_only=True, tag="llama3"):
-    """Slow frequencies divided by `factor`, fast ones kept, those between blended (Llama 3.1)."""
+    """Slow frequencies are divided by `factor`, fast ones kept, those between blended (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -166,7 +165,7 @@ class Llama3Rope(DefaultRope, frozen=True, kw_only=True, tag="llama3"):
     original_max_position_embeddings: int
 
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
-        frequencies = falling(self.rope_theta, self.rotary_dim(head_dim))
+        frequencies = geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim))
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
         kept = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
         blended: Frequencies = (1 - kept) * frequencies / self.factor + kept * frequencies
@@ -176,13 +175,13 @@ class Llama3Rope(DefaultRope, frozen=True, kw_only=True, tag="llama3"):
 Rope = DefaultRope | LinearRope | ProportionalRope | DynamicRope | YarnRope | LongRope | Llama3Rope
 
 
-def falling(theta: float, dim: int) -> Frequencies:
-    """[dim / 2], from 1 towards 1 / theta."""
+def geometric_frequencies(theta: float, dim: int) -> Frequencies:
+    """Return frequencies from 1 towards 1 / theta, [dim / 2]."""
     return np.power(theta, -np.arange(0, dim, 2, dtype=np.float64) / dim)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, max_model_len: int) -> FloatArray:
-    """[rotary_dim / 2] float32, radians a position: component i turns with component i + rotary_dim / 2."""
+    """Return radians per position, [rotary_dim / 2] float32. Component i rotates with component i + rotary_dim / 2."""
     return rope.frequencies(head_dim, max_model_len).astype(np.float32)
 
 

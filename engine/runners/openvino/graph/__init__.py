@@ -1,1 +1,1 @@
-"""A decoder as an OpenVINO graph: its layers and how they are put together."""
+"""The graph of a decoder in OpenVINO: nodes, layers, attention, and their assembly."""

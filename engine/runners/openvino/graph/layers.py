@@ -1,10 +1,10 @@
-"""The pieces decoder graphs are made of. Activations are [num_tokens, features] f32 nodes throughout.
+"""The layers of decoder graphs: norms, MLPs, rotary embedding. Activations are [num_tokens, features] f32 nodes.
 
-They are spelled the way OpenVINO's CPU plugin recognises and fuses: RMS norm, rotation, matmul with
-bias and paged attention each become one kernel.
+They are written in the forms that OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and
+paged attention each become one kernel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,21 +12,30 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.runners.openvino.config.decoder_config import ModelConfig
-from engine.runners.openvino.config.rope import Rope
-from engine.runners.openvino.graph.activations import ACTIVATIONS
-from engine.runners.openvino.graph.attention import PagedInputs
-from engine.runners.openvino.graph.nodes import floating, ints32, num_features, part
-from engine.runners.openvino.graph.rotation import Rotation
-from engine.runners.openvino.weights.tensors import Tensors
+from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.config.rope import Rope, inverse_frequencies
+from engine.runners.openvino.graph.nodes import ACTIVATIONS, floating, ints32, ints64, num_features, part, scaled
+from engine.runners.openvino.graph.paged_attention import PagedInputs
+from engine.runners.openvino.weights.checkpoint import TextModelTensors
+
+_TO_THE_END = np.iinfo(np.int64).max
+_HEAD_AXIS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of this step's positions, [num_tokens, 1, 1, rotary_dim]."""
+
+    cos: ov.Node
+    sin: ov.Node
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every layer of one graph reads."""
+    """The values that all layers of one graph read."""
 
-    config: ModelConfig
-    weights: Tensors
+    config: DecoderConfig
+    weights: TextModelTensors
     paged: PagedInputs
     position_ids: ov.Node
     """[num_tokens] i32"""
@@ -36,17 +45,20 @@ class Context:
 
 
 Norm = Callable[[Context, ov.Node, str], ov.Node]
-"""(context, x, name of the weight without its ending) -> x normalised over its last axis."""
+"""(context, x, name of the weight without its suffix) -> x normalized over its last axis."""
 Mlp = Callable[[Context, ov.Node, int], ov.Node]
-"""(context, x, layer) -> x, through the layer's feed-forward part."""
+"""(context, x, layer) -> output of the layer's MLP."""
 
 
 def linear(context: Context, x: ov.Node, name: str, num_out: int, *, bias: bool = False) -> ov.Node:
-    """x @ weight.T (+ bias), with `num_out` features."""
+    """Return x @ weight.T (+ bias), with `num_out` features."""
     product = ops.matmul(x, context.weights.constant(f"{name}.weight", (num_out, num_features(x))), False, True)
     if not bias:
         return product
     return ops.add(product, context.weights.constant(f"{name}.bias", (num_out,)))
+
+
+# -- norms
 
 
 def rms_norm(context: Context, x: ov.Node, name: str) -> ov.Node:
@@ -55,47 +67,17 @@ def rms_norm(context: Context, x: ov.Node, name: str) -> ov.Node:
 
 
 def rms_norm_plus_one(context: Context, x: ov.Node, name: str) -> ov.Node:
-    """RMS norm whose stored weight is what is added to 1 (Gemma)."""
+    """Apply an RMS norm whose weight is stored minus 1 (Gemma)."""
     weight = _values(context.weights.constant(f"{name}.weight", (num_features(x),)))
     return _rms_norm(context, x, ops.constant(weight + np.float32(1)))
 
 
 def layer_norm(context: Context, x: ov.Node, name: str) -> ov.Node:
-    """Bring the last axis to mean 0 and variance 1, then scale and shift it."""
+    """Normalize the last axis to mean 0 and variance 1, then scale and shift it."""
     shape = (num_features(x),)
     normed = ops.mvn(x, ints32([-1]), True, context.config.norm_eps, "inside_sqrt")
-    scaled = ops.multiply(normed, context.weights.constant(f"{name}.weight", shape))
-    return ops.add(scaled, context.weights.constant(f"{name}.bias", shape))
-
-
-def gated_mlp(context: Context, x: ov.Node, layer: int) -> ov.Node:
-    """down(activation(gate(x)) * up(x))."""
-    config, name = context.config, f"model.layers.{layer}.mlp"
-    gate = linear(context, x, f"{name}.gate_proj", config.intermediate_size, bias=config.mlp_bias)
-    up = linear(context, x, f"{name}.up_proj", config.intermediate_size, bias=config.mlp_bias)
-    wide = ops.multiply(activation(context, gate), up)
-    return linear(context, wide, f"{name}.down_proj", config.hidden_size, bias=config.mlp_bias)
-
-
-def fused_gated_mlp(context: Context, x: ov.Node, layer: int) -> ov.Node:
-    """As `gated_mlp`, with gate and up stored as one matrix."""
-    config, name = context.config, f"model.layers.{layer}.mlp"
-    size = config.intermediate_size
-    both = linear(context, x, f"{name}.gate_up_proj", 2 * size, bias=config.mlp_bias)
-    wide = ops.multiply(activation(context, part(both, 0, size, 1)), part(both, size, 2 * size, 1))
-    return linear(context, wide, f"{name}.down_proj", config.hidden_size, bias=config.mlp_bias)
-
-
-def plain_mlp(context: Context, x: ov.Node, layer: int, names: tuple[str, str] = ("up_proj", "down_proj")) -> ov.Node:
-    """second(activation(first(x)))."""
-    config, name = context.config, f"model.layers.{layer}.mlp"
-    wide = linear(context, x, f"{name}.{names[0]}", config.intermediate_size, bias=config.mlp_bias)
-    return linear(context, activation(context, wide), f"{name}.{names[1]}", config.hidden_size, bias=config.mlp_bias)
-
-
-def activation(context: Context, x: ov.Node) -> ov.Node:
-    """The function that config.json names."""
-    return ACTIVATIONS[context.config.activation](x)
+    weighted = ops.multiply(normed, context.weights.constant(f"{name}.weight", shape))
+    return ops.add(weighted, context.weights.constant(f"{name}.bias", shape))
 
 
 def _rms_norm(context: Context, x: ov.Node, weight: ov.Node) -> ov.Node:
@@ -105,7 +87,82 @@ def _rms_norm(context: Context, x: ov.Node, weight: ov.Node) -> ov.Node:
 
 
 def _values(weight: ov.Node) -> np.ndarray:
-    """A stored vector as f32 numbers, for what must be worked out before the graph."""
+    """Return a stored vector as f32 values, for computations at build time."""
     node = weight if isinstance(weight, Constant) else weight.input_value(0).get_node()
     values: np.ndarray = node.get_data(dtype=np.float32)
     return values
+
+
+# -- MLPs
+
+
+def gated_mlp(context: Context, x: ov.Node, layer: int) -> ov.Node:
+    """Return down(activation(gate(x)) * up(x))."""
+    config, name = context.config, f"model.layers.{layer}.mlp"
+    gate = linear(context, x, f"{name}.gate_proj", config.intermediate_size, bias=config.mlp_bias)
+    up = linear(context, x, f"{name}.up_proj", config.intermediate_size, bias=config.mlp_bias)
+    wide = ops.multiply(activation(context, gate), up)
+    return linear(context, wide, f"{name}.down_proj", config.hidden_size, bias=config.mlp_bias)
+
+
+def fused_gated_mlp(context: Context, x: ov.Node, layer: int) -> ov.Node:
+    """Return down(activation(gate(x)) * up(x)), with gate and up stored as one matrix."""
+    config, name = context.config, f"model.layers.{layer}.mlp"
+    size = config.intermediate_size
+    both = linear(context, x, f"{name}.gate_up_proj", 2 * size, bias=config.mlp_bias)
+    wide = ops.multiply(activation(context, part(both, 0, size, 1)), part(both, size, 2 * size, 1))
+    return linear(context, wide, f"{name}.down_proj", config.hidden_size, bias=config.mlp_bias)
+
+
+def plain_mlp(context: Context, x: ov.Node, layer: int, names: tuple[str, str] = ("up_proj", "down_proj")) -> ov.Node:
+    """Return second(activation(first(x)))."""
+    config, name = context.config, f"model.layers.{layer}.mlp"
+    wide = linear(context, x, f"{name}.{names[0]}", config.intermediate_size, bias=config.mlp_bias)
+    return linear(context, activation(context, wide), f"{name}.{names[1]}", config.hidden_size, bias=config.mlp_bias)
+
+
+def activation(context: Context, x: ov.Node) -> ov.Node:
+    """Apply the activation function that config.json names."""
+    return ACTIVATIONS[context.config.activation](x)
+
+
+# -- rotary embedding; heads are [num_tokens, num_heads, 1, head_dim] f32
+
+
+def rotation(rope: Rope, head_dim: int, max_model_len: int, position_ids: ov.Node) -> Rotation:
+    """Compute the rotation of positions [num_tokens] i32. Component i is paired with i + rotary_dim / 2."""
+    frequencies = inverse_frequencies(rope, head_dim, max_model_len).reshape(1, 1, 1, -1)
+    positions = ops.convert(ops.unsqueeze(position_ids, ints64([1, 2, 3])), "f32")
+    half = ops.multiply(positions, ops.constant(frequencies))
+    angles = ops.concat([half, half], -1)
+    amplitude = rope.amplitude()
+    return Rotation(scaled(ops.cos(angles), amplitude), scaled(ops.sin(angles), amplitude))
+
+
+def rotate(x: ov.Node, rotation: Rotation) -> ov.Node:
+    """Rotate the first components of each head, as many as the rotation has, and keep the others."""
+    rotary_dim = num_features(rotation.cos)
+    if rotary_dim == num_features(x):
+        return _rotate_components(x, rotation, rotary_dim)
+    rotated = _rotate_components(part(x, 0, rotary_dim, _HEAD_AXIS), rotation, rotary_dim)
+    return ops.concat([rotated, part(x, rotary_dim, _TO_THE_END, _HEAD_AXIS)], -1)
+
+
+def uninterleaved(x: ov.Node) -> ov.Node:
+    """Reorder the components of each head, even ones first, for families that pair neighbours.
+
+    Queries and keys are reordered alike, so their products do not change.
+    """
+    size = num_features(x)
+    return ops.gather(x, ints64(_evens_first(size)), ints64([_HEAD_AXIS]))
+
+
+def _evens_first(size: int) -> Sequence[int]:
+    return [*range(0, size, 2), *range(1, size, 2)]
+
+
+def _rotate_components(x: ov.Node, rotation: Rotation, rotary_dim: int) -> ov.Node:
+    middle = rotary_dim // 2
+    first, second = part(x, 0, middle, _HEAD_AXIS), part(x, middle, _TO_THE_END, _HEAD_AXIS)
+    turned = ops.concat([ops.multiply(second, floating(-1)), first], -1)
+    return ops.add(ops.multiply(x, rotation.cos), ops.multiply(turned, rotation.sin))

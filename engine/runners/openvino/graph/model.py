@@ -1,18 +1,20 @@
-"""A checkpoint as an OpenVINO model: the inputs of one step in, logits of the rows that sample out."""
+"""Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.architectures import architecture
-from engine.runners.openvino.config.decoder_config import ModelConfig
+from engine.runners.openvino.architectures import find_architecture
+from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import Rope
-from engine.runners.openvino.graph.attention import PagedInputs
-from engine.runners.openvino.graph.layers import Context
+from engine.runners.openvino.graph.layers import Context, Rotation, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
-from engine.runners.openvino.graph.rotation import Rotation, rotation
-from engine.runners.openvino.weights.checkpoint import Checkpoint
-from engine.runners.openvino.weights.tensors import EMBEDDING, HEAD, Tensors
+from engine.runners.openvino.graph.paged_attention import PagedInputs
+from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, CheckpointWeights, TextModelTensors
+from sluice.errors import invalid
 
 STEP_INPUTS = (
     "token_ids",
@@ -23,19 +25,44 @@ STEP_INPUTS = (
     "block_indices_begins",
     "sampled_rows",
 )
-"""Vector inputs, named as the fields of `StepBatch`; all i32. Beside them stand the scalar and the caches."""
+"""Names of the vector inputs, all i32, which are fields of `StepBatch`. A scalar and the caches are inputs too."""
 MAX_CONTEXT_LEN = "max_context_len"
 _KEY_CACHE, _VALUE_CACHE = "key_cache.", "value_cache."
 
 
-def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | None = None) -> ov.Model:
-    """The graph. Its inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`,
-    whose type and shape the compiler settles. Its output: logits [num_sampled, vocab_size] f32.
-    `max_model_len` is the longest sequence it will see (see `rope`); default: what the model was made for.
+class Weights(Protocol):
+    """The memory that a graph's constants point into. It must live as long as the compiled model."""
 
-    Raises SluiceError where the checkpoint is not what config.json says, or not supported.
+    def release_pages(self) -> None:
+        """Release resident pages to the system. If they are accessed again, they are read from their file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A paged-attention graph with the inputs and the output of `build_model`, and its limits."""
+
+    model: ov.Model
+    weights: Weights
+    model_type: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """Most tokens of one sequence, prompt and output together."""
+    quantization: str
+    """Compression of the weights in memory: none, int8, int4."""
+
+
+def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:
+    """Build the graph.
+
+    Inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`, whose type and shape the
+    compiler chooses. Output: logits [num_sampled, vocab_size] f32. `max_model_len` is the length of the longest
+    sequence (see `rope`), by default what the model was made for.
+
+    Raises SluiceError if the checkpoint does not match its config.json, or is not supported.
     """
-    decoder = architecture(config.model_type).decoder
+    decoder = find_architecture(config.model_type).decoder
     step = {name: _parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
     max_context_len = _parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
     caches = tuple((_cache(f"{_KEY_CACHE}{i}"), _cache(f"{_VALUE_CACHE}{i}")) for i in range(config.num_layers))
@@ -47,7 +74,7 @@ def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | N
         max_context_len=max_context_len,
     )
     rotations = _rotations(config, max_model_len or config.max_position_embeddings, step["position_ids"])
-    tensors = Tensors(weights)
+    tensors = TextModelTensors(weights)
     context = Context(config, tensors, paged, step["position_ids"], rotations, caches)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
     zero = ops.constant(np.int32(0))
@@ -60,18 +87,32 @@ def build_model(config: ModelConfig, weights: Checkpoint, max_model_len: int | N
     return ov.Model([ops.result(logits)], parameters, config.model_type)
 
 
+def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
+    """Return the requested length, or the default. Raises SluiceError INVALID if the model does not support it.
+
+    `most` is more than the `default` for a model that can be stretched beyond it.
+    """
+    if requested is None:
+        return default
+    most = default if most is None else most
+    if not 1 <= requested <= most:
+        message = f"max_model_len must be 1 to {most}, what the model was made for; got {requested}"
+        raise invalid("max_model_len", message)
+    return requested
+
+
 def is_cache(name: str) -> bool:
-    """Whether the input `name` is a layer's key or value cache."""
+    """Return whether the input `name` is a layer's key or value cache."""
     return name.startswith((_KEY_CACHE, _VALUE_CACHE))
 
 
-def _rotations(config: ModelConfig, max_model_len: int, position_ids: ov.Node) -> dict[Rope, Rotation]:
+def _rotations(config: DecoderConfig, max_model_len: int, position_ids: ov.Node) -> dict[Rope, Rotation]:
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     return {rope: rotation(rope, config.head_dim, max_model_len, position_ids) for rope in ropes}
 
 
-def _head(config: ModelConfig, tensors: Tensors, embedding: ov.Node) -> ov.Node:
-    if config.tie_word_embeddings and not tensors.has_head_of_its_own:
+def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
+    if config.tie_word_embeddings and not tensors.has_own_head:
         return embedding
     return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))
 

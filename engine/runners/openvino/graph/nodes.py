@@ -1,6 +1,6 @@
-"""Constants of graphs, and the few expressions that several layers share."""
+"""Constants, activation functions and small expressions that several layers of a graph share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import openvino as ov
@@ -20,22 +20,46 @@ def ints64(values: Sequence[int]) -> ov.Node:
 
 
 def scaled(x: ov.Node, factor: float) -> ov.Node:
-    """x * factor; no node where that changes nothing."""
+    """Return x * factor, without a node if the factor is 1."""
     return x if factor == 1 else ops.multiply(x, floating(factor))
 
 
 def softcapped(x: ov.Node, cap: float | None) -> ov.Node:
-    """x squeezed into ± `cap` by a tanh; no node without a cap."""
+    """Return x squeezed into ± `cap` by a tanh, without a node if there is no cap."""
     return x if cap is None else ops.multiply(ops.tanh(ops.divide(x, floating(cap))), floating(cap))
 
 
 def part(x: ov.Node, start: int, stop: int, axis: int) -> ov.Node:
-    """x[start:stop] along one axis."""
+    """Return x[start:stop] along one axis."""
     return ops.slice(x, ints64([start]), ints64([stop]), ints64([1]), ints64([axis]))
 
 
 def num_features(x: ov.Node) -> int:
-    """Size of the last axis, which is the same in every step."""
-    output = x.output(0) if isinstance(x, ov.Node) else x  # paged attention is one output of several
+    """Return the size of the last axis, which is the same in every step."""
+    output = x.output(0) if isinstance(x, ov.Node) else x  # paged attention has several outputs
     size: int = output.partial_shape[-1].get_length()
     return size
+
+
+Activation = Callable[[ov.Node], ov.Node]
+
+
+def _gelu_tanh(x: ov.Node) -> ov.Node:
+    return ops.gelu(x, "tanh")
+
+
+def _relu_squared(x: ov.Node) -> ov.Node:
+    positive = ops.relu(x)
+    return ops.multiply(positive, positive)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": ops.swish,
+    "swish": ops.swish,
+    "gelu": lambda x: ops.gelu(x, "erf"),
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "relu": ops.relu,
+    "relu2": _relu_squared,
+}
+"""Activation functions by their names in `config.json`."""

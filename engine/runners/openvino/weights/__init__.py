@@ -1,1 +1,1 @@
-"""A checkpoint's tensors as graph constants, as they are stored or compressed."""
+"""A checkpoint's tensors as graph constants, either as stored or compressed."""

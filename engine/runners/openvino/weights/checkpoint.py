@@ -1,4 +1,4 @@
-"""A checkpoint's weights as OpenVINO constants, without copying a byte and without torch."""
+"""A checkpoint's weights as OpenVINO constants, without a copy and without torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,24 +8,30 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.runners.openvino.weights.compressed import NONE, QUANTIZATIONS, CompressedTensor, pair_up
-from engine.runners.openvino.weights.stored import FLOAT_TYPES, StoredTensor, map_tensors
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, CompressedTensor, pair_up
+from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 _NOT_OURS = ("consolidated", "adapter_")
-"""Beginnings of files that lie beside some checkpoints: the same weights in their maker's layout, and adapters."""
+"""Prefixes of other files beside some checkpoints: the same weights in their maker's layout, and adapters."""
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+_PLAIN = ("model.", "lm_head.")
+_WITH_IMAGE_MODEL = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
+"""Prefixes of the text model's names in a checkpoint that has an image model beside it."""
 
 
 class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-class Checkpoint:
-    """A directory's tensors, mapped copy-on-write, and those of them that were compressed, now or when it was built.
+class CheckpointWeights:
+    """The tensors of a directory, mapped copy-on-write, some of them perhaps compressed, now or when it was built.
 
-    Graph constants point into the maps, so a Checkpoint must live as long as the model built from it.
+    Graph constants point into the maps, so this object must live as long as the model built from it.
     """
 
     def __init__(
@@ -39,8 +45,8 @@ class Checkpoint:
         self._compressed = compressed or {}
 
     @classmethod
-    def open(cls, directory: Path) -> "Checkpoint":
-        """Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
+    def open(cls, directory: Path) -> "CheckpointWeights":
+        """Map the weights in `directory`. Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
         tensors: dict[str, StoredTensor] = {}
         files = weight_files(directory)
         for path in files:
@@ -49,7 +55,7 @@ class Checkpoint:
         return cls(tensors) if stored is None else cls(tensors, pair_up(tensors), stored)
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
-        """Tensor `name` as a node of type f32. Raises SluiceError where it is absent, of another shape or dtype."""
+        """Return tensor `name` as an f32 node. Raises SluiceError if it is missing or has another shape or dtype."""
         stored, compressed = self.tensors.get(name), self._compressed.get(name)
         if stored is None:
             raise invalid("model_path", f"the checkpoint has no tensor {name!r}")
@@ -59,9 +65,9 @@ class Checkpoint:
         return _plain(name, stored) if compressed is None else compressed.node(name)
 
     def release_pages(self) -> None:
-        """Give the resident pages of the maps back to the system; touched again, they are read from the files.
+        """Release the resident pages of the maps. If they are accessed again, they are read from the files.
 
-        Once inference has run, the compiled model holds the weights in its own layout.
+        Once inference has run, the compiled model has the weights in its own layout.
         """
         parts = [part for compressed in self._compressed.values() for part in compressed.parts]
         for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
@@ -69,15 +75,14 @@ class Checkpoint:
 
 
 def compressed_file(quantization: str) -> str:
-    """The file of compressed matrices in a checkpoint that was built with them; the other tensors are in another."""
+    """Return the name of the file of compressed matrices in a built checkpoint; other tensors are in another file."""
     return f"model-{quantization}.safetensors"
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a checkpoint: the one, else those that its index names, else all that are no strays.
+    """Return the files of a checkpoint: the single file, else those in its index, else all that can be part of it.
 
-    Raises SluiceError: NOT_FOUND without any or where one that the index names is missing, INVALID for
-    an index that is none.
+    Raises SluiceError: NOT_FOUND without any, or if a file in the index is missing, INVALID for a malformed index.
     """
     if (directory / WHOLE).is_file():
         return [directory / WHOLE]
@@ -115,6 +120,32 @@ def _plain(name: str, stored: StoredTensor) -> ov.Node:
     if stored.dtype == "F32":
         return constant
     converted = ops.convert(constant, "f32")
-    # Without this mark the compiler folds the conversion and holds every weight as f32, twice the memory.
+    # Without this mark the compiler folds the conversion and keeps each weight as f32, in twice the memory.
     converted.get_rt_info()["decompression_0"] = ""
     return converted
+
+
+class TextModelTensors:
+    """A checkpoint's tensors under the names of a plain text model, which is found by its embedding."""
+
+    def __init__(self, checkpoint: CheckpointWeights) -> None:
+        self._checkpoint = checkpoint
+        self._prefixes = _PLAIN
+        for prefixes in _WITH_IMAGE_MODEL:
+            if EMBEDDING.replace(_PLAIN[0], prefixes[0]) in checkpoint.tensors:
+                self._prefixes = prefixes
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether a checkpoint of several models has an LM head, on which their configurations are vague."""
+        return self._prefixes != _PLAIN and self._stored_name(HEAD) in self._checkpoint.tensors
+
+    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
+        """See `CheckpointWeights.constant`."""
+        return self._checkpoint.constant(self._stored_name(name), shape)
+
+    def _stored_name(self, name: str) -> str:
+        for plain, prefix in zip(_PLAIN, self._prefixes, strict=True):
+            if name.startswith(plain):
+                return prefix + name.removeprefix(plain)
+        return name

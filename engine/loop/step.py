@@ -1,0 +1,227 @@
+"""One step's input and output: a plan becomes the runner's flat arrays, and logits become tokens and events."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kv_cache import BlockTables
+from engine.runners.base import FloatArray, IntArray, StepBatch
+from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.sampler import sample
+from engine.scheduling.planner import StepPlan
+from engine.sequence import NO_ROW, Sequence
+from engine.types import EventDetail, FinishReason, TokenEvent
+from sluice.errors import SluiceError
+
+SampledRow = tuple[Sequence, int, int]
+"""A sequence, the row of logits that its next token is sampled from, and how many of its drafts were accepted."""
+Outcome = tuple[Sequence, FinishReason | None]
+"""A sequence that got tokens, and the finish reason if it ends with them."""
+Failure = tuple[Sequence, SluiceError]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of logits, from `first_row` on, that give the log probabilities of `token_ids` of the prompt."""
+
+    sequence: Sequence
+    first_row: int
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBatch:
+    """The runner's input, and which rows of its output belong to which sequence."""
+
+    step: StepBatch
+    sampling: list[Sequence]
+    """Sequences that get tokens from this step."""
+    first_rows: list[int]
+    """The row of logits from which each of `sampling` gets its next token. The rows of its drafts follow."""
+    prompt_rows: list[PromptRows]
+
+
+# -- input
+
+
+def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
+    """Build the batch of `plan`. Each sequence in it must have blocks for its new tokens already.
+
+    Each draft token is a subsequence of its own, with the block table of its sequence: kernels for one token and for
+    many round differently, and a draft must be checked against the logits that decoding would have had.
+    """
+    decode, past = _decode_rows(plan)
+    prefill = [chunk.sequence for chunk in plan.prefill]
+    lengths = np.ones(len(decode) + len(prefill), np.int32)
+    lengths[len(decode) :] = [chunk.num_tokens for chunk in plan.prefill]
+    begins = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=begins[1:])
+    past_lens = np.array(past + [sequence.num_computed for sequence in prefill], np.int32)
+    num_rows = _num_logit_rows(plan, len(decode))
+    block_indices, block_indices_begins = tables.gather([sequence.table_row for sequence in (*decode, *prefill)])
+    step = StepBatch(
+        token_ids=_token_ids(plan),
+        position_ids=np.arange(begins[-1], dtype=np.int32) + np.repeat(past_lens - begins[:-1], lengths),
+        past_lens=past_lens,
+        subsequence_begins=begins,
+        block_indices=block_indices,
+        block_indices_begins=block_indices_begins,
+        sampled_rows=_last_rows(begins[1:], num_rows),
+        max_context_len=int((past_lens + lengths).max()),
+    )
+    return _assign_rows(step, plan, num_rows, len(decode))
+
+
+def _decode_rows(plan: StepPlan[Sequence]) -> tuple[list[Sequence], list[int]]:
+    """Return the sequence of each decode and draft token, and how many tokens precede it."""
+    if not plan.num_drafts:
+        return list(plan.decode), [sequence.num_computed for sequence in plan.decode]
+    rows = [
+        (sequence, sequence.num_computed + offset)
+        for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=True)
+        for offset in range(num_drafts + 1)
+    ]
+    return [sequence for sequence, _ in rows], [past for _, past in rows]
+
+
+def _num_logit_rows(plan: StepPlan[Sequence], num_decode_rows: int) -> NDArray[np.int32]:
+    """Return for how many of its last tokens each subsequence needs logits, [num_seqs]."""
+    num_rows = np.ones(num_decode_rows + len(plan.prefill), np.int32)
+    for position, chunk in enumerate(plan.prefill, num_decode_rows):
+        if chunk.sequence.needs_prompt_logprobs:
+            num_rows[position] = chunk.num_tokens
+        elif chunk.num_tokens < chunk.sequence.num_tokens_left:
+            num_rows[position] = 0
+    return num_rows
+
+
+def _last_rows(ends: IntArray, num_rows: NDArray[np.int32]) -> IntArray:
+    """Return the last `num_rows[i]` indices before `ends[i]`, for each i in turn."""
+    if (num_rows <= 1).all():
+        single: IntArray = (ends - 1)[num_rows == 1]
+        return single
+    starts = np.repeat(ends - np.cumsum(num_rows), num_rows)
+    rows: IntArray = (starts + np.arange(num_rows.sum())).astype(np.int32)
+    return rows
+
+
+def _assign_rows(
+    step: StepBatch, plan: StepPlan[Sequence], num_rows: NDArray[np.int32], num_decode_rows: int
+) -> BuiltBatch:
+    begins = [0, *np.cumsum(num_rows).tolist()]
+    sampling = list(plan.decode)
+    first_rows = _first_rows(plan.num_drafts) if plan.num_drafts else begins[:num_decode_rows]
+    prompt_rows = []
+    for position, chunk in enumerate(plan.prefill, num_decode_rows):
+        sequence = chunk.sequence
+        if sequence.needs_prompt_logprobs:
+            prompt_rows.append(_prompt_rows(sequence, begins[position], chunk.num_tokens))
+        if chunk.num_tokens == sequence.num_tokens_left:
+            sampling.append(sequence)
+            first_rows.append(begins[position + 1] - 1)
+    return BuiltBatch(step, sampling, first_rows, prompt_rows)
+
+
+def _first_rows(num_drafts: tuple[int, ...]) -> list[int]:
+    ends = np.cumsum(np.array(num_drafts) + 1).tolist()
+    return [0, *ends[:-1]]
+
+
+def _prompt_rows(sequence: Sequence, first_row: int, num_tokens: int) -> PromptRows:
+    """Return the rows of a chunk of the prompt. A token's row has the logits of the token after it."""
+    begin = sequence.num_computed + 1
+    end = min(begin + num_tokens, sequence.num_prompt)
+    return PromptRows(sequence, first_row, np.array(sequence.token_ids[begin:end], np.int32))
+
+
+def _token_ids(plan: StepPlan[Sequence]) -> IntArray:
+    if plan.num_drafts:
+        rows = zip(plan.decode, plan.num_drafts, strict=True)
+        decoding = np.array([t for s, count in rows for t in (s.last_token_id, *s.drafts[:count])], np.int32)
+    else:
+        decoding = np.fromiter((sequence.last_token_id for sequence in plan.decode), np.int32, len(plan.decode))
+    if not plan.prefill:
+        return decoding
+    pieces = (chunk.sequence.next_tokens(chunk.num_tokens) for chunk in plan.prefill)
+    return np.concatenate(list(chain((decoding,), pieces)))
+
+
+# -- output
+
+
+def commit_tokens(
+    built: BuiltBatch, logits: FloatArray, num_drafts: tuple[int, ...]
+) -> tuple[list[Outcome], list[Failure]]:
+    """Sample from `logits` [num_sampled, vocab_size] and append the tokens to the sequences that still run.
+
+    `num_drafts` belongs to the first of `built.sampling`. Returns the outcomes, and the sequences whose logits were
+    not finite or left no token to choose, each with the error. A draft token is accepted if it is the one sampled in
+    its place, so speculation changes no output; the drafts after the first rejected one are dropped.
+    """
+    rows = [(s, row, 0) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.table_row != NO_ROW]
+    failed: dict[int, Failure] = {}
+    if not num_drafts:
+        sampled = _sample_rows(rows, logits, failed)
+        return [(row[0], reason) for row, reason in sampled], list(failed.values())
+    granted = dict(zip((sequence.stream_id for sequence in built.sampling), num_drafts, strict=False))
+    outcomes: dict[int, Outcome] = {}
+    while rows:
+        accepted = []
+        for (sequence, row, position), reason in _sample_rows(rows, logits, failed):
+            outcomes[sequence.stream_id] = (sequence, reason)
+            has_draft = reason is None and position < granted.get(sequence.stream_id, 0)
+            if has_draft and sequence.drafts[position] == sequence.last_token_id:
+                sequence.num_computed += 1
+                accepted.append((sequence, row + 1, position + 1))
+        rows = accepted
+    return [outcome for stream_id, outcome in outcomes.items() if stream_id not in failed], list(failed.values())
+
+
+def _sample_rows(
+    rows: list[SampledRow], logits: FloatArray, failed: dict[int, Failure]
+) -> list[tuple[SampledRow, FinishReason | None]]:
+    """Sample and append one token for each row; sequences that cannot have one are added to `failed`."""
+    is_every_row = len(rows) == len(logits)
+    indices = None if is_every_row else np.array([row for _, row, _ in rows], np.intp)
+    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices)
+    errors = samples.failed
+    logprobs = samples.logprobs or [None] * len(rows)
+    sampled: list[tuple[SampledRow, FinishReason | None]] = []
+    for index, (row, token_id) in enumerate(zip(rows, samples.token_ids.tolist(), strict=True)):
+        sequence = row[0]
+        try:
+            if index in errors:
+                raise errors[index]
+            sampled.append((row, sequence.append(token_id, logprobs[index])))
+        except SluiceError as error:  # its constraint may have failed on the token too
+            failed[sequence.stream_id] = (sequence, error)
+    return sampled
+
+
+def record_prompt_logprobs(built: BuiltBatch, logits: FloatArray) -> None:
+    """Record the log probabilities of prompt tokens. Must come before sampling, which may overwrite the logits."""
+    for rows in built.prompt_rows:
+        sequence = rows.sequence
+        if not sequence.prompt_logprobs:
+            sequence.prompt_logprobs.append(None)
+        num_top = sequence.request.sampling.prompt_logprobs
+        assert num_top is not None
+        token_logits = logits[rows.first_row : rows.first_row + len(rows.token_ids)]
+        sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top)
+
+
+def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
+    """Return the event with everything new in `sequence` since its last one."""
+    token_ids, sequence.fresh_token_ids = sequence.fresh_token_ids, []
+    if sequence.has_emitted and not sequence.fresh_logprobs:
+        return TokenEvent(sequence.stream_id, token_ids, reason)
+    detail = EventDetail(
+        num_cached_tokens=None if sequence.has_emitted else sequence.num_cached_tokens,
+        logprobs=sequence.fresh_logprobs or None,
+        prompt_logprobs=sequence.prompt_logprobs or None,
+    )
+    sequence.has_emitted = True
+    sequence.fresh_logprobs, sequence.prompt_logprobs = [], []
+    return TokenEvent(sequence.stream_id, token_ids, reason, detail)

@@ -1,0 +1,104 @@
+"""Memory-mapped tensors: safetensors files, and any map as an OpenVINO tensor.
+
+A mapped tensor takes no memory until it is read, and the memory can be released again.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from engine.runners.base import FloatArray
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
+_NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I8": np.int8, "U8": np.uint8}
+_ELEMENTS = {1: np.uint8, 2: np.float16, 4: np.float32}
+"""A numpy type for each element size."""
+_HEADER_LENGTH_BYTES = 8
+
+
+class _HeaderEntry(msgspec.Struct, frozen=True):
+    """A tensor's entry in a safetensors header. Offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in the map of its file."""
+
+    file: mmap.mmap
+    offset: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def tensor(self, kind: ov.Type, shape: tuple[int, ...]) -> ov.Tensor:
+        """Return the bytes as a tensor of OpenVINO's `kind`, without a copy."""
+        return shared_tensor(self.file, self.offset, self.size_bytes, kind, shape)
+
+    def array(self) -> NDArray[np.generic]:
+        """Return the elements, without a copy. bf16, which numpy lacks, is returned as its bits."""
+        flat = np.frombuffer(self.file, np.uint8, self.size_bytes, self.offset)
+        return flat.view(_NUMPY_TYPES[self.dtype]).reshape(self.shape)
+
+    def floats(self, rows: slice) -> FloatArray:
+        """Return a copy of the rows in float32."""
+        values = self.array()[rows]
+        if self.dtype != "BF16":
+            return values.astype(np.float32)
+        return (values.astype(np.uint32) << 16).view(np.float32)
+
+    def release(self) -> None:
+        """Release the resident pages of the tensor's file. If they are accessed again, they are read from it."""
+        self.file.madvise(mmap.MADV_DONTNEED)
+
+
+def map_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Map the tensors of one file. Returns them by name. Raises SluiceError INVALID for a damaged file."""
+    _check_intact(path)
+    with path.open("rb") as handle:
+        # Copy-on-write, because OpenVINO accepts only writable buffers; nothing writes to them.
+        file = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+    header_bytes = int.from_bytes(file[:_HEADER_LENGTH_BYTES], "little")
+    base = _HEADER_LENGTH_BYTES + header_bytes
+    header = msgspec.json.decode(file[_HEADER_LENGTH_BYTES:base])
+    header.pop("__metadata__", None)
+    entries = msgspec.convert(header, dict[str, _HeaderEntry])
+    return {name: _stored(file, base, entry) for name, entry in entries.items()}
+
+
+def _stored(file: mmap.mmap, base: int, entry: _HeaderEntry) -> StoredTensor:
+    begin, end = entry.data_offsets
+    return StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+
+
+def _check_intact(path: Path) -> None:
+    """Let the library check header, offsets and file length, on which the mapping relies."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except FileNotFoundError as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except SafetensorError as error:
+        raise invalid("model_path", f"{path.name} is damaged: {error}") from error
+
+
+def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
+    """Return `size_bytes` of `memory` from `offset` as a tensor, without a copy.
+
+    The tensor does not keep the map alive; its owner must.
+    """
+    # numpy has no bf16 and no 4-bit types, but OpenVINO only compares the size of the elements.
+    element = np.dtype(_ELEMENTS[kind.size])
+    flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
+    return ov.Tensor(flat, ov.Shape(list(shape)), kind)

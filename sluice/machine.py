@@ -1,0 +1,85 @@
+"""Reads what the machine has: NVIDIA GPUs, and the memory that this process may still take."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_GPU = re.compile(r"nvidia\d+")
+_DEVICES = Path("/dev")
+_KIB = 1024
+
+
+def num_gpus(devices: Path = _DEVICES) -> int:
+    """Return how many NVIDIA GPUs the driver shows as device files. A library may be able to use fewer of them."""
+    return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryController:
+    """The memory controller of one version of control groups. Files are named relative to a group's folder."""
+
+    mount: str
+    limit: str
+    usage: str
+    reclaimable: tuple[str, ...]
+    """Fields of memory.stat that count pages of files, which the kernel drops before it refuses memory."""
+
+
+_V2 = _MemoryController("sys/fs/cgroup", "memory.max", "memory.current", ("active_file", "inactive_file"))
+_V1 = _MemoryController(
+    "sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that can be allocated without swapping or being killed: the machine's, or less where a control
+    group has a limit. The page cache counts as available.
+    """
+    in_machine = _read_fields(root / "proc/meminfo")["MemAvailable:"] * _KIB
+    return max(0, min([in_machine, *_bytes_left_in_groups(root)]))
+
+
+def _bytes_left_in_groups(root: Path) -> Iterator[int]:
+    """Yield the bytes left in each limited control group of this process, from its own to the outermost."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _bytes_left(root, _V2, path)
+        elif "memory" in controllers.split(","):
+            yield from _bytes_left(root, _V1, path)
+
+
+def _bytes_left(root: Path, controller: _MemoryController, path: str) -> Iterator[int]:
+    mount = root / controller.mount
+    group = mount / path.strip("/")
+    # In a container the path may be that of the host, which cannot be read; the mount itself is then the group.
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(mount):
+            return
+        limit = _read_limit(folder / controller.limit)
+        if limit is not None:
+            yield limit - _read_usage(folder, controller)
+
+
+def _read_limit(file: Path) -> int | None:
+    """Return the group's limit in bytes, None without one: v2 then says "max", v1 a number beyond any memory."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return None if text == "max" else int(text)
+
+
+def _read_usage(folder: Path, controller: _MemoryController) -> int:
+    stat = _read_fields(folder / "memory.stat")
+    used = int((folder / controller.usage).read_text())
+    return used - sum(stat.get(name, 0) for name in controller.reclaimable)
+
+
+def _read_fields(file: Path) -> dict[str, int]:
+    """Parse lines of a name, a number and, in meminfo, a unit."""
+    return {name: int(value) for name, value, *_ in (line.split() for line in file.read_text().splitlines())}

@@ -1,0 +1,324 @@
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.guidance import matching
+from engine.guidance.compiler import GrammarCompiler
+from engine.guidance.matching import FewAllowed, FewForbidden, MaskThreads, Mixed, new_bitmask, to_mask
+from engine.sampling.state import Constraint
+from engine.types import Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
+from tests.engine.guidance.tiny import TINY_EOS, TOKENS, write_tiny
+from tests.engine.guidance.walks import EOS, RILL, TOKENIZER, VOCAB_SIZE, allowed, grammar, walk
+
+SCHEMA = grammar(
+    GrammarKind.JSON_SCHEMA,
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "size": {"type": "number"}},
+        "required": ["name", "size"],
+    },
+)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[GrammarCompiler]:
+    write_tiny(tmp_path)
+    compiler = GrammarCompiler(tmp_path, len(TOKENS), (TINY_EOS,))
+    yield compiler
+    compiler.close()
+
+
+def start(compiler: GrammarCompiler, wanted: Grammar = SCHEMA) -> Constraint:
+    return compiler.compile(wanted).result(timeout=20).constraint()
+
+
+def feed(constraint: Constraint, text: str) -> None:
+    for token in TOKENIZER.encode(text).ids:
+        constraint.accept(token)
+
+
+def reachable(words: list[str], prefix: str) -> set[int]:
+    """Return the tokens that may follow `prefix`, found by trying each one."""
+    ids = {i for i, token in enumerate(TOKENS) if i != TINY_EOS and any(w.startswith(prefix + token) for w in words)}
+    return ids | ({TINY_EOS} if prefix in words else set())
+
+
+WORDS = ["abc", "ab", "bca", "cab", "cabb", "122", "1", "12{", 'a"b']
+
+
+def test_masks_equal_brute_force(tiny: GrammarCompiler) -> None:
+    """Visit every state that any tokens reach, over a small vocabulary."""
+    words = " | ".join(json.dumps(word) for word in WORDS)
+    wanted = grammar(GrammarKind.EBNF, f'%llguidance {{"no_forcing": true}}\nstart: W\nW: {words}\n')
+    places: list[tuple[int, ...]] = [()]
+    num_places = 0
+    while places:
+        tokens = places.pop()
+        constraint = start(tiny, wanted)
+        for token in tokens:
+            constraint.accept(token)
+        found = set(allowed(constraint, len(TOKENS)))
+        assert found == reachable(WORDS, "".join(TOKENS[token] for token in tokens))
+        places += [(*tokens, token) for token in found - {TINY_EOS}]
+        num_places += 1
+    assert num_places > 25
+
+
+def test_what_the_grammar_dictates_comes_in_the_tokenizers_own_tokens(tiny: GrammarCompiler) -> None:
+    constraint = start(tiny, grammar(GrammarKind.CHOICE, ["abc"]))
+    assert [TOKENS[token] for token in allowed(constraint, len(TOKENS))] == ["ab"]
+
+
+def test_the_same_place_by_any_path(compiler: GrammarCompiler) -> None:
+    """A resumed or preempted sequence replays its tokens and continues unchanged."""
+    constraint = start(compiler)
+    tokens = walk(start(compiler), np.random.default_rng(3))
+    for index, token in enumerate(tokens):
+        replayed = start(compiler)
+        for earlier in tokens[:index]:
+            replayed.accept(earlier)
+        assert allowed(constraint) == allowed(replayed)
+        constraint.accept(token)
+
+
+def test_sequences_do_not_share_their_place(compiler: GrammarCompiler) -> None:
+    first, second = start(compiler), start(compiler)
+    feed(first, '{"name')
+    assert allowed(second) == allowed(start(compiler)) != allowed(first)
+
+
+def test_end_of_sequence_only_where_complete_and_then_for_ever(compiler: GrammarCompiler) -> None:
+    constraint = start(compiler, grammar(GrammarKind.REGEX, "ab?"))
+    assert EOS not in allowed(constraint)
+    feed(constraint, "a")
+    assert EOS in allowed(constraint) and len(allowed(constraint)) > 1
+    feed(constraint, "b")
+    for _ in range(3):
+        assert allowed(constraint) == [EOS]
+        constraint.accept(EOS)
+
+
+def test_every_end_of_sequence_token_counts() -> None:
+    several = GrammarCompiler(RILL, VOCAB_SIZE, (EOS, 1, 999_999))
+    constraint = start(several, grammar(GrammarKind.CHOICE, ["a"]))
+    feed(constraint, "a")
+    assert allowed(constraint) == [1, EOS]
+    constraint.accept(1)
+    assert allowed(constraint) == [1, EOS]
+    several.close()
+
+
+def test_padding_is_never_allowed() -> None:
+    padded = GrammarCompiler(RILL, VOCAB_SIZE + 100, (EOS,))
+    text = start(padded, grammar(GrammarKind.REGEX, "(?s:.*)"))
+    named = start(padded, grammar(GrammarKind.EBNF, f'start: <[{VOCAB_SIZE}-{VOCAB_SIZE + 5}]> | "a"'))
+    assert max(allowed(text, VOCAB_SIZE + 100)) < VOCAB_SIZE
+    assert all(token < VOCAB_SIZE for token in allowed(named, VOCAB_SIZE + 100))
+    with pytest.raises(SluiceError, match="nothing can match"):
+        start(padded, grammar(GrammarKind.EBNF, f"start: <[{VOCAB_SIZE}]>"))
+    padded.close()
+
+
+def test_a_model_with_fewer_logits_than_tokens() -> None:
+    short = GrammarCompiler(RILL, 1000, (EOS,))
+    assert max(allowed(start(short, grammar(GrammarKind.REGEX, "(?s:.*)")), 1000)) < 1000
+    short.close()
+
+
+def test_special_tokens_are_not_text(compiler: GrammarCompiler) -> None:
+    specials = {token for token in range(6) if token != EOS}
+    assert not specials & set(allowed(start(compiler, grammar(GrammarKind.REGEX, "(?s:.*)"))))
+
+
+def test_a_token_that_may_not_come(compiler: GrammarCompiler) -> None:
+    constraint = start(compiler)
+    with pytest.raises(SluiceError) as caught:
+        feed(constraint, "x")
+    assert caught.value.code is ErrorCode.INTERNAL
+    with pytest.raises(SluiceError):
+        constraint.apply(np.zeros(VOCAB_SIZE, np.float32))
+    assert allowed(start(compiler))
+
+
+class CountedMasks:
+    """Wraps `next_mask`: counts calls, records their threads, and can block them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._next_mask = matching.next_mask
+        self.threads: list[str] = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.begun = threading.Event()
+        monkeypatch.setattr(matching, "next_mask", self)
+
+    def __call__(self, *args: object) -> object:
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        assert self.may_go.wait(20)
+        return self._next_mask(*args)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def masks(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> CountedMasks:
+    start(compiler)  # compiling works out the first mask itself
+    return CountedMasks(monkeypatch)
+
+
+def test_prepare_returns_at_once_and_apply_waits_for_its_work(compiler: GrammarCompiler, masks: CountedMasks) -> None:
+    constraint = start(compiler)
+    feed(constraint, '{"')
+    masks.may_go.clear()
+    constraint.prepare()  # returns although the work cannot end
+    assert masks.begun.wait(20)
+    threading.Timer(0.01, masks.may_go.set).start()
+    assert allowed(constraint)
+    constraint.apply(np.zeros(VOCAB_SIZE, np.float32))
+    assert [name.startswith("mask-") for name in masks.threads] == [True]
+
+
+def test_apply_does_the_work_itself_without_prepare(compiler: GrammarCompiler, masks: CountedMasks) -> None:
+    """Speculation applies a mask for each token of a step."""
+    constraint = start(compiler)
+    for token in TOKENIZER.encode('{"name": "').ids:
+        assert token in allowed(constraint)
+        constraint.accept(token)
+    assert set(masks.threads) == {threading.current_thread().name}
+
+
+def test_preparing_twice_works_once(compiler: GrammarCompiler, masks: CountedMasks) -> None:
+    constraint = start(compiler)
+    feed(constraint, '{"')
+    for _ in range(3):
+        constraint.prepare()
+    allowed(constraint)
+    constraint.prepare()
+    allowed(constraint)
+    assert len(masks.threads) == 1
+
+
+def test_the_first_mask_is_the_grammars(compiler: GrammarCompiler, masks: CountedMasks) -> None:
+    for _ in range(3):
+        constraint = start(compiler)
+        constraint.prepare()
+        allowed(constraint)
+    assert masks.threads == []
+
+
+def test_a_prepared_sequence_may_go_on_without_apply(compiler: GrammarCompiler) -> None:
+    """This happens after a failed step, or when a sequence replays its tokens."""
+    constraint = start(compiler)
+    for token in TOKENIZER.encode('{"name":"abc"').ids:
+        constraint.prepare()
+        constraint.accept(token)
+    assert allowed(constraint) == allowed(start_at(compiler, '{"name":"abc"'))
+
+
+def start_at(compiler: GrammarCompiler, text: str) -> Constraint:
+    constraint = start(compiler)
+    feed(constraint, text)
+    return constraint
+
+
+def test_a_crowd_of_sequences_is_prepared_at_once(compiler: GrammarCompiler) -> None:
+    crowd = [start(compiler) for _ in range(16)]
+    alone = walk(start(compiler), np.random.default_rng(1))
+    for token in alone:
+        for constraint in crowd:
+            constraint.prepare()
+        expected = allowed(crowd[0])
+        for constraint in crowd:
+            assert allowed(constraint) == expected
+            constraint.accept(token)
+
+
+def test_masks_are_computed_after_the_threads_end(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = MaskThreads(1)
+    threads.close()
+    compiled = compiler.compile(SCHEMA).result(timeout=20)
+    monkeypatch.setattr(compiled, "threads", threads)
+    constraint = compiled.constraint()
+    feed(constraint, '{"')
+    constraint.prepare()
+    assert allowed(constraint)
+
+
+def test_a_panic_fails_the_sequence(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def fail(*args: object) -> None:
+        raise Panic("in Rust")
+
+    constraint = start_at(compiler, '{"')
+    monkeypatch.setattr(matching, "next_mask", fail)
+    constraint.prepare()
+    with pytest.raises(SluiceError, match="Panic: in Rust"):
+        constraint.apply(np.zeros(VOCAB_SIZE, np.float32))
+    monkeypatch.undo()
+    assert allowed(start(compiler))
+
+
+def test_two_tokens_that_spell_the_same_are_both_allowed(tiny: GrammarCompiler) -> None:
+    wanted = grammar(GrammarKind.EBNF, '%llguidance {"no_forcing": true}\nstart: /(abc|b)+/\n')
+    for first, second in itertools.product((["a", "b", "c"], ["ab", "c"], ["a", "bc"]), repeat=2):
+        constraint = start(tiny, wanted)
+        for token in (*first, *second):
+            assert TOKENS.index(token) in allowed(constraint, len(TOKENS))
+            constraint.accept(TOKENS.index(token))
+        assert TINY_EOS in allowed(constraint, len(TOKENS))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4096, 5001])
+@pytest.mark.parametrize(("share", "kind"), [(0.01, FewAllowed), (0.5, Mixed), (0.99, FewForbidden)])
+def test_all_forms_do_the_same(vocab_size: int, share: float, kind: type) -> None:
+    rng = np.random.default_rng(vocab_size)
+    bits = rng.random(vocab_size) < share
+    bits[0] = True
+    bitmask = new_bitmask(vocab_size)
+    bitmask.view(np.uint8)[: -(-vocab_size // 8)] = np.packbits(bits, bitorder="little")
+    mask = to_mask(bitmask, vocab_size, vocab_size)
+    assert mask is not None
+    if vocab_size > 1000:
+        assert isinstance(mask, kind)
+    row = rng.normal(size=vocab_size).astype(np.float32)
+    row[rng.random(vocab_size) < 0.1] = -np.inf  # another constraint was here before
+    row[0] = 1
+    expected = np.where(bits, row, np.float32(-np.inf))
+    mask.apply(row)
+    np.testing.assert_array_equal(row, expected)
+
+
+def test_bits_beyond_what_is_usable_do_not_count() -> None:
+    bitmask = new_bitmask(40)
+    bitmask[:] = -1
+    mask = to_mask(bitmask, 3, 10)
+    assert mask is not None
+    row = np.zeros(10, np.float32)
+    mask.apply(row)
+    assert np.flatnonzero(row == 0).tolist() == [0, 1, 2]
+
+
+def test_what_others_forbid_is_not_chosen_in_their_stead() -> None:
+    bitmask = new_bitmask(100)
+    bitmask[0] = 0b110
+    mask = to_mask(bitmask, 100, 100)
+    assert mask is not None
+    row = np.zeros(100, np.float32)
+    row[1] = -np.inf
+    mask.apply(row)
+    assert np.flatnonzero(row == 0).tolist() == [2]
+    row[2] = -np.inf
+    with pytest.raises(SluiceError, match="bad_words, min_tokens or logit_bias"):
+        mask.apply(row)
+
+
+def test_the_empty_set() -> None:
+    bitmask = new_bitmask(64)
+    bitmask[1] = -1
+    assert to_mask(bitmask, 32, 64) is None

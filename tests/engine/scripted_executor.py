@@ -1,0 +1,93 @@
+"""An executor under a script of commands, on a runner whose answers depend on every token in the block tables."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.loop.executor import InflightExecutor
+from engine.types import EventDetail, FinishReason, RequestFailed
+from tests.engine.fake_runner import EchoRunner
+from tests.engine.parts import make_request
+
+Arrivals = list[tuple[list[int], int, int]]
+"""(prompt, max_tokens, step of arrival) of each request; stream ids are its indices."""
+
+
+class CommandScript:
+    """A source of commands that never waits: each call returns the pending ones."""
+
+    def __init__(self) -> None:
+        self.pending: list[Command] = []
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        commands, self.pending = self.pending, []
+        return commands
+
+
+class ScriptedExecutor:
+    """An executor with its script and everything that it has emitted."""
+
+    def __init__(
+        self, runner: EchoRunner | None = None, draft_runner: EchoRunner | None = None, **limits: object
+    ) -> None:
+        self.script = CommandScript()
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.reasons: dict[int, list[FinishReason]] = defaultdict(list)
+        self.failures: list[RequestFailed] = []
+        self.details: dict[int, EventDetail] = {}
+        self.now = 0.0
+        self.runner = runner or EchoRunner(num_blocks=24, block_size=4, max_model_len=64)
+        config = msgspec.convert(
+            {"model_path": "", "max_num_seqs": 6, "max_num_batched_tokens": 16, **limits}, EngineConfig
+        )
+        self.executor = InflightExecutor(self.runner, config, self.script, self.record, lambda: self.now, draft_runner)
+
+    def record(self, frame: StepFrame) -> None:
+        for event in frame.events:
+            assert not self.reasons[event.stream_id], "nothing comes after the end"
+            self.tokens[event.stream_id] += event.token_ids
+            if event.detail is not None:
+                self.details.setdefault(event.stream_id, event.detail)
+            if event.finish_reason is not None:
+                self.reasons[event.stream_id].append(event.finish_reason)
+        self.failures += frame.failures
+
+    def submit(self, stream_id: int, prompt: list[int], **fields: object) -> None:
+        """Submit a request at the next step; see `make_request` for the fields."""
+        self.script.pending.append(Submit(stream_id, make_request(prompt, str(stream_id), **fields)))
+
+    def play(self, arrivals: Arrivals, num_steps: int, cancels: Sequence[tuple[int, int]] = ()) -> None:
+        """Run `num_steps`, submit each request and cancel each stream of `cancels` at its step, then finish."""
+        for step in range(num_steps):
+            for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
+                if arrival == step:
+                    self.submit(stream_id, prompt, max_tokens=max_tokens)
+            self.script.pending += [Cancel(stream_id) for stream_id, when in cancels if when == step]
+            self.step()
+        self.finish()
+
+    def step(self) -> None:
+        self.executor.step()
+        self.executor.check_invariants()
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            self.step()
+            stats = self.executor.stats()
+            if not (stats.num_running or stats.num_waiting or self.script.pending):
+                return
+        raise AssertionError("requests never end")
+
+
+# Few first tokens and few kinds, so that many share prefixes.
+prompts = st.builds(
+    lambda kind, length, end: [kind] * length + end,
+    st.integers(0, 2),
+    st.integers(0, 30),
+    st.lists(st.integers(0, 4095), min_size=1, max_size=10),
+)
+requests = st.lists(st.tuples(prompts, st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=20)

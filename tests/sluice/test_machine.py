@@ -1,0 +1,72 @@
+"""`available_bytes`, from files laid out like the kernel's."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.machine import available_bytes
+
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(
+        tmp_path, {"proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n", "proc/self/cgroup": "0::/\n"}
+    )
+    return tmp_path
+
+
+def v2(folder: str, limit: str, current: int, file_pages: int = 0) -> dict[str, str]:
+    prefix = f"sys/fs/cgroup{folder}"
+    stat = f"anon 5\nactive_file {file_pages // 2}\ninactive_file {file_pages - file_pages // 2}\n"
+    return {f"{prefix}/memory.max": limit, f"{prefix}/memory.current": str(current), f"{prefix}/memory.stat": stat}
+
+
+def test_without_limits_it_is_the_machines(root: Path) -> None:
+    assert available_bytes(root) == 16 * GIB
+
+
+def test_a_containers_limit_wins(root: Path) -> None:
+    write(root, v2("", str(4 * GIB), GIB))
+    assert available_bytes(root) == 3 * GIB
+
+
+def test_a_limit_above_what_the_machine_has_left_does_not(root: Path) -> None:
+    write(root, v2("", str(64 * GIB), GIB))
+    assert available_bytes(root) == 16 * GIB
+
+
+def test_cached_files_count_as_available(root: Path) -> None:
+    write(root, v2("", str(4 * GIB), 3 * GIB, file_pages=2 * GIB))
+    assert available_bytes(root) == 3 * GIB
+
+
+def test_the_tightest_of_nested_groups_wins(root: Path) -> None:
+    write(root, {"proc/self/cgroup": "0::/a/b\n"})
+    write(root, v2("/a", str(2 * GIB), GIB) | v2("/a/b", "max", GIB))
+    assert available_bytes(root) == GIB
+
+
+def test_the_first_generation_of_groups(root: Path) -> None:
+    group = "sys/fs/cgroup/memory/docker/x"
+    write(root, {"proc/self/cgroup": "9:cpu:/\n4:memory:/docker/x\n0::/\n"})
+    write(root, {f"{group}/memory.limit_in_bytes": str(2 * GIB), f"{group}/memory.usage_in_bytes": str(GIB)})
+    write(root, {f"{group}/memory.stat": f"cache 3\ntotal_active_file 0\ntotal_inactive_file {GIB // 2}\n"})
+    assert available_bytes(root) == 3 * GIB // 2
+
+
+def test_a_group_over_its_limit_leaves_nothing(root: Path) -> None:
+    write(root, v2("", str(GIB), 2 * GIB))
+    assert available_bytes(root) == 0
+
+
+def test_this_machine() -> None:
+    assert 0 < available_bytes() < 1 << 50
