@@ -1,4 +1,4 @@
-"""The README's calls and clients, run as written against the bundled model, print what the README shows."""
+"""The calls and clients of the README and docs/protocols.md, run as written, print what is shown there."""
 
 import re
 import shutil

@@ -13,7 +13,8 @@ import pytest
 from tests.paths import DOCS, ROOT
 from tests.server_process import running_server
 
-SNIPPET = re.search(r"```python\n(from transformers import .*?)```", (DOCS / "getting-started.md").read_text(), re.DOTALL)
+PAGE = (DOCS / "getting-started.md").read_text()
+SNIPPET = re.search(r"```python\n(from transformers import .*?)```", PAGE, re.DOTALL)
 
 
 def test_it_is_three_statements() -> None:
