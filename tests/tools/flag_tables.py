@@ -13,7 +13,7 @@ def _flags() -> str:
     for group in GROUPS.values():
         title, _, note = (group.__doc__ or "").partition("\n")[0].partition(": ")
         rows = [_row(declared, default) for _, default, declared in list_options(group)]
-        parts.append(f"## {title}\n\n{_sentence(note)}{table(('Flag', 'Variable', 'Default', 'Effect'), rows)}")
+        parts.append(f"## {title}\n\n{_sentence(note)}{table(('Flag and variable', 'Default', 'Effect'), rows)}")
     return "\n\n".join(parts)
 
 

@@ -88,7 +88,7 @@ def _exposed(family: Metric) -> str:
     return f"{family.name}_total" if type(family.type) is str and family.type == "counter" else family.name
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str]] = {
     "metrics-requests": _requests,
     "metrics-engine": _engine,
     "metrics-response-cache": partial(_families, "sluice_response_cache"),
