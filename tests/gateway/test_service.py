@@ -60,8 +60,8 @@ class Rig:
 
     def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
         sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
-        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling)
-        return self.service.generate(self.model, request, "test")
+        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling, protocol="test")
+        return self.service.generate(self.model, request)
 
     async def collect(self, max_tokens: int = 5) -> list[TextEvent]:
         return [event async for event in self.stream(max_tokens)]
