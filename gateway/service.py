@@ -92,20 +92,22 @@ class InferenceService:
         model cannot serve.
         """
         self._health.refuse_unless_serving()
-        found = self._find_llm(name, key) or self._find_text_model(name, key)
+        found = self._find_plain(name, key) or self._find_adapter(name, key)
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
 
-    def _find_llm(self, name: str, key: str) -> LlmText | None:
-        """Return the text model of the language model `name`; None where no language model serves under that name."""
+    def _find_plain(self, name: str, key: str) -> TextModel | None:
+        """Return the text model of the model `name`; None where none with a text model serves under that name."""
         try:
             model = self.repository.route(name, LATEST, key)
         except SluiceError:
             return None
-        return model.text if isinstance(model, LlmModel) and model.text.name == name else None
+        found = model.text if isinstance(model, LlmModel) else text_model_of(model)
+        return found if found is not None and found.name == name else None
 
-    def _find_text_model(self, name: str, key: str) -> TextModel:
+    def _find_adapter(self, name: str, key: str) -> TextModel:
+        """Return the adapter that `name` means. Raises NOT_FOUND, which lists the models."""
         models = self.repository.models()
         base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
         return choose_text_model(self.repository.route(base, LATEST, key), adapter)
