@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -79,7 +79,7 @@ class LlmText:
         tokenizer_path: Path | None = None,
         version: str = "1",
         open_record: OpenRecord = no_record,
-    ) -> "LlmText":
+    ) -> Self:
         """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later.
 
         Raises SluiceError UNAVAILABLE where a file in `path` is missing or cannot be read.
