@@ -195,6 +195,17 @@ async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
 
 
 @on_loop
+async def test_a_stream_is_open_from_its_start() -> None:
+    async with rig() as it:
+        it.serve()
+        stream = it.stream()
+        assert it.service.num_open == 0
+        await stream.aclose()
+        assert await it.service.wait_idle(PATIENCE_S)
+        assert (it.service.num_open, it.count("cancelled")) == (0, 0)
+
+
+@on_loop
 async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
     async with rig() as it:
         it.serve()
