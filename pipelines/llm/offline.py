@@ -138,7 +138,7 @@ class LLM:
         Beside sampling fields, `overrides` may have `stop` and `bad_words`, each a string or several. `max_tokens` is
         16 unless given.
         """
-        options = _parse_options(sampling_params or SamplingOverrides(max_tokens=MAX_TOKENS), overrides)
+        options = _parse_options(sampling_params or {"max_tokens": MAX_TOKENS}, overrides)
         if _is_prompt(prompts):
             return self._answer([prompts], options)[0]
         for index, prompt in enumerate(prompts):
@@ -169,7 +169,7 @@ class LLM:
 
         The arguments are those of `generate`, but `max_tokens` is all that the context leaves unless given.
         """
-        options = _parse_options(sampling_params or SamplingOverrides(), overrides)
+        options = _parse_options(sampling_params or {}, overrides)
         if all(isinstance(message, Mapping) for message in messages):
             return self._answer([_parse_conversation(messages)], options)[0]
         return self._answer([_parse_conversation(each) for each in messages], options)
@@ -317,12 +317,14 @@ def _parse_conversation(messages: object) -> tuple[ChatMessage, ...]:
 
 def _parse_options(params: SamplingParams | SamplingOverrides, overrides: Mapping[str, Any]) -> TextRequest:
     """Return a request without a prompt, with the `overrides` over `params`."""
-    fields = msgspec.structs.asdict(params)
+    fields = dict(params) if isinstance(params, dict) else msgspec.structs.asdict(params)
     if fields.pop("bad_words", ()):
         raise invalid("bad_words", "bad_words of SamplingParams are token ids; give bad_words by name, as strings")
     fields |= overrides
     stop, bad_words = (_parse_strings(name, fields.pop(name, None)) for name in ("stop", "bad_words"))
-    sampling = _build(SamplingOverrides, fields, "sampling field")
+    given = {name: value for name, value in fields.items() if value is not None}
+    checked = _build(SamplingParams, given, "sampling field")
+    sampling = {name: getattr(checked, name) for name in given}
     return TextRequest(request_id="", prompt="", sampling=sampling, stop=stop, bad_words=bad_words)
 
 

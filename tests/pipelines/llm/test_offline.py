@@ -94,7 +94,7 @@ def test_more_prompts_than_the_queue_holds_from_several_threads(llm: LLM) -> Non
         (
             lambda llm: llm.generate("a", temperature="x"),
             "temperature",
-            "temperature: Expected `float | null`",
+            "temperature: Expected `float`, got `str`",
         ),
         (lambda llm: llm.generate("a", temperature=-1), "temperature", "temperature must be between 0 and 2, got -1"),
         (lambda llm: llm.generate("a", stop=3), "stop", "stop must be a string or several, got 3"),
