@@ -25,6 +25,16 @@ class ModelFormat(StrEnum):
         return "an OpenVINO IR" if self is ModelFormat.OPENVINO_IR else f"a {self.value.replace('_', ' ')}"
 
 
+def find_checkpoint(folder: Path) -> Path | None:
+    """Return `folder` if it has a config.json, else its highest numbered subfolder that has one, as Triton lays out
+    versions. None without any.
+    """
+    numbered = folder.glob("[0-9]*/") if folder.is_dir() else ()
+    versions = sorted((each for each in numbered if each.name.isdecimal()), key=lambda each: int(each.name))
+    candidates = (folder, *reversed(versions))
+    return next((each for each in candidates if (each / _CONFIG_FILE).is_file()), None)
+
+
 def model_format(folder: Path) -> ModelFormat | None:
     """Return the format that the files of `folder` show, None where it holds no model.
 

@@ -7,21 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gateway.options.option import OptionError
+from sluice.bundled import BUNDLED_MODEL, bundled_folder, models_folder
 
-BUNDLED_MODEL = "rill"
 DOCUMENTATION_COLLECTION = "sluice"
 PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retriever", "rag_prompt", "rag_pipeline")
 """Models of the RAG pipeline, except the language model."""
 
 
-def models_folder() -> Path:
-    """Return the folder of the models: inside this package in an installed Sluice, beside it in a checkout."""
-    return _folder("models")
-
-
 def documentation() -> dict[str, Path]:
     """Return the paths of Sluice's own documentation, in Markdown, by document name."""
-    folder = _folder("docs")
+    folder = bundled_folder("docs")
     readme = next(path for path in (folder / "README.md", folder.parent / "README.md") if path.is_file())
     return {"README.md": readme} | {f"docs/{path.name}": path for path in sorted(folder.glob("*.md")) if path != readme}
 
@@ -43,12 +38,6 @@ def pipeline_repository(llm: str, *, is_bundled: bool) -> Iterator[str]:
         for name in PIPELINE:
             _place(models_folder() / name, Path(folder) / name, llm, is_bundled)
         yield folder
-
-
-def _folder(name: str) -> Path:
-    here = Path(__file__).resolve().parent
-    installed = here / name
-    return installed if installed.is_dir() else here.parent / name
 
 
 def _place(model: Path, target: Path, llm: str, is_bundled: bool) -> None:

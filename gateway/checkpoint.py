@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine import model_folder
 from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import RUNTIMES
-from gateway.bundled import BUNDLED_MODEL, models_folder
 from gateway.options.option import OptionError
+from sluice.bundled import BUNDLED_MODEL, models_folder
 
 _TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 _ONLY_TENSORRT_LLM = {
@@ -39,9 +40,9 @@ def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str 
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
         folder = download_from_hub(path)
-    for candidate in (folder, *_version_folders(folder)):
-        if (candidate / "config.json").is_file():
-            return _check_loadable(candidate, option, engine_python)
+    checkpoint = model_folder.find_checkpoint(folder)
+    if checkpoint is not None:
+        return _check_loadable(checkpoint, option, engine_python)
     raise OptionError(
         f"{option} must be the folder of a HuggingFace checkpoint or OpenVINO IR, or ORG/NAME on the Hugging Face hub, "
         f"got {str(folder)!r}, which {_describe_missing(folder)}"
@@ -65,14 +66,6 @@ def _describe_missing(folder: Path) -> str:
     if any(folder.glob("*.engine")):
         return "has compiled engines, but not the config.json that they were built with"
     return "has no config.json, so it is no HuggingFace checkpoint"
-
-
-def _version_folders(folder: Path) -> list[Path]:
-    """Return the numbered subfolders, highest first."""
-    if not folder.is_dir():
-        return []
-    numbered = [child for child in folder.iterdir() if child.name.isdecimal() and child.is_dir()]
-    return sorted(numbered, key=lambda child: int(child.name), reverse=True)
 
 
 def served_name(option: str | None, checkpoint: Path) -> str:

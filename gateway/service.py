@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
-
-from msgspec import structs
+from contextlib import suppress
 
 from engine.client.base import EngineClient
 from gateway.health import Phase, ProbeResult, ServerHealth
@@ -14,8 +12,7 @@ from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
-from pipelines.llm.services import recorded
-from pipelines.llm.text import LlmText
+from pipelines.llm.text import LlmText, OpenTexts
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
 from pipelines.rag.library import DocumentLibrary
 from pipelines.text.model import TextModel, text_model_of
@@ -61,9 +58,7 @@ class InferenceService:
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self._closes_last = closes_last
-        self._num_texts = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._texts = OpenTexts()
 
     # --- models ---
 
@@ -97,12 +92,25 @@ class InferenceService:
         model cannot serve.
         """
         self._health.refuse_unless_serving()
-        models = self.repository.models()
-        base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
-        found = choose_text_model(self.repository.route(base, LATEST, key), adapter)
+        found = self._find_plain(name, key) or self._find_adapter(name, key)
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
+
+    def _find_plain(self, name: str, key: str) -> TextModel | None:
+        """Return the text model of the model `name`; None where none with a text model serves under that name."""
+        try:
+            model = self.repository.route(name, LATEST, key)
+        except SluiceError:
+            return None
+        found = model.text if isinstance(model, LlmModel) else text_model_of(model)
+        return found if found is not None and found.name == name else None
+
+    def _find_adapter(self, name: str, key: str) -> TextModel:
+        """Return the adapter that `name` means. Raises NOT_FOUND, which lists the models."""
+        models = self.repository.models()
+        base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
+        return choose_text_model(self.repository.route(base, LATEST, key), adapter)
 
     def text_models(self) -> list[TextModel]:
         """Return the highest version of everything that `llm` finds; nothing while loading.
@@ -150,23 +158,14 @@ class InferenceService:
 
     # --- requests ---
 
-    async def generate(self, model: TextModel, request: TextRequest, protocol: str) -> AsyncGenerator[TextEvent, None]:
-        """Stream the answer to `request`; `protocol` is its label in the metrics.
+    def generate(self, model: TextModel, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Return the stream of the answer to `request`. Raises UNAVAILABLE while draining.
 
-        Every refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first event. Closing the
-        stream early cancels the request in the engine.
+        Every other refusal (INVALID, OVERLOADED, UNAVAILABLE) is raised, as SluiceError, before the first event.
+        Closing the stream early cancels the request in the engine. It counts as open from its start to its end.
         """
         self._health.refuse_if_draining()
-        events = model.generate(structs.replace(request, protocol=protocol))
-        if not model.is_measured:
-            events = recorded(events, self.metrics.open_request(model.parent or model.name, protocol))
-        self._opened()
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    yield event
-        finally:
-            self._closed()
+        return model.generate(request, self._texts)
 
     def begin_serving(self) -> None:
         """Take requests from here on: the models are loaded and tested."""
@@ -182,7 +181,7 @@ class InferenceService:
         """Wait for open requests. Return whether all ended within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self._texts.wait_idle()
                 for model in self.repository.models():
                     await model.wait_idle()
         except TimeoutError:
@@ -213,16 +212,7 @@ class InferenceService:
     @property
     def num_open(self) -> int:
         """Number of requests that have begun and not ended."""
-        return self._num_texts + sum(model.num_in_flight for model in self.repository.models())
-
-    def _opened(self) -> None:
-        self._num_texts += 1
-        self._idle.clear()
-
-    def _closed(self) -> None:
-        self._num_texts -= 1
-        if self._num_texts == 0:
-            self._idle.set()
+        return self._texts.count + sum(model.num_in_flight for model in self.repository.models())
 
 
 def _is_pipeline(model: Model) -> bool:

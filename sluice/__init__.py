@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.types import SamplingParams
+    from pipelines.llm.offline import LLM
     from serving.backend import Backend, BackendContext
     from serving.model import Model
     from serving.spec import ModelSource
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "LLM",
     "Backend",
     "BackendContext",
     "EngineConfig",
@@ -34,6 +36,7 @@ _MODULES = {
     "BackendContext": "serving.backend",
     "EngineConfig": "engine.config",
     "ErrorCode": "sluice.errors",
+    "LLM": "pipelines.llm.offline",
     "Model": "serving.model",
     "ModelSource": "serving.spec",
     "SamplingParams": "engine.types",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, ReportProgress
-from gateway.bundled import models_folder
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.opening import open_store
@@ -17,6 +16,7 @@ from pipelines.rag.upload import Upload
 from serving.backend import BackendContext
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
+from sluice.bundled import models_folder
 from training.rill.sources import SOURCES, fetch
 
 COLLECTION = "python"

@@ -8,8 +8,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
-from gateway.grpc.unary import parse_message
+from gateway.grpc.requests import GrpcInferRequest, parse_infer_request, parse_message
 from gateway.v2.classification import classify
 from gateway.v2.server import V2Service, parse_version
 from gateway.v2.trace import Trace

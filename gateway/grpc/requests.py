@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from gateway.v2.shared_memory import SharedMemoryRegistry
@@ -292,3 +293,11 @@ def _invalid_parameter(message: str) -> SluiceError:
 
 def _invalid(param: str | None, message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message, param=param)
+
+
+def parse_message(message_type: Any, raw: bytes) -> Any:
+    """Parse a message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
+    try:
+        return message_type.FromString(raw)
+    except DecodeError:
+        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None

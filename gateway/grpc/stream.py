@@ -14,8 +14,8 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.infer import InferReader, refusal_message, stream_message
-from gateway.grpc.requests import GrpcInferRequest
-from gateway.grpc.unary import as_sluice_error, parse_message
+from gateway.grpc.requests import GrpcInferRequest, parse_message
+from gateway.grpc.unary import as_sluice_error
 from gateway.v2.trace import Trace
 from serving.job import InferJob
 from serving.model import MAX_UNREAD

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
 
+from gateway.grpc.requests import parse_message
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -65,14 +65,6 @@ def async_handler(
         return serialized
 
     return raw_handler(name, call)
-
-
-def parse_message(message_type: Any, raw: bytes) -> Any:
-    """Parse a message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
-    try:
-        return message_type.FromString(raw)
-    except DecodeError:
-        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None
 
 
 def as_sluice_error(error: Exception, method: str) -> SluiceError:

@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 
 import orjson
@@ -53,6 +55,17 @@ _SHOWN_CHARS = 60
 """Most characters of a client's value that a message quotes."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that disconnected. Only our own log and metrics ever see it."""
+
+
+@contextmanager
+def client_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Make the errors of a context name their field as the client does: `names` maps the models' names to its own."""
+    try:
+        yield
+    except SluiceError as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 def openai_error_body(error: SluiceError) -> bytes:

@@ -225,7 +225,11 @@ class Message(RequestObject):
 
 
 def retriever_parameters(
-    collection: str | None, top_k: int | None, mode: str | None, filter: dict[str, Any] | None, collection_key: str
+    collection: str | None,
+    top_k: int | None,
+    mode: str | None,
+    filter: dict[str, Any] | None,
+    collection_key: str = "",
 ) -> dict[str, str | int | float | bool]:
     """Return the request parameters of a retrieving step. `filter` has been checked; an empty key is no key."""
     parameters = {

@@ -13,9 +13,10 @@ from engine.client.process import ProcessEngineClient
 from pipelines.llm.configuration import add_engine_parameters, complete_config, declared_inputs, default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
-from pipelines.llm.services import NO_LIMITS, LlmServices, OpenRecord, RequestLimits
+from pipelines.llm.services import NO_LIMITS, LlmServices, RequestLimits
 from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
+from pipelines.text.stream import OpenRecord
 from serving.backend import Backend, BackendContext, RuntimeReport
 from serving.findings import invalid_field
 from serving.spec import ModelSource, build_spec
@@ -70,14 +71,13 @@ class LlmBackend(Backend):
         engine = ProcessEngineClient(setup.engine, heartbeat_timeout_s=services.heartbeat_timeout_s)
         starting = asyncio.create_task(engine.start(), name=f"engine-start {source.name}")
         try:
-            text = await _load_text(source.name, setup.checkpoint, engine, str(source.version))
+            text = await _load_text(source.name, setup.checkpoint, engine, services.open_record, str(source.version))
             await starting
             await text.warm_up()
             return LlmModel(
                 source.config,
                 text,
                 engine,
-                services.open_record,
                 heartbeat_timeout_s=services.heartbeat_timeout_s,
                 limits=services.limits,
             )
@@ -104,13 +104,13 @@ async def load_checkpoint(
     engine until this returns; then the model does (`LlmModel.close` stops it).
     """
     tokenizer = Path(engine.config.tokenizer_path or checkpoint)
-    text = await _load_text(name, CheckpointFolder(checkpoint, tokenizer), engine, "1")
+    text = await _load_text(name, CheckpointFolder(checkpoint, tokenizer), engine, open_record)
     await engine_start
     await text.warm_up()
     for note in ignored_options(engine.config, engine.info.runtime):
         log.warning("%s", note)
     config = add_engine_parameters(default_llm_config(name), engine.info, engine.config)
-    return LlmModel(config, text, engine, open_record, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
+    return LlmModel(config, text, engine, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
 
 
 def _set_up(source: ModelSource, services: LlmServices) -> Setup:
@@ -121,11 +121,18 @@ def _set_up(source: ModelSource, services: LlmServices) -> Setup:
     return setup
 
 
-async def _load_text(name: str, checkpoint: CheckpointFolder, engine: EngineClient, version: str) -> LlmText:
-    def load() -> LlmText:
-        return LlmText.load(name, checkpoint.path, engine, tokenizer_path=checkpoint.tokenizer, version=version)
-
-    return await asyncio.to_thread(load)
+async def _load_text(
+    name: str, checkpoint: CheckpointFolder, engine: EngineClient, open_record: OpenRecord, version: str = "1"
+) -> LlmText:
+    return await asyncio.to_thread(
+        LlmText.load,
+        name,
+        checkpoint.path,
+        engine,
+        tokenizer_path=checkpoint.tokenizer,
+        version=version,
+        open_record=open_record,
+    )
 
 
 async def _abandon(starting: "asyncio.Task[None]") -> None:

@@ -13,7 +13,7 @@ from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
 from pipelines.llm.parameters import excludes_input
 from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
 from pipelines.llm.responses import ResponseBuilder, RowResult, RowSummary, token_result
-from pipelines.llm.services import NO_LIMITS, OpenRecord, RequestLimits, recorded
+from pipelines.llm.services import NO_LIMITS, RequestLimits
 from pipelines.llm.text import LlmText
 from pipelines.llm.tokens import TokenPiece, generate_tokens
 from pipelines.llm.values import Values, is_streamed, read_rows, wants_stream
@@ -38,7 +38,6 @@ class LlmModel(Model):
         config: ModelConfig,
         text: LlmText,
         engine: EngineClient,
-        open_record: OpenRecord,
         *,
         heartbeat_timeout_s: float = 10.0,
         limits: RequestLimits = NO_LIMITS,
@@ -46,8 +45,7 @@ class LlmModel(Model):
         """Take over `engine`, which has started. Raises SluiceError INVALID for a configuration no LLM can follow."""
         super().__init__(config, build_spec(config, int(text.version)))
         self.engine = engine
-        self._text = text
-        self._open_record = open_record
+        self.text = text
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._inputs = supported_inputs(text.info)
         self._declared = _as_supported(declared_inputs(self.spec), self._inputs)
@@ -62,10 +60,6 @@ class LlmModel(Model):
         self._tasks = RequestTasks(self.spec)
         # Bound to the tasks and not to the model: a cycle would leave model and tokenizer to the garbage collector.
         self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
-
-    @property
-    def text(self) -> LlmText:
-        return self._text
 
     @property
     def is_ready(self) -> bool:
@@ -83,14 +77,14 @@ class LlmModel(Model):
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs. Requests of the OpenAI routes count too, although they are no jobs of the model."""
-        return super().is_idle and self._text.is_idle
+        return super().is_idle and self.text.is_idle
 
     def refuse_if_full(self) -> None:
         self.engine.refuse_if_full()
 
     async def wait_idle(self) -> None:
         await super().wait_idle()
-        await self._text.wait_idle()
+        await self.text.wait_idle()
 
     async def close(self) -> None:
         self._is_closing = True
@@ -150,7 +144,7 @@ class LlmModel(Model):
         """Respond with each piece of the one row."""
         [row] = rows
         builder, summary = self._response_builder(job, rows), RowSummary(row)
-        async with aclosing(self._events(job, row)) as events:
+        async with aclosing(self._events(row)) as events:
             async for event in events:
                 if not job.compute_started_ns:
                     _leave_queue(job)
@@ -175,7 +169,7 @@ class LlmModel(Model):
         summary = RowSummary(row, index)
         texts: list[str] = []
         token_ids: list[int] = []
-        async with aclosing(self._events(job, row)) as events:
+        async with aclosing(self._events(row)) as events:
             async for event in events:
                 if not job.compute_started_ns:
                     _leave_queue(job)
@@ -189,11 +183,10 @@ class LlmModel(Model):
             return {"text_output": [(row.prompt + "".join(texts)).encode()]} | result
         return token_result([*row.prompt, *token_ids]) | result
 
-    def _events(self, job: InferJob, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
-        record = self._open_record(self.name, job.request.protocol)
+    def _events(self, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
         if row.is_tokens:
-            return recorded(generate_tokens(self._text, row.request, row.stop, row.bad), record)
-        return recorded(self._text.generate(row.request), record)
+            return generate_tokens(self.text, row.request, row.stop, row.bad)
+        return self.text.generate(row.request)
 
     def _response_builder(self, job: InferJob, rows: Sequence[RowRequest]) -> ResponseBuilder:
         ends = self._defaults.eos_token_ids

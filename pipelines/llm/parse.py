@@ -103,6 +103,7 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         timeout_s=parse_timeout("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
         adapter=_adapter(values, model.adapters),
+        protocol=request.protocol,
     )
 
 

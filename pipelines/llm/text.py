@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
-from pipelines.text.model import refuse_parameters
+from pipelines.text.model import UNCOUNTED, refuse_parameters
 from pipelines.text.sampling import (
     SamplingDefaults,
     add_word_biases,
@@ -19,7 +19,16 @@ from pipelines.text.sampling import (
     load_sampling_defaults,
     tokenize_bad_words,
 )
-from pipelines.text.stream import LogprobTracker, PromptEcho, TextStream
+from pipelines.text.stream import (
+    LogprobTracker,
+    OpenRecord,
+    PromptEcho,
+    StreamRecord,
+    TextStream,
+    check_complete,
+    measure,
+    no_record,
+)
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from serving.latencies import Histogram
@@ -36,7 +45,6 @@ class LlmText:
     """
 
     takes_parameters = False
-    is_measured = False
     parent = None
 
     def __init__(
@@ -48,7 +56,9 @@ class LlmText:
         *,
         created: int,
         version: str = "1",
+        open_record: OpenRecord = no_record,
     ) -> None:
+        """`open_record` opens the measurements of each request."""
         self.name = name
         self.version = version
         self.created = created
@@ -57,18 +67,26 @@ class LlmText:
         self.defaults = defaults
         self.tokenizer = tokenizer
         self.activity = TextActivity()
+        self._open_record = open_record
 
     @classmethod
     def load(
-        cls, name: str, path: Path, engine: EngineClient, *, tokenizer_path: Path | None = None, version: str = "1"
-    ) -> "LlmText":
+        cls,
+        name: str,
+        path: Path,
+        engine: EngineClient,
+        *,
+        tokenizer_path: Path | None = None,
+        version: str = "1",
+        open_record: OpenRecord = no_record,
+    ) -> Self:
         """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later.
 
         Raises SluiceError UNAVAILABLE where a file in `path` is missing or cannot be read.
         """
         tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
-        return cls(name, tokenizer, engine, defaults, created=created, version=version)
+        return cls(name, tokenizer, engine, defaults, created=created, version=version, open_record=open_record)
 
     @property
     def info(self) -> EngineInfo:
@@ -89,9 +107,9 @@ class LlmText:
         """Why the engine is dead; None while it lives."""
         return self.engine.failure
 
-    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt) -> Prompt:
         """Return the prompt with its token ids. Raises as `prepare`."""
-        return EncodedPrompt(prompt, await self.prepare(prompt))
+        return prompt if isinstance(prompt, EncodedPrompt) else EncodedPrompt(prompt, await self.prepare(prompt))
 
     async def prepare(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
@@ -105,7 +123,7 @@ class LlmText:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get."""
         request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
         try:
-            async with aclosing(self._generate(request, is_counted=False)) as events:
+            async with aclosing(self._generate(request, UNCOUNTED, is_counted=False)) as events:
                 num_tokens = sum([event.num_tokens async for event in events])
         except SluiceError as error:
             raise SluiceError(error.code, f"the model failed when it was tried: {error.message}") from error
@@ -115,22 +133,27 @@ class LlmText:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being generated."""
-        return self.activity.is_idle
+        return self.activity.texts.count == 0
 
     async def wait_idle(self) -> None:
         """Wait until nothing is being generated."""
-        await self.activity.wait_idle()
+        await self.activity.texts.wait_idle()
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    def generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+    ) -> AsyncGenerator[TextEvent, None]:
         """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
         Raises SluiceError at the first event where the request is refused, and at a later one where it failed.
         """
-        return self._generate(request, is_counted=True)
+        return self._generate(request, while_open, is_counted=True)
 
-    async def _generate(self, request: TextRequest, *, is_counted: bool) -> AsyncGenerator[TextEvent, None]:
-        refuse_parameters(self.name, request)
-        with self.activity.open():
+    async def _generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object], *, is_counted: bool
+    ) -> AsyncGenerator[TextEvent, None]:
+        with while_open, self.activity.texts, self.measure(request, is_counted=is_counted) as record:
+            if request.parameters:
+                refuse_parameters(self.name, request)
             token_ids = await self.prepare(request.prompt)
             sampling = self.sampling(request, len(token_ids))
             echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
@@ -143,14 +166,23 @@ class LlmText:
                         continue
                     if echo is not None:
                         event, echo = echo.prepend_to(event), None
-                    if event.finish_reason is not None:
-                        generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
-                        if is_counted:
-                            self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
+                    if event.finish_reason is None:
+                        record.observe(event)
                         yield event
-                        return
+                        continue
+                    generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
+                    check_complete(event)
+                    if is_counted:
+                        self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
+                    record.observe(event)
                     yield event
+                    return
                 raise AssertionError("the engine's events ended without a finish reason")
+
+    def measure(self, request: TextRequest, *, is_counted: bool = True) -> AbstractContextManager[StreamRecord]:
+        """Measure `request` in a context; one that is not counted has no measurements."""
+        open_record = self._open_record if is_counted else no_record
+        return measure(open_record(self.name, request.protocol))
 
     def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
         """Submit `request` to the engine and return its token events, in which stop strings are not searched."""
@@ -230,6 +262,28 @@ class Unstarted(NamedTuple):
     num_prompt_tokens: int
 
 
+class OpenTexts:
+    """Counts the generations that are open: each enters this context when it starts and leaves it at its end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until none is open."""
+        await self._idle.wait()
+
+
 class TextActivity:
     """Open generations of one version of a model, and the lengths of its prompts and answers.
 
@@ -240,29 +294,8 @@ class TextActivity:
         self.prompt_lengths = Histogram(LENGTH_BUCKETS)
         self.output_lengths = Histogram(LENGTH_BUCKETS)
         """Lengths of answered requests, in tokens."""
-        self._num_open = 0
+        self.texts = OpenTexts()
         self._streams: dict[int, GenerationStream] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._num_open == 0
-
-    async def wait_idle(self) -> None:
-        await self._idle.wait()
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Count a generation as open until the context ends."""
-        self._num_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            if self._num_open == 0:
-                self._idle.set()
 
     @contextmanager
     def follow(self, generation: GenerationStream) -> Iterator[GenerationStream]:

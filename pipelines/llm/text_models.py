@@ -1,14 +1,15 @@
 """Which text model a name means: a model of the repository, or `base:adapter`, one of its LoRA adapters."""
 
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 
 import pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
 from pipelines.llm.model import llm_text_of
 from pipelines.llm.text import LlmText
-from pipelines.text.model import TextModel, text_model_of
-from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 
@@ -61,7 +62,6 @@ class AdapterText:
     """A language model with one of its LoRA adapters. The model's engine runs both."""
 
     takes_parameters = False
-    is_measured = False
 
     def __init__(self, base: LlmText, adapter: str) -> None:
         self._base = base
@@ -100,8 +100,10 @@ class AdapterText:
     def failure(self) -> str | None:
         return self._base.failure
 
-    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt) -> Prompt:
         return await self._base.prepare_shared(prompt)
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        return self._base.generate(msgspec.structs.replace(request, adapter=self._adapter))
+    def generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+    ) -> AsyncGenerator[TextEvent, None]:
+        return self._base.generate(msgspec.structs.replace(request, adapter=self._adapter), while_open)

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.types import FinishReason, TokenEvent
 from pipelines.llm.text import LlmText
+from pipelines.text.stream import check_complete
 from pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 TokenSequences = tuple[tuple[int, ...], ...]
@@ -57,21 +58,26 @@ async def generate_tokens(
     As with `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is
     raised at the first piece. Stop strings of `request` are not searched.
     """
-    prompt = await text.prepare(request.prompt)
-    sampling = text.sampling(request, len(prompt))
-    if bad:
-        sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
-    pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
-    with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
-        async for event in generation:
-            piece = pieces.piece(event)
-            if piece.finish_reason is not None:
+    with text.measure(request) as record:
+        prompt = await text.prepare(request.prompt)
+        sampling = text.sampling(request, len(prompt))
+        if bad:
+            sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
+        pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
+        with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
+            async for event in generation:
+                piece = pieces.piece(event)
+                if piece.finish_reason is None:
+                    record.observe(piece)
+                    yield piece
+                    continue
                 generation.cancel()
+                check_complete(piece)
                 text.activity.count_answer(piece.prompt_tokens, piece.completion_tokens)
+                record.observe(piece)
                 yield piece
                 return
-            yield piece
-        raise AssertionError("the engine's events ended without a finish reason")
+            raise AssertionError("the engine's events ended without a finish reason")
 
 
 class _Pieces:

@@ -9,11 +9,12 @@ from time import perf_counter_ns
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.services import OpenRecord, RequestLimits, recorded
+from pipelines.llm.services import RequestLimits
 from pipelines.llm.values import is_streamed, read_rows, wants_stream
 from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
 from pipelines.remote.fields import build_body, declared_inputs
 from pipelines.remote.generation import RemoteEvent, generate
+from pipelines.text.stream import OpenRecord, check_complete, measure
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -106,22 +107,19 @@ class RemoteLlmModel(Model):
             [end] = [event async for event in events]
             return _end_row(end)
 
-    def _events(
+    async def _events(
         self, job: InferJob, body: Json, deadlines: RequestDeadlines, *, streams: bool
     ) -> AsyncGenerator[RemoteEvent, None]:
         """Generate under measurement, which includes the wait for a place."""
-        record = self._open_record(self.name, job.request.protocol)
-        return recorded(self._generate(job, body, deadlines, streams=streams), record)
-
-    async def _generate(
-        self, job: InferJob, body: Json, deadlines: RequestDeadlines, *, streams: bool
-    ) -> AsyncGenerator[RemoteEvent, None]:
-        async with (
-            self._place(job, deadlines),
-            aclosing(generate(self._client, body, deadlines.end, streams=streams)) as events,
-        ):
-            async for event in events:
-                yield event
+        with measure(self._open_record(self.name, job.request.protocol)) as record:
+            async with (
+                self._place(job, deadlines),
+                aclosing(generate(self._client, body, deadlines.end, streams=streams)) as events,
+            ):
+                async for event in events:
+                    check_complete(event)
+                    record.observe(event)
+                    yield event
 
     @asynccontextmanager
     async def _place(self, job: InferJob, deadlines: RequestDeadlines) -> AsyncGenerator[None, None]:

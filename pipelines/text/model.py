@@ -1,12 +1,16 @@
 """The interface of everything that generates text: language models, their adapters, and pipelines around them."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 from typing import Protocol
 
-from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import invalid
+
+UNCOUNTED: AbstractContextManager[object] = nullcontext()
+"""A context for generations of which nobody counts how many are open."""
 
 
 class TextModel(Protocol):
@@ -48,18 +52,17 @@ class TextModel(Protocol):
         """Whether a request may have `parameters`, because steps before the language model may read them."""
         ...
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether each request is measured behind this model. The caller must not measure it again then."""
-        ...
-
-    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt) -> Prompt:
         """Return the prompt with the work done that several requests for it share. Raises INVALID."""
         ...
 
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    def generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+    ) -> AsyncGenerator[TextEvent, None]:
         """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
+        The generator is in the context `while_open` from its start to its end. A generator that is closed before its
+        first event has not started.
         A retrieval comes in an event of its own, before the first text. Raises SluiceError at the first event
         where the request is refused, and at a later one where it failed.
         """

@@ -1,7 +1,12 @@
-"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts."""
+"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts.
+
+Also how a stream is measured.
+"""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
@@ -9,7 +14,7 @@ from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, 
 from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, Prompt, TextDetail, TextEvent, TextLogprob, TokenText
-from sluice.errors import invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
@@ -283,3 +288,55 @@ class PromptEcho:
             entries = [*(detail.prompt_logprobs or ()), *detail.logprobs]
             detail = msgspec.structs.replace(detail, logprobs=entries)
         return msgspec.structs.replace(event, text=self.text + event.text, detail=detail)
+
+
+# -- how a stream is measured
+
+_ENDED_EARLY = (FinishReason.CANCELLED, FinishReason.ERROR)
+"""Reasons for which the engine, not the client, ended a request. The client must not see a clean end."""
+
+
+class StreamRecord(Protocol):
+    """The measurements of one LLM request: tokens, time to first token, gaps."""
+
+    def observe(self, event: TextEvent) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def close(self) -> None: ...
+
+
+OpenRecord = Callable[[str, str], StreamRecord]
+"""Opens the record of a request; takes the names of its model and protocol."""
+
+
+class _NoRecord:
+    """Measures nothing."""
+
+    def observe(self, event: TextEvent) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def close(self) -> None: ...
+
+
+def no_record(model: str, protocol: str) -> StreamRecord:
+    """Open a record that measures nothing."""
+    return _NoRecord()
+
+
+@contextmanager
+def measure(record: StreamRecord) -> Iterator[StreamRecord]:
+    """Measure a generation from here to the end of the context. The generator itself observes each of its events.
+
+    Only a failure is noted as such: without one and without a last event, the client has disconnected.
+    """
+    try:
+        yield record
+    except Exception as error:
+        record.fail(error)
+        raise
+    finally:
+        record.close()
+
+
+def check_complete(end: TextEvent) -> None:
+    """Raise SluiceError UNAVAILABLE for a last event with which the engine ended a generation before its end."""
+    if end.finish_reason in _ENDED_EARLY:
+        raise SluiceError(ErrorCode.UNAVAILABLE, "the engine ended the request before it was complete")

@@ -1,7 +1,7 @@
 """Any served model as a text model, called through its tensors: an ensemble that answers questions, a hosted LLM."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -12,13 +12,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.types import FinishReason
 from engine.validation import check_sampling
 from pipelines.text.citations import Source, cite, decode_source
-from pipelines.text.model import TextModel, refuse_parameters, text_model_of
+from pipelines.text.model import UNCOUNTED, TextModel, refuse_parameters, text_model_of
 from pipelines.text.sampling import SamplingDefaults, build_request_parameters
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import (
     ChatMessage,
     EncodedPrompt,
-    PlainPrompt,
     Prompt,
     Retrieval,
     SamplingOverrides,
@@ -119,7 +118,6 @@ def _(model: Model) -> TextModel | None:
 class TensorText:
     """Calls a model with the tensors of its text signature and the sampling fields as request parameters."""
 
-    is_measured = True
     max_model_len = None
     max_beam_width = 1
     parent = None
@@ -148,20 +146,23 @@ class TensorText:
         spec = self._model.spec
         return spec.platform == _ENSEMBLE or SOURCES in spec.outputs
 
-    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt) -> Prompt:
         """Return the prompt unchanged: the model tokenizes it."""
         return prompt
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    async def generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+    ) -> AsyncGenerator[TextEvent, None]:
         """Generate text as `TextModel.generate` does. Raises INVALID, by name, for fields that tensors cannot carry."""
-        if not self.takes_parameters:
-            refuse_parameters(self.name, request)
-        _check_ranges(request.sampling)
-        stream = TensorTextStream(self.name, self._signature.output.name)
-        async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
-            async for response in responses:
-                for event in stream.feed(response):
-                    yield event
+        with while_open:
+            if not self.takes_parameters:
+                refuse_parameters(self.name, request)
+            _check_ranges(request.sampling)
+            stream = TensorTextStream(self.name, self._signature.output.name)
+            async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
+                async for response in responses:
+                    for event in stream.feed(response):
+                        yield event
 
     def _infer_request(self, request: TextRequest) -> InferRequest:
         text, history = self._split_prompt(request.prompt)

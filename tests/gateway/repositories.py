@@ -24,4 +24,4 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
 def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:
     """Return a language model of the checkpoint over an engine that has started."""
     config = add_engine_parameters(default_llm_config(name), engine.info)
-    return LlmModel(config, LlmText.load(name, checkpoint, engine), engine, metrics.open_request)
+    return LlmModel(config, LlmText.load(name, checkpoint, engine, open_record=metrics.open_request), engine)

@@ -7,10 +7,11 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from cli.serve import bundled_pipeline
-from gateway.bundled import PIPELINE, documentation, models_folder, pipeline_repository
+from gateway.bundled import PIPELINE, documentation, pipeline_repository
 from gateway.options.config import ServeConfig
 from gateway.options.engine import ModelOptions
 from gateway.options.option import OptionError
+from sluice.bundled import models_folder
 
 
 def config_of(repository: str, model: str) -> ModelConfig:

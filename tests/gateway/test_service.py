@@ -60,8 +60,8 @@ class Rig:
 
     def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
         sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
-        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling)
-        return self.service.generate(self.model, request, "test")
+        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling, protocol="test")
+        return self.service.generate(self.model, request)
 
     async def collect(self, max_tokens: int = 5) -> list[TextEvent]:
         return [event async for event in self.stream(max_tokens)]
@@ -192,6 +192,17 @@ async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
         it.runner.allow(100)
         assert len(await it.collect(1)) == 1  # the engine obeys in order: the cancel came before this
         assert it.engine.stats.num_running == 0
+
+
+@on_loop
+async def test_a_stream_is_open_from_its_start() -> None:
+    async with rig() as it:
+        it.serve()
+        stream = it.stream()
+        assert it.service.num_open == 0
+        await stream.aclose()
+        assert await it.service.wait_idle(PATIENCE_S)
+        assert (it.service.num_open, it.count("cancelled")) == (0, 0)
 
 
 @on_loop

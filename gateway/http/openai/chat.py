@@ -2,23 +2,31 @@
 
 from collections.abc import Sequence
 
-from gateway.http.openai.reply import Choice, JsonObject, OpenAIReply, chat_logprobs, ending_fields, prompt_logprobs
-from gateway.http.openai.requests import Job, parse_job, wants_beams
+from gateway.http.openai.reply import (
+    Choice,
+    JsonObject,
+    OpenAIReply,
+    ReplyOptions,
+    chat_logprobs,
+    ending_fields,
+    prompt_logprobs,
+)
+from gateway.http.openai.requests import parse_generation, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.sse import event_frame
-from pipelines.text.types import ChatMessage, TextEvent, TextLogprob
+from pipelines.text.types import ChatMessage, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 
-def parse_chat_request(request: ChatCompletionRequest) -> Job:
+def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse a conversation to answer. Raises INVALID for fields that contradict each other."""
     _check_best_of(request)
     conversation = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
     is_newer = request.max_completion_tokens is not None
-    return parse_job(
+    return parse_generation(
         request,
+        base,
         [conversation],
-        ChatReply,
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
         param_names={"query": "messages", **({"max_tokens": "max_completion_tokens"} if is_newer else {})},

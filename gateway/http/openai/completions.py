@@ -7,25 +7,26 @@ from gateway.http.openai.reply import (
     Choice,
     JsonObject,
     OpenAIReply,
+    ReplyOptions,
     completion_logprobs,
     ending_fields,
     prompt_logprobs,
 )
-from gateway.http.openai.requests import Job, parse_job, wants_beams
+from gateway.http.openai.requests import parse_generation, wants_beams
 from gateway.http.openai.schemas import CompletionRequest
-from pipelines.text.types import PlainPrompt, TextEvent, TextLogprob
+from pipelines.text.types import PlainPrompt, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
 
 
-def parse_completion_request(request: CompletionRequest) -> Job:
+def parse_completion_request(request: CompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse prompts to continue, with `n` choices each. Raises INVALID for fields that contradict each other."""
-    return parse_job(
+    return parse_generation(
         request,
+        base,
         _prompts(request),
-        CompletionReply,
         max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
         logprobs=request.logprobs,
         best_of=_best_of(request),

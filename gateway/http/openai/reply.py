@@ -1,7 +1,7 @@
 """The shape of OpenAI's answers: chunks when streamed, one object when whole; token counts and log probabilities."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,15 +22,18 @@ LOWEST = -9999.0
 class ReplyOptions:
     """The parts of an answer that the client chooses.
 
-    Each of `num_prompts` prompts gets `n` choices. With `include_usage` a stream ends with the token counts.
-    `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
+    Each of `num_prompts` prompts gets `n` choices, the likeliest of `best_of` sequences. With `include_usage` a stream
+    ends with the token counts. `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out
+    log probabilities. `param_names` maps the names that models use in their errors to the client's names.
     """
 
     num_prompts: int
     n: int = 1
+    best_of: int = 1
     include_usage: bool = False
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    param_names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class OpenAIReply(ABC):
         self._chunk_head = {**self._head, "object": self.chunk_kind}
         self._options = options
         self._text_frames = [self._text_frame(index) for index in range(self._num_choices)]
+        self._unsent_opening = self.opening()
+        self._ends: dict[int, TextEvent] = {}
+        """The last event of each stream that has ended."""
 
     @abstractmethod
     def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
@@ -89,10 +95,17 @@ class OpenAIReply(ABC):
         return {}
 
     def frame(self, index: int, event: TextEvent) -> bytes:
-        """Return the frames of an event of stream `index`: its text, and its end where it is the last."""
+        """Return the frames of an event of stream `index`: its text, and its end where it is the last.
+
+        The opening goes out with the first event of any stream.
+        """
+        frame, self._unsent_opening = self._unsent_opening, b""
+        if event.finish_reason is not None:
+            self._ends[index] = event
         if event.detail is not None:
-            return self._detailed_frame(index, event, event.detail)
-        frame = self._text_frames[index].fill(event.text) if event.text else b""
+            return frame + self._detailed_frame(index, event, event.detail)
+        if event.text:
+            frame += self._text_frames[index].fill(event.text)
         if event.finish_reason is not None:
             frame += event_frame(self.chunk(self.last_piece(index, event, None)))
         return frame
@@ -109,11 +122,11 @@ class OpenAIReply(ABC):
             frame += event_frame(self.chunk(self.last_piece(index, event, logprobs if detail.logprobs else None)))
         return frame
 
-    def closing(self, ends: Sequence[TextEvent]) -> bytes:
-        """Return the frames that a stream sends after all its choices ended as `ends`."""
+    def closing(self) -> bytes:
+        """Return the frames that follow the last event of the last stream."""
         if not self._options.include_usage:
             return DONE
-        counts = usage(ends, self._options.num_prompts)
+        counts = usage([self._ends[index] for index in sorted(self._ends)], self._options.num_prompts)
         return event_frame({**self._chunk_head, "choices": [], "usage": counts}) + DONE
 
     def whole(self, sequences: Sequence[Choice]) -> bytes:
@@ -135,7 +148,7 @@ class OpenAIReply(ABC):
     def _likeliest(self, sequences: Sequence[Choice]) -> Sequence[Choice]:
         if len(sequences) == self._num_choices:
             return sequences
-        best_of = len(sequences) // self._options.num_prompts
+        best_of = self._options.best_of
         groups = [sequences[start : start + best_of] for start in range(0, len(sequences), best_of)]
         ranked = [sorted(group, key=lambda choice: choice.mean_logprob, reverse=True) for group in groups]
         return [choice for group in ranked for choice in group[: self._options.n]]

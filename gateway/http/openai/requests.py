@@ -1,16 +1,16 @@
-"""From a generation request's fields to what both generating routes do: sampling, constraints, beams, retrieval."""
+"""From a generation request's fields to text requests: sampling, constraints, beams, retrieval."""
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind
-from gateway.http.openai.reply import OpenAIReply, ReplyOptions
+from gateway.http.errors import client_names
+from gateway.http.openai.reply import ReplyOptions
 from gateway.http.openai.schemas import (
     MAX_SEQUENCES,
     GenerationRequest,
@@ -19,13 +19,9 @@ from gateway.http.openai.schemas import (
     StructuredOutputs,
 )
 from gateway.http.parsing import retriever_parameters
-from gateway.http.request import Scheduling
 from pipelines.rag.filters import parse_filter
-from pipelines.text.types import PlainPrompt, Prompt, SamplingOverrides, TextRequest
+from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from sluice.errors import SluiceError, invalid
-
-if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.text.model import TextModel
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}
@@ -33,78 +29,21 @@ Constraint = tuple[str, Grammar]
 """Path of the client's field, and the grammar in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Prompts to continue under the same `fields`, and the shape of the answer.
-
-    Each prompt is continued `best_of` times. `param_names` maps the names that the engine uses in its errors to the
-    client's names.
-    """
-
-    fields: GenerationRequest
-    prompts: Sequence[PlainPrompt]
-    sampling: SamplingOverrides
-    reply: type[OpenAIReply]
-    options: ReplyOptions
-    best_of: int
-    echo: bool
-    param_names: Mapping[str, str]
-
-    def text_requests(
-        self, request_id: str, scheduling: Scheduling, prompts: Sequence[Prompt], collection_key: str = ""
-    ) -> list[TextRequest]:
-        """Make a request for each sequence, those of one prompt side by side. `prompts` may be encoded.
-
-        `collection_key` opens the collection that a pipeline looks into.
-        """
-        fields = self.fields
-        common = TextRequest(
-            request_id=request_id,
-            prompt="",
-            stop=_strings(fields.stop),
-            bad_words=tuple(fields.bad_words or ()),
-            echo=self.echo,
-            cache_salt=fields.cache_salt or "",
-            parameters=_retrieval_parameters(fields.rag, collection_key),
-            **scheduling.fields(fields.priority),
-        )
-        samplings = [self._sampling(index) for index in range(self.best_of)]
-        return [
-            msgspec.structs.replace(common, prompt=prompt, sampling=sampling)
-            for prompt in prompts
-            for sampling in samplings
-        ]
-
-    def check_model(self, model: "TextModel") -> None:
-        """Raise INVALID for a request that `model` cannot serve."""
-        _check_beams(self.fields, model.max_beam_width)
-
-    def use_client_names(self, error: SluiceError) -> None:
-        """Make `error` name the field as the client does."""
-        if error.param is not None:
-            error.param = self.param_names.get(error.param, error.param)
-
-    def _sampling(self, index: int) -> SamplingOverrides:
-        """Return the sampling of a prompt's sequence number `index`: each sequence has a seed of its own."""
-        if "seed" not in self.sampling or index == 0:
-            return self.sampling
-        return {**self.sampling, "seed": (self.sampling["seed"] + index) & MAX_SEED}
-
-
-def parse_job(
+def parse_generation(
     fields: GenerationRequest,
+    base: TextRequest,
     prompts: Sequence[PlainPrompt],
-    reply: type[OpenAIReply],
     *,
     max_tokens: int | None,
     logprobs: int | None,
     best_of: int | None = None,
     echo: bool = False,
     param_names: Mapping[str, str] | None = None,
-) -> Job:
-    """Combine the route's own fields with the shared ones. Raises INVALID where they contradict each other.
+) -> tuple[list[TextRequest], ReplyOptions]:
+    """Return a request for each sequence, those of one prompt side by side, and what the client wants in the answer.
 
-    `logprobs` is the number of alternatives to return; None for no log probabilities.
+    `base` has what every route reads alike: id, protocol and scheduling. `logprobs` is the number of alternatives to
+    return; None for no log probabilities. Raises INVALID for fields that contradict each other.
     """
     n = fields.n or 1
     best_of = best_of or n
@@ -116,16 +55,37 @@ def parse_job(
     sampled_logprobs = 0 if ranks else logprobs  # they rank the sequences
     logprobs_name = {"logprobs": "best_of"} if ranks else {}
     num_prompt_logprobs = _highest(fields.prompt_logprobs, logprobs if echo else None)
-    return Job(
-        fields=fields,
-        prompts=prompts,
-        sampling=_sampling(fields, max_tokens, sampled_logprobs, num_prompt_logprobs, grammar),
-        reply=reply,
-        options=ReplyOptions(len(prompts), n, _includes_usage(fields), logprobs, fields.prompt_logprobs),
-        best_of=best_of,
+    sampling = _sampling(fields, max_tokens, sampled_logprobs, num_prompt_logprobs, grammar)
+    common = msgspec.structs.replace(
+        base,
+        stop=_strings(fields.stop),
+        bad_words=tuple(fields.bad_words or ()),
         echo=echo,
+        cache_salt=fields.cache_salt or "",
+        parameters=_retrieval_parameters(fields.rag),
+    )
+    requests = [
+        msgspec.structs.replace(common, prompt=prompt, sampling=_sequence_sampling(sampling, index))
+        for prompt in prompts
+        for index in range(best_of)
+    ]
+    options = ReplyOptions(
+        num_prompts=len(prompts),
+        n=n,
+        best_of=best_of,
+        include_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+        top_logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
         param_names={**_retrieval_param_names(fields), **(param_names or {}), **logprobs_name, **grammar_name},
     )
+    return requests, options
+
+
+def _sequence_sampling(sampling: SamplingOverrides, index: int) -> SamplingOverrides:
+    """Return the sampling of a prompt's sequence number `index`: each sequence has a seed of its own."""
+    if "seed" not in sampling or index == 0:
+        return sampling
+    return {**sampling, "seed": (sampling["seed"] + index) & MAX_SEED}
 
 
 def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
@@ -135,10 +95,6 @@ def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
         raise invalid(name, f"{name} is {best_of} and there are {num_prompts} prompts; {most}")
     if fields.stream and fields.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed; leave it out or send stream false")
-
-
-def _includes_usage(fields: GenerationRequest) -> bool:
-    return fields.stream_options is not None and bool(fields.stream_options.include_usage)
 
 
 def _highest(*counts: int | None) -> int | None:
@@ -260,7 +216,7 @@ def _parse_beam_width(fields: GenerationRequest) -> int | None:
     return fields.beam_width or fields.best_of or fields.n or 1
 
 
-def _check_beams(fields: GenerationRequest, max_beam_width: int) -> None:
+def check_beams(fields: GenerationRequest, max_beam_width: int) -> None:
     """Raise INVALID for a beam search that a model with at most `max_beam_width` beams cannot do."""
     width = _parse_beam_width(fields)
     if width is None:
@@ -295,17 +251,10 @@ def _retrieval_param_names(fields: GenerationRequest) -> dict[str, str]:
     return {**_RETRIEVAL_NAMES, **({"top_k": "rag.top_k"} if is_retrieval else {})}
 
 
-def _retrieval_parameters(sent: RetrievalFields | None, collection_key: str) -> dict[str, str | int | float | bool]:
+def _retrieval_parameters(sent: RetrievalFields | None) -> dict[str, str | int | float | bool]:
     """Return the request parameters of a retrieving step. Raises INVALID for a filter that cannot be read."""
     if sent is None:
-        return retriever_parameters(None, None, None, None, collection_key)
-    _check_filter(sent.filter)
-    return retriever_parameters(sent.collection, sent.top_k, sent.mode, sent.filter, collection_key)
-
-
-def _check_filter(filter: dict[str, Any] | None) -> None:
-    try:
-        parse_filter(filter)
-    except SluiceError as error:
-        error.param = _RETRIEVAL_NAMES["filter"]
-        raise
+        return {}
+    with client_names({"filter": "rag.filter"}):
+        parse_filter(sent.filter)
+    return retriever_parameters(sent.collection, sent.top_k, sent.mode, sent.filter)

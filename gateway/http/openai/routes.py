@@ -2,34 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.http.openai.chat import parse_chat_request
-from gateway.http.openai.completions import parse_completion_request
-from gateway.http.openai.reply import Choice, OpenAIReply, error_frame
-from gateway.http.openai.requests import Job
+from gateway.http.errors import client_names
+from gateway.http.openai.chat import ChatReply, parse_chat_request
+from gateway.http.openai.completions import CompletionReply, parse_completion_request
+from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
+from gateway.http.openai.requests import check_beams
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import parse_body, warning_header
-from gateway.http.request import Scheduling, get_request_id, parse_scheduling, read_body, run_while_connected
+from gateway.http.request import get_request_id, parse_scheduling, read_body, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.llm.text_models import SEPARATOR, AdapterText
 from pipelines.rag import owner_keys
-from pipelines.text.types import Prompt, TextEvent
-from sluice.errors import SluiceError
-
-if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.text.model import TextModel
+from pipelines.text.model import TextModel
+from pipelines.text.types import TextEvent, TextRequest
+from serving.task_model import gather_all
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
-IndexedEvents = AsyncGenerator[tuple[int, TextEvent], None]
+Parse = Callable[[RequestT, TextRequest], tuple[list[TextRequest], ReplyOptions]]
+"""Parses a body to the requests of its sequences. They differ from the given request only in what the body says."""
+Events = AsyncGenerator[TextEvent, None]
 
 
 def router(service: InferenceService, config: ServeConfig) -> APIRouter:
@@ -53,17 +55,38 @@ class OpenAIRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        fields, headers = await self._parse(request, ChatCompletionRequest)
-        return await answer_request(
-            self._service, request, parse_chat_request(fields), self._scheduling(request), headers
-        )
+        return await self._answer(request, ChatCompletionRequest, parse_chat_request, ChatReply)
 
     async def completions(self, request: Request) -> Response:
         """Continue one text or several."""
-        fields, headers = await self._parse(request, CompletionRequest)
-        return await answer_request(
-            self._service, request, parse_completion_request(fields), self._scheduling(request), headers
+        return await self._answer(request, CompletionRequest, parse_completion_request, CompletionReply)
+
+    async def _answer(
+        self, request: Request, schema: type[RequestT], parse: Parse[RequestT], reply_type: type[OpenAIReply]
+    ) -> Response:
+        """Generate the answer. Raises SluiceError for a refusal and for a failure before its first byte."""
+        body = await read_body(request, self._options.max_input_bytes)
+        fields, ignored = parse_body(schema, body, self._options.is_strict)
+        headers, request_id = warning_header(ignored), get_request_id(request)
+        scheduling = parse_scheduling(request.headers, self._defaults)
+        base = TextRequest(
+            request_id=request_id, prompt="", protocol=reply_type.protocol, **scheduling.fields(fields.priority)
         )
+        requests, options = parse(fields, base)
+        model = self._service.llm(_model_name(fields), scheduling.sticky_key)
+        check_beams(fields, model.max_beam_width)
+        key = request.headers.get(owner_keys.HEADER)
+        if key and model.takes_parameters:  # a language model alone has no collection to open
+            requests = [_with_owner_key(each, key) for each in requests]
+        if options.best_of > 1:
+            requests = await _share_prompts(model, requests, options.best_of)
+        reply_id = f"{reply_type.id_prefix}-{request_id}"
+        reply = reply_type(reply_id=reply_id, created=int(time.time()), model=model.name, options=options)
+        streams = [self._service.generate(model, each) for each in requests]
+        if fields.stream:
+            return EventStreamResponse(stream_frames(streams, reply, options), error_frame, headers)
+        choices = await run_while_connected(request.receive, whole_choices(streams, options))
+        return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
     async def models(self) -> Response:
         """List the models: language models first, then pipelines."""
@@ -73,25 +96,16 @@ class OpenAIRoutes:
         """Describe one of the models."""
         return _json(model_object(self._service.llm(model)))
 
-    def _scheduling(self, request: Request) -> Scheduling:
-        return parse_scheduling(request.headers, self._defaults)
-
-    async def _parse(self, request: Request, schema: type[RequestT]) -> tuple[RequestT, dict[str, str]]:
-        """Return the request's fields, and the headers that its answer must carry."""
-        body = await read_body(request, self._options.max_input_bytes)
-        fields, ignored = parse_body(schema, body, self._options.is_strict)
-        return fields, warning_header(ignored)
-
 
 def _json(payload: dict[str, object]) -> Response:
     return Response(orjson.dumps(payload), media_type="application/json")
 
 
-def model_list(models: Iterable["TextModel"]) -> dict[str, object]:
+def model_list(models: Iterable[TextModel]) -> dict[str, object]:
     return {"object": "list", "data": [model_object(model) for model in models]}
 
 
-def model_object(model: "TextModel") -> dict[str, object]:
+def model_object(model: TextModel) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).
@@ -103,27 +117,6 @@ def model_object(model: "TextModel") -> dict[str, object]:
     return {**fields, "root": model.root, "parent": model.parent} if isinstance(model, AdapterText) else fields
 
 
-async def answer_request(
-    service: InferenceService, request: Request, job: Job, scheduling: Scheduling, headers: dict[str, str]
-) -> Response:
-    """Generate the answer to `job`. The request's body must have been read.
-
-    Raises SluiceError for a refusal and for a failure before the first byte of the answer.
-    """
-    model = service.llm(_model_name(job.fields), scheduling.sticky_key)
-    job.check_model(model)
-    request_id = get_request_id(request)
-    reply = _reply(job, model.name, request_id)
-    # A language model alone has no collection to open.
-    key = request.headers.get(owner_keys.HEADER, "") if model.takes_parameters else ""
-    text_requests = job.text_requests(request_id, scheduling, await _prompts(model, job), key)
-    events = merge_streams([service.generate(model, one, job.reply.protocol) for one in text_requests])
-    if job.fields.stream:
-        return EventStreamResponse(stream_frames(events, reply, job), error_frame, headers)
-    choices = await run_while_connected(request.receive, whole_choices(events, len(text_requests), job))
-    return Response(reply.whole(choices), headers=headers, media_type="application/json")
-
-
 def _model_name(fields: GenerationRequest) -> str:
     """Return the model's name with its LoRA adapter, whichever of the two fields names that."""
     name = fields.model
@@ -132,49 +125,42 @@ def _model_name(fields: GenerationRequest) -> str:
     return name + SEPARATOR + fields.lora_request.lora_name
 
 
-async def _prompts(model: "TextModel", job: Job) -> Sequence[Prompt]:
-    """Return the prompts. Those that are continued more than once are prepared here, once."""
-    if job.best_of == 1:
-        return job.prompts
-    return [await model.prepare_shared(prompt) for prompt in job.prompts]
+def _with_owner_key(request: TextRequest, key: str) -> TextRequest:
+    """Return `request` with the key that opens the collection it may look into."""
+    return msgspec.structs.replace(request, parameters={**request.parameters, owner_keys.PARAMETER: key})
 
 
-def _reply(job: Job, model: str, request_id: str) -> OpenAIReply:
-    reply_id = f"{job.reply.id_prefix}-{request_id}"
-    return job.reply(reply_id=reply_id, created=int(time.time()), model=model, options=job.options)
+async def _share_prompts(model: TextModel, requests: Sequence[TextRequest], best_of: int) -> list[TextRequest]:
+    """Prepare each prompt once for its `best_of` requests, which stand side by side."""
+    prompts = [await model.prepare_shared(first.prompt) for first in requests[::best_of]]
+    return [msgspec.structs.replace(each, prompt=prompts[i // best_of]) for i, each in enumerate(requests)]
 
 
-async def stream_frames(events: IndexedEvents, reply: OpenAIReply, job: Job) -> AsyncGenerator[bytes, None]:
-    """Yield the server-sent events of a streamed answer. The opening goes out with the first text."""
-    ends: dict[int, TextEvent] = {}
-    opening = reply.opening()
-    try:
-        async with aclosing(events):
-            async for index, event in events:
-                yield opening + reply.frame(index, event)
-                opening = b""
-                if event.finish_reason is not None:
-                    ends[index] = event
-    except SluiceError as error:
-        job.use_client_names(error)
-        raise
-    yield reply.closing([ends[index] for index in sorted(ends)])
+async def stream_frames(
+    streams: Sequence[Events], reply: OpenAIReply, options: ReplyOptions
+) -> AsyncGenerator[bytes, None]:
+    """Yield the server-sent events of a streamed answer."""
+    with client_names(options.param_names):
+        if len(streams) == 1:
+            async with aclosing(streams[0]) as events:
+                async for event in events:
+                    yield reply.frame(0, event)
+        else:
+            async with aclosing(MergedStreams(streams)) as merged:
+                async for index, event in merged:
+                    yield reply.frame(index, event)
+    yield reply.closing()
 
 
-async def whole_choices(events: IndexedEvents, num_choices: int, job: Job) -> list[Choice]:
-    """Return every choice, complete, in the order of the prompts."""
-    received: list[list[TextEvent]] = [[] for _ in range(num_choices)]
-    try:
-        async with aclosing(events):
-            async for index, event in events:
-                received[index].append(event)
-    except SluiceError as error:
-        job.use_client_names(error)
-        raise
-    return [_choice(events_of_one) for events_of_one in received]
+async def whole_choices(streams: Sequence[Events], options: ReplyOptions) -> list[Choice]:
+    """Return every choice, complete, in the order of the prompts. The first failure ends them all."""
+    with client_names(options.param_names):
+        return await gather_all([_collect_choice(stream) for stream in streams])
 
 
-def _choice(events: list[TextEvent]) -> Choice:
+async def _collect_choice(stream: Events) -> Choice:
+    async with aclosing(stream):
+        events = [event async for event in stream]
     details = [event.detail for event in events if event.detail is not None]
     return Choice(
         "".join([event.text for event in events]),
@@ -184,45 +170,49 @@ def _choice(events: list[TextEvent]) -> Choice:
     )
 
 
-async def merge_streams(streams: Sequence[AsyncGenerator[TextEvent, None]]) -> IndexedEvents:
-    """Run `streams` concurrently and yield their events, each with the index of its stream.
+class MergedStreams:
+    """Runs streams concurrently and iterates over their events, each with the index of its stream.
 
-    The first failure is raised and ends them all; so does closing this stream.
+    The first failure is raised and ends them all; so does closing. At most as many events wait for a slow reader as
+    there are streams.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as events:
-            async for event in events:
-                yield 0, event
-        return
-    arrivals: asyncio.Queue[tuple[int, TextEvent] | Exception | None] = asyncio.Queue(maxsize=len(streams))
-    pumps = [asyncio.create_task(_pump(index, stream, arrivals)) for index, stream in enumerate(streams)]
-    try:
-        num_open = len(pumps)
-        while num_open:
-            arrival = await arrivals.get()
+
+    def __init__(self, streams: Sequence[Events]) -> None:
+        self._streams = streams
+        self._num_open = len(streams)
+        self._arrivals: asyncio.Queue[tuple[int, TextEvent] | Exception | None] = asyncio.Queue(len(streams))
+        self._pumps: list[asyncio.Task[None]] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, TextEvent]:
+        if not self._pumps:
+            self._pumps = [asyncio.create_task(self._pump(*each)) for each in enumerate(self._streams)]
+        while self._num_open:
+            arrival = await self._arrivals.get()
             if isinstance(arrival, Exception):
+                await self.aclose()
                 raise arrival
-            if arrival is None:
-                num_open -= 1
-            else:
-                yield arrival
-    finally:
-        for pump in pumps:
+            if arrival is not None:
+                return arrival
+            self._num_open -= 1
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Close every stream. Idempotent."""
+        for pump in self._pumps:
             pump.cancel()
-        await asyncio.wait(pumps)
+        if self._pumps:
+            await asyncio.wait(self._pumps)
 
-
-async def _pump(
-    index: int,
-    stream: AsyncGenerator[TextEvent, None],
-    arrivals: "asyncio.Queue[tuple[int, TextEvent] | Exception | None]",
-) -> None:
-    """Put every event of `stream` into `arrivals`, then its end: None or the exception that it raised."""
-    end: Exception | None = None
-    async with aclosing(stream) as events:
-        try:
-            async for event in events:
-                await arrivals.put((index, event))
-        except Exception as error:
-            end = error
-    await arrivals.put(end)
+    async def _pump(self, index: int, stream: Events) -> None:
+        """Pass on every event of `stream`, then its end: None or the exception that it raised."""
+        end: Exception | None = None
+        async with aclosing(stream) as events:
+            try:
+                async for event in events:
+                    await self._arrivals.put((index, event))
+            except Exception as error:
+                end = error
+        await self._arrivals.put(end)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.http.errors import openai_error_body
+from gateway.http.errors import client_names, openai_error_body
 from gateway.http.rag.bodies import JsonObject
 from gateway.http.sse import DONE, encode_text
 from pipelines.text.citations import to_json_objects
@@ -15,6 +15,8 @@ from pipelines.text.types import Retrieval, TextEvent
 from sluice.errors import SluiceError
 
 Events = AsyncGenerator[TextEvent, None]
+_PARAM_NAMES = {"query": "question"}
+"""The client's name of a pipeline's input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +34,27 @@ class AnswerHead:
 async def stream_answer(events: Events, head: AnswerHead) -> AsyncGenerator[bytes, None]:
     """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE]."""
     is_first = True
-    async with aclosing(events):
-        async for event in events:
-            found = _retrieval(event)
-            if is_first:
-                is_first = False
-                yield encode_event(b"sources", {**head.as_object(), **_sources(found)})
-            if event.text:
-                yield encode_token(event.text)
-            if event.finish_reason is not None:
-                yield _encode_end(event, found)
+    with client_names(_PARAM_NAMES):
+        async with aclosing(events):
+            async for event in events:
+                found = _retrieval(event)
+                if is_first:
+                    is_first = False
+                    yield encode_event(b"sources", {**head.as_object(), **_sources(found)})
+                if event.text:
+                    yield encode_token(event.text)
+                if event.finish_reason is not None:
+                    yield _encode_end(event, found)
 
 
 async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
     """Return the whole answer as one object."""
     texts: list[str] = []
-    async with aclosing(events):
-        async for event in events:
-            texts.append(event.text)
-            last = event
+    with client_names(_PARAM_NAMES):
+        async with aclosing(events):
+            async for event in events:
+                texts.append(event.text)
+                last = event
     found = _retrieval(last)
     return {**head.as_object(), "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
 

@@ -1,11 +1,9 @@
 """The handlers of `POST /v1/rag/{collection}/query` and `/search`."""
 
-from contextlib import aclosing
-
 from fastapi import Request, Response
 
 from gateway.http.parsing import retriever_parameters
-from gateway.http.rag.answers import AnswerHead, Events, collect_answer, encode_error, stream_answer
+from gateway.http.rag.answers import AnswerHead, collect_answer, encode_error, stream_answer
 from gateway.http.rag.bodies import collection_key, format_list, json_response, read_fields
 from gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
 from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
@@ -54,23 +52,11 @@ class QueryRoutes:
         request_id = get_request_id(request)
         parameters = build_retrieval_parameters(fields, collection, collection_key(request))
         text_request = build_text_request(fields, request_id, scheduling, parameters)
-        events = _rename_param(self._service.generate(model, text_request, _PROTOCOL))
+        events = self._service.generate(model, text_request)
         head = AnswerHead(f"rag-{request_id}", model.name, collection)
         if fields.stream:
             return EventStreamResponse(stream_answer(events, head), encode_error, headers)
         return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
-
-
-async def _rename_param(events: Events) -> Events:
-    """Yield the events. An error about the pipeline's input `query` names the client's field `question` instead."""
-    try:
-        async with aclosing(events):
-            async for event in events:
-                yield event
-    except SluiceError as error:
-        if error.param == "query":
-            error.param = "question"
-        raise
 
 
 def find_pipeline(service: InferenceService, name: str, key: str) -> TextModel:
@@ -114,5 +100,6 @@ def build_text_request(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         cache_salt=fields.cache_salt or "",
         parameters=parameters,
+        protocol=_PROTOCOL,
         **scheduling.fields(fields.priority),
     )

@@ -17,7 +17,7 @@ from cli.build.options import BuildError
 from cli.build.output import publish
 from cli.repository.command import command as repository_command
 from engine.runners.openvino.source import FolderKind, open_weights
-from gateway.bundled import models_folder
+from sluice.bundled import models_folder
 from sluice.errors import SluiceError
 from tests.cli.build.parts import Build, names, tree
 from tests.gateway.fake_hub import COMMIT, fake_hub

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cli.build.command import command
-from gateway.bundled import models_folder
+from sluice.bundled import models_folder
 from tests.server_process import MODEL, running_bundled, running_server
 
 PROMPT = "Once upon a time"

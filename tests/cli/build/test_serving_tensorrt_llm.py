@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cli.build.command import command
-from gateway.bundled import models_folder
+from sluice.bundled import models_folder
 from tests.server_process import running_bundled
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH

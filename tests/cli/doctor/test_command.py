@@ -8,7 +8,7 @@ import pytest
 
 from cli.doctor.command import command
 from cli.doctor.facts import NvidiaDriver
-from gateway.bundled import models_folder
+from sluice.bundled import models_folder
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 

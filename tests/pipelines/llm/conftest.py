@@ -46,13 +46,12 @@ async def make(
     models: list[LlmModel] = []
 
     def make_one(config: ModelConfig) -> LlmModel:
-        text = LlmText(config.name, rill, engine, SamplingDefaults(), created=1)
-
         def open_record(model: str, protocol: str) -> Record:
             records.append(Record(model, protocol))
             return records[-1]
 
-        models.append(LlmModel(config, text, engine, open_record))
+        text = LlmText(config.name, rill, engine, SamplingDefaults(), created=1, open_record=open_record)
+        models.append(LlmModel(config, text, engine))
         return models[-1]
 
     yield make_one

@@ -10,5 +10,5 @@ def language_model(text: Any, name: str, version: int = 1) -> LlmModel:
     """Return a model that has this text side and serves nothing."""
     model = object.__new__(LlmModel)
     spec: Any = SimpleNamespace(name=name, version=version)
-    model.spec, model._text, model.engine = spec, text, text.engine
+    model.spec, model.text, model.engine = spec, text, text.engine
     return model

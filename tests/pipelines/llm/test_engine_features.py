@@ -14,7 +14,7 @@ from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.capable import CapableEngine
-from tests.pipelines.llm.calls import Record, ask
+from tests.pipelines.llm.calls import ask
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 
 PROMPT = "Hello"
@@ -31,7 +31,7 @@ async def capable_engine(runner: SteppedRunner, rill_path: Path) -> AsyncIterato
 @pytest.fixture
 def capable(capable_engine: CapableEngine, rill: Tokenizer) -> LlmModel:
     text = LlmText("echo", rill, capable_engine, SamplingDefaults(), created=1)
-    return LlmModel(default_llm_config("echo"), text, capable_engine, Record)
+    return LlmModel(default_llm_config("echo"), text, capable_engine)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ async def test_the_server_s_limits_hold_for_requests_that_name_none(
     model: LlmModel, engine: InProcessEngineClient, runner: SteppedRunner
 ) -> None:
     limits = RequestLimits(timeout_s=30.0, queue_timeout_s=7.0)
-    limited = LlmModel(model.config, model.text, engine, model._open_record, limits=limits)
+    limited = LlmModel(model.config, model.text, engine, limits=limits)
     runner.hold()
     jobs = [submit(limited, LONG)[0], submit(limited, LONG, timeout_us=2_000_000)[0]]
     await until(lambda: len(engine._streams) == 2)

@@ -152,7 +152,6 @@ async def test_what_it_says_of_itself() -> None:
     model = config()
     chat = chat_of(model)
     assert (chat.name, chat.version, chat.created, chat.max_model_len) == ("pipeline", "1", model.created, None)
-    assert chat.is_measured
     assert await chat.prepare_shared("a") == "a"
 
 

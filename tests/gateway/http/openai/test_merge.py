@@ -3,7 +3,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.http.openai.routes import merge_streams
+from gateway.http.openai.routes import MergedStreams
 from pipelines.text.types import TextEvent
 
 
@@ -35,7 +35,7 @@ def test_gives_every_event_with_its_index_in_order(num_streams: int) -> None:
         for index, source in enumerate(sources):
             for item in (event(f"{index}a"), event(f"{index}b"), None):
                 source.items.put_nowait(item)
-        return [(index, each.text) async for index, each in merge_streams([source.stream() for source in sources])]
+        return [(index, each.text) async for index, each in MergedStreams([source.stream() for source in sources])]
 
     got = asyncio.run(scenario())
     for number in range(num_streams):
@@ -49,7 +49,7 @@ def test_the_first_failure_ends_all(num_streams: int) -> None:
         sources = [Source() for _ in range(num_streams)]
         sources[0].items.put_nowait(ValueError("broken"))
         with pytest.raises(ValueError, match="broken"):
-            async for _ in merge_streams([source.stream() for source in sources]):
+            async for _ in MergedStreams([source.stream() for source in sources]):
                 pass
         return sources
 
@@ -62,7 +62,7 @@ def test_closing_closes_all(num_streams: int) -> None:
         sources = [Source() for _ in range(num_streams)]
         for source in sources:
             source.items.put_nowait(event("a"))
-        stream = merge_streams([source.stream() for source in sources])
+        stream = MergedStreams([source.stream() for source in sources])
         await anext(stream)
         await stream.aclose()
         return sources
@@ -76,7 +76,7 @@ def test_a_slow_reader_holds_the_streams_back() -> None:
         for source in sources:
             for _ in range(100):
                 source.items.put_nowait(event("a"))
-        stream = merge_streams([source.stream() for source in sources])
+        stream = MergedStreams([source.stream() for source in sources])
         await anext(stream)
         for _ in range(500):
             await asyncio.sleep(0)

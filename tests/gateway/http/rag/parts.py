@@ -5,7 +5,7 @@ import hashlib
 import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,8 +24,8 @@ from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
-from pipelines.text.model import TextModel, text_model_of
-from pipelines.text.types import PlainPrompt, Prompt, TextEvent, TextRequest
+from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.job import InferJob
 from serving.model import Model
 from serving.spec import build_spec
@@ -94,27 +94,29 @@ class ScriptedPipeline:
     max_beam_width: int = 1
     parent: str | None = None
     failure: str | None = None
-    is_measured: bool = False
     events: list[TextEvent | Exception] = field(default_factory=list)
     requests: list[TextRequest] = field(default_factory=list)
     may_continue: asyncio.Event = field(default_factory=asyncio.Event)
     """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
 
-    async def prepare_shared(self, prompt: PlainPrompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt) -> Prompt:
         return prompt
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    async def generate(
+        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+    ) -> AsyncGenerator[TextEvent, None]:
         self.requests.append(request)
-        try:
-            for number, event in enumerate(self.events):
-                if number == 2:
-                    await self.may_continue.wait()
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-        finally:
-            self.was_closed.set()
+        with while_open:
+            try:
+                for number, event in enumerate(self.events):
+                    if number == 2:
+                        await self.may_continue.wait()
+                    if isinstance(event, Exception):
+                        raise event
+                    yield event
+            finally:
+                self.was_closed.set()
 
 
 class ChatModel(Model):

@@ -11,7 +11,6 @@ from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
-from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.parts import Lookup
 
 
@@ -21,9 +20,7 @@ async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
     runner = EchoRunner(num_blocks=256, block_size=4, max_model_len=512)
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
     await engine.start()
-    model = LlmModel(
-        default_llm_config("rill"), LlmText("rill", rill, engine, SamplingDefaults(), created=1), engine, Record
-    )
+    model = LlmModel(default_llm_config("rill"), LlmText("rill", rill, engine, SamplingDefaults(), created=1), engine)
     yield model
     await model.close()
 

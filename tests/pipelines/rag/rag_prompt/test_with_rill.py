@@ -18,7 +18,6 @@ from pipelines.text.citations import Source
 from serving.model import infer_one
 from serving.request import InferRequest
 from tests.paths import MODELS
-from tests.pipelines.llm.calls import Record
 from tests.pipelines.rag.parts import Lookup
 from tests.pipelines.rag.rag_prompt.parts import load, request, source
 
@@ -39,7 +38,7 @@ async def llm() -> AsyncIterator[LlmModel]:
     checkpoint = MODELS / "rill" / "1"
     engine = ProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
     await engine.start()
-    model = LlmModel(default_llm_config("rill"), LlmText.load("rill", checkpoint, engine), engine, Record)
+    model = LlmModel(default_llm_config("rill"), LlmText.load("rill", checkpoint, engine), engine)
     yield model
     await model.close()
 

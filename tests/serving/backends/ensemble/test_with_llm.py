@@ -21,7 +21,6 @@ from serving.model import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.calls import Record
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
 
@@ -71,7 +70,7 @@ async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
     await engine.start()
     text = LlmText("llm", rill, engine, SamplingDefaults(), created=1)
-    model = LlmModel(default_llm_config("llm"), text, engine, Record)
+    model = LlmModel(default_llm_config("llm"), text, engine)
     yield model
     await model.close()
     await engine.stop()
