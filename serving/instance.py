@@ -139,7 +139,7 @@ def choose_host_policy(placement: Placement, policies: Mapping[str, HostPolicy])
 
 
 def parse_host_policies(texts: Iterable[str]) -> dict[str, HostPolicy]:
-    """Parse `NAME,SETTING=VALUE` texts; settings of one name add up. Raises SluiceError INVALID.
+    """Parse `NAME,SETTING=VALUE` texts; settings of one name add up. Raises INVALID.
 
     Settings are `numa-node`, a number, and `cpu-cores`, cores and ranges of them: 0-3,8. A node without cores means
     all of its cores. The calling thread must be allowed to use the cores.
@@ -180,7 +180,7 @@ def _with_setting(policy: HostPolicy, key: str, value: str) -> HostPolicy:
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Parse `0-3,8` into numbers. Raises SluiceError INVALID."""
+    """Parse `0-3,8` into numbers. Raises INVALID."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")

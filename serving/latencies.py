@@ -168,7 +168,7 @@ class LatencySummaries:
 def build_latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
     """Return a recorder of what `options` turn on, with the configuration's buckets; None where they turn on nothing.
 
-    Raises SluiceError INVALID for buckets that do not ascend, in any case.
+    Raises INVALID for buckets that do not ascend, in any case.
     """
     buckets_ms = read_first_response_buckets(config)
     return LatencyRecorder(options, buckets_ms) if options.has_summaries or options.has_histograms else None

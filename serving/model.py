@@ -146,7 +146,7 @@ class Model(ABC):
     def claim_resources(self) -> None:  # noqa: B027 - what has no instances needs nothing
         """Register its needs with the rate limiter; called once, before the version is ready.
 
-        Raises SluiceError INVALID for needs that exceed the server's resources.
+        Raises INVALID for needs that exceed the server's resources.
         """
 
     async def warm_up(self, request: InferRequest) -> None:

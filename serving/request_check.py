@@ -27,7 +27,7 @@ _LENGTH_BYTES = 4
 def check_request(request: InferRequest, spec: ModelSpec) -> None:
     """Check a request. Sets its batch size, and reshapes inputs as the backend expects them.
 
-    Raises SluiceError INVALID for a request that does not fit, UNIMPLEMENTED for a correlation id that is too long.
+    Raises INVALID for a request that does not fit, UNIMPLEMENTED for a correlation id that is too long.
     """
     correlation_id = request.correlation_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > _MAX_CORRELATION_ID_BYTES:

@@ -139,7 +139,7 @@ class ModelSource:
 
 
 def inner_path(path: str) -> str:
-    """Return `path`, which is relative to a model's folder. Raises SluiceError INVALID where it leads out of it."""
+    """Return `path`, which is relative to a model's folder. Raises INVALID where it leads out of it."""
     inner = PurePosixPath(path)
     if not inner.parts or inner.is_absolute() or ".." in inner.parts or "\0" in path:
         raise SluiceError(ErrorCode.INVALID, f"'{path}' is not a path inside a model's folder")

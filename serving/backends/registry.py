@@ -31,7 +31,7 @@ class BackendRegistry:
     def get(self, name: str) -> Backend:
         """Return the backend that config.pbtxt calls `name`.
 
-        Raises SluiceError INVALID where none is installed, INTERNAL where it cannot be imported or constructed.
+        Raises INVALID where none is installed, INTERNAL where it cannot be imported or constructed.
         """
         if name not in self._backends:
             # Two threads may both get here: setdefault lets one of their backends win.

@@ -40,7 +40,7 @@ class Batcher:
         self._is_dispatching = False
 
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
+        """Register with the rate limiter, before anything runs. Raises INVALID for too few resources."""
         self._pool.claim_resources()
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
@@ -57,7 +57,7 @@ class Batcher:
         return len(self._queue)
 
     def start(self, job: InferJob) -> None:
-        """Run or queue a job. Raises SluiceError UNAVAILABLE where the queue is full."""
+        """Run or queue a job. Raises UNAVAILABLE where the queue is full."""
         is_dynamic, is_free_to_run = self._policy.is_dynamic, not self._is_dispatching
         if not is_dynamic and is_free_to_run and not self._queue and self._run_now(job):
             return

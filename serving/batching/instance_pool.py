@@ -118,7 +118,7 @@ class InstancePool:
         pooled.idle_queue.append(pooled)
 
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
+        """Register with the rate limiter, before anything runs. Raises INVALID for too few resources."""
 
     def withdraw(self) -> None:
         """Wait for resources no more: there is no batch to run."""

@@ -75,7 +75,7 @@ class JobQueue:
         return (each for level in levels for jobs in (level.in_time, level.delayed) for each in jobs.values())
 
     def add(self, job: InferJob, key: object, now_ns: int) -> QueuedJob:
-        """Queue a job. Raises SluiceError UNAVAILABLE where its priority's queue is full."""
+        """Queue a job. Raises UNAVAILABLE where its priority's queue is full."""
         level = self._level(self._policy.priority_of(job.request))
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:

@@ -99,7 +99,7 @@ class RateLimiter:
     def claim(self, placement: Placement, wake: Callable[[], None]) -> Claim:
         """Return the claim of an instance, to be closed with it.
 
-        Raises SluiceError INVALID, in Triton's words, for needs that could never be met.
+        Raises INVALID, in Triton's words, for needs that could never be met.
         """
         needs = instance_needs(placement)
         self._resources.check(needs)
@@ -202,7 +202,7 @@ class Resources:
         self._held: dict[ResourceKey, int] = {}
 
     def check(self, needs: ResourceNeeds) -> None:
-        """Raise SluiceError INVALID, in Triton's words, for needs that could never be met."""
+        """Raise INVALID, in Triton's words, for needs that could never be met."""
         for (name, device), needed in needs.items():
             given = self._given_count(name, device)
             if given is not None and given < needed:
@@ -269,7 +269,7 @@ def instance_needs(placement: Placement) -> dict[ResourceKey, int]:
 
 
 def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
-    """Parse `NAME:COUNT` or `NAME:COUNT:DEVICE` into key and count. Raises SluiceError INVALID in Triton's words."""
+    """Parse `NAME:COUNT` or `NAME:COUNT:DEVICE` into key and count. Raises INVALID in Triton's words."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(each.isdecimal() for each in numbers):
         raise _invalid(

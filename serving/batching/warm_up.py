@@ -48,7 +48,7 @@ class WarmUpSample:
 async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -> None:
     """Run every sample of `model_warmup`.
 
-    Raises SluiceError INVALID, in Triton's words, for a sample that cannot be made or that fails, DEADLINE where they
+    Raises INVALID, in Triton's words, for a sample that cannot be made or that fails, DEADLINE where they
     take longer than `limit_s` in all.
     """
     if not source.config.model_warmup:

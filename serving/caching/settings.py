@@ -68,7 +68,7 @@ def parse_cache_settings(
 ) -> CacheSettings | None:
     """Return the settings of all `--cache-config` texts, or of `--response-cache-byte-size`; None for no cache.
 
-    `environ` holds Redis credentials that the texts leave out. Raises SluiceError INVALID.
+    `environ` holds Redis credentials that the texts leave out. Raises INVALID.
     """
     given = [_parse_setting(text) for text in texts]
     if byte_size is not None and given:

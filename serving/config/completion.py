@@ -168,7 +168,7 @@ def complete_tensors(
 ) -> ModelConfig:
     """Return `config` with all inputs where it declares none, and all outputs where it declares none.
 
-    Raises SluiceError INVALID for a declared tensor that is unknown or of another type, and for a missing required one.
+    Raises INVALID for a declared tensor that is unknown or of another type, and for a missing required one.
     """
     completed = ModelConfig()
     completed.CopyFrom(config)

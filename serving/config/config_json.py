@@ -45,7 +45,7 @@ def config_json(config: ModelConfig) -> bytes:
 
 
 def parse_config_json(text: str | bytes) -> ModelConfig:
-    """Parse protobuf's JSON or Triton's. Raises SluiceError INVALID with the field and the reason."""
+    """Parse protobuf's JSON or Triton's. Raises INVALID with the field and the reason."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -17,7 +17,7 @@ _SHOWN_CHARS = 80
 class ParameterReader:
     """Reads parameters by name, each with a default.
 
-    Every method raises SluiceError INVALID with the parameter, its value and what is expected.
+    Every method raises INVALID with the parameter, its value and what is expected.
     """
 
     def __init__(self, values: Mapping[str, Parameter], owner: str = "", *, are_texts: bool = False) -> None:

@@ -108,7 +108,7 @@ def locate_error(error: InvalidConfig, locations: FieldLocations, path: Path) ->
 
 
 def _read_text(path: Path) -> str:
-    """Read a file. Raises SluiceError INVALID where it cannot be read, is too large or is no UTF-8."""
+    """Read a file. Raises INVALID where it cannot be read, is too large or is no UTF-8."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # a read of a pipe would wait for ever

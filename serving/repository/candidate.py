@@ -158,7 +158,7 @@ def read_candidate(
 ) -> ModelCandidate:
     """Read the model in `folder`, with its own configuration or the given one, under the name `name`.
 
-    Raises SluiceError INVALID with the findings. With `is_strict`, config.pbtxt must exist.
+    Raises INVALID with the findings. With `is_strict`, config.pbtxt must exist.
     """
     written = _read_config(folder.path, is_strict, config_json)
     candidate = _build_candidate(name, folder.path.name, folder, written, backends, member)
@@ -242,7 +242,7 @@ def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, ver
 def run_agents(config: ModelConfig, folder: Path) -> None:
     """Run the repository agents of a configuration over `folder`, in order (`model_repository_agents`).
 
-    Raises SluiceError INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
+    Raises INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
     """
     for agent in config.model_repository_agents.agents:
         if agent.name != CHECKSUM:

@@ -133,7 +133,7 @@ class ModelFolder:
 
 
 def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
-    """Return a new temporary folder with these files. Raises SluiceError INVALID for a path that leads out of it."""
+    """Return a new temporary folder with these files. Raises INVALID for a path that leads out of it."""
     files = [(inner_path(path), content) for path, content in files]
     folder = ModelFolder(Path(tempfile.mkdtemp(prefix="sluice-model-")), is_temporary=True)
     try:

@@ -71,7 +71,7 @@ class _ModelFolder:
 def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> PrunePlan:
     """Plan to keep the newest `keep` versions of each model, and those that a configuration names by number.
 
-    A version without its model file does not count, and stays: it may be being uploaded. Raises SluiceError INVALID
+    A version without its model file does not count, and stays: it may be being uploaded. Raises INVALID
     where a configuration cannot be read, since the versions that it names are unknown then.
     """
     installed = backends.in_detection_order()
@@ -188,7 +188,7 @@ def _leftovers(root: Path) -> Iterator[Removal]:
 
 
 def check_roots(roots: Sequence[Path]) -> None:
-    """Raise SluiceError INVALID for a path that is not a repository of model folders."""
+    """Raise INVALID for a path that is not a repository of model folders."""
     for root in roots:
         if not root.is_dir():
             raise SluiceError(ErrorCode.INVALID, f"{root} is no folder")

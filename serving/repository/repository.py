@@ -94,7 +94,7 @@ class ModelRepository:
     # What serves
 
     def find(self, name: str, version: int = LATEST) -> Model:
-        """Return a version, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
+        """Return a version, the highest ready one for -1. Raises NOT_FOUND or UNAVAILABLE."""
         return self._managed(name).find(version)
 
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
@@ -102,17 +102,17 @@ class ModelRepository:
         return self._managed(name).route(version, key)
 
     def has_weights(self, name: str) -> bool:
-        """Return whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
+        """Return whether the model's versions share requests. Raises NOT_FOUND."""
         return self._managed(name).weights is not None
 
     def routing(self, name: str) -> Routing:
-        """Return how the versions share requests that name none. Raises SluiceError NOT_FOUND."""
+        """Return how the versions share requests that name none. Raises NOT_FOUND."""
         return self._managed(name).routing()
 
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
         """Share requests by `weights` from now on; None restores the configuration's.
 
-        Raises SluiceError NOT_FOUND, INVALID for invalid weights and for a version that does not serve.
+        Raises NOT_FOUND, INVALID for invalid weights and for a version that does not serve.
         """
         known = self._managed(name)
         ready = [model.version for model in known.ready]
@@ -124,7 +124,7 @@ class ModelRepository:
         known.set_weights = None if weights is None else VersionWeights(dict(weights))
 
     def versions(self, name: str) -> list[Model]:
-        """Return the ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""
+        """Return the ready versions, ascending, at least one. Raises NOT_FOUND."""
         known = self._managed(name)
         known.find(LATEST)
         return known.ready
@@ -178,7 +178,7 @@ class ModelRepository:
         return managed
 
     def _find_plain(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
-        """Return the model of the plain name. Raises SluiceError INVALID for a name that several models share."""
+        """Return the model of the plain name. Raises INVALID for a name that several models share."""
         naming = self._roots.naming
         if name in naming.choices:
             listed = ", ".join(f"'{each}'" for each in naming.choices[name])
@@ -197,7 +197,7 @@ class ModelRepository:
     # What changes it
 
     def add(self, model: Model) -> None:
-        """Serve a model that was loaded elsewhere and has no folder. Raises SluiceError ALREADY_EXISTS."""
+        """Serve a model that was loaded elsewhere and has no folder. Raises ALREADY_EXISTS."""
         managed = self._updates.managed(model.name)
         if model.version in managed.versions:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"model '{model.name}' is already served")
@@ -214,7 +214,7 @@ class ModelRepository:
     async def start(self, load: Sequence[str] = ()) -> Failures:
         """Load the models that the control mode selects, and return what failed.
 
-        In explicit mode these are the models in `load`, "*" for all. Raises SluiceError INVALID for a root that is not
+        In explicit mode these are the models in `load`, "*" for all. Raises INVALID for a root that is not
         a folder or that nothing here reads, UNAVAILABLE for a store that does not answer.
         """
         names = [name for name in await self._read(self._names) if name not in self._updates.expected]

@@ -145,7 +145,7 @@ class Roots:
     def open(self, name: str) -> FoundModel | None:
         """Return the folder that `name` stands for; None where there is none.
 
-        Raises SluiceError INVALID where it stands for several, OSError and StoreFailure.
+        Raises INVALID where it stands for several, OSError and StoreFailure.
         """
         namespace, _, plain = name.rpartition(SEPARATOR) if self.has_namespaces else ("", "", name)
         if not is_plain_name(plain):
@@ -187,7 +187,7 @@ class Roots:
     def member(self, own: str, namespace: str, name: str) -> str:
         """Return the name of the model of an ensemble's step; `own` is the ensemble's namespace.
 
-        Raises SluiceError INVALID for an unknown namespace and for an ambiguous name.
+        Raises INVALID for an unknown namespace and for an ambiguous name.
         """
         if namespace:
             return self._shortest_name(self._namespace_with(name, namespace), name)

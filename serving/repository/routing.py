@@ -23,7 +23,7 @@ class VersionWeights:
     by_version: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        """Raise SluiceError INVALID for negative or infinite weights, and where all are 0."""
+        """Raise INVALID for negative or infinite weights, and where all are 0."""
         weights = self.by_version.values()
         if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
             raise _invalid("weights must be numbers of at least 0, and one of them more")
@@ -58,7 +58,7 @@ def routing_point(model: str, key: str) -> float:
 
 
 def configured_weights(config: ModelConfig) -> VersionWeights | None:
-    """Return the weights in `parameters`, else None. Raises SluiceError INVALID for an invalid list of weights."""
+    """Return the weights in `parameters`, else None. Raises INVALID for an invalid list of weights."""
     if PARAMETER not in config.parameters:
         return None
     text = config.parameters[PARAMETER].string_value

@@ -60,7 +60,7 @@ class ArrayBackend(Backend):
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the model.
 
-        Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason.
+        Raises INVALID where the configuration contradicts the model, else with the library's reason.
         """
         config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)

@@ -83,10 +83,7 @@ class BatchTensors:
 
 
 def parse_batch_tensors(config: ModelConfig) -> BatchTensors:
-    """Parse `batch_input` and `batch_output`.
-
-    Raises SluiceError INVALID, in Triton's words, for entries that no model can have.
-    """
+    """Parse `batch_input` and `batch_output`. Raises INVALID, in Triton's words, for entries that no model can have."""
     return BatchTensors(
         tuple(_parse_batch_input(config, each) for each in config.batch_input),
         {
@@ -165,7 +162,7 @@ class BatchAssembler:
     def join_inputs(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
         """Return the inputs of all requests, joined.
 
-        Raises SluiceError INVALID for strings that are not UTF-8 where they have to be.
+        Raises INVALID for strings that are not UTF-8 where they have to be.
         """
         arrays = {name: self._join_input(name, requests) for name in requests[0].inputs}
         for batch_input in self._batch_tensors.inputs:
@@ -202,7 +199,7 @@ class BatchAssembler:
     ) -> list[list[Tensor]]:
         """Return each request's outputs: the states, and the outputs it asked for.
 
-        Raises SluiceError INTERNAL where the rows of an output do not add up.
+        Raises INTERNAL where the rows of an output do not add up.
         """
         columns = [
             (self._outputs[name], self._split_output(requests, name, array))

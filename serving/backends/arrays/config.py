@@ -17,10 +17,7 @@ DEFAULT_MAX_BATCH_SIZE = 4
 
 
 def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: str) -> int:
-    """Return the option of `backend`, else the one given for all backends.
-
-    Raises SluiceError INVALID where it is not a number.
-    """
+    """Return the option of `backend`, else the one given for all backends. Raises INVALID where it is not a number."""
     key = "default-max-batch-size"
     text = options.get(backend, {}).get(key) or options.get("", {}).get(key)
     if text is None:
@@ -41,7 +38,7 @@ def needs_completion(config: ModelConfig) -> bool:
 def complete_config(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:
     """Fill in batch size, dynamic batching, inputs and outputs.
 
-    Raises SluiceError INVALID where `max_batch_size` asks for batches that the model cannot take.
+    Raises INVALID where `max_batch_size` asks for batches that the model cannot take.
     """
     _complete_batching(config, signature, default_max_batch_size)
     set_by_server = inputs_set_by_server(config)
@@ -90,7 +87,7 @@ def _add_tensors(to: Any, tensors: Iterable[TensorSignature], is_batching: bool)
 def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
     """Check the configuration against the model's signature.
 
-    Raises SluiceError INVALID that names the tensor, what was expected and what the model has.
+    Raises INVALID that names the tensor, what was expected and what the model has.
     """
     batch_tensors = parse_batch_tensors(config)
     batch_inputs = batch_tensors.input_types

@@ -37,7 +37,7 @@ class EnsembleBackend(Backend):
     }
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load an ensemble. Raises SluiceError INVALID where the steps do not fit their models.
+        """Load an ensemble. Raises INVALID where the steps do not fit their models.
 
         An ensemble with a decoupled step is decoupled, whatever its configuration says.
         """

@@ -88,7 +88,7 @@ def find_stream_paths(
 ) -> StreamPaths:
     """Return the streams of an ensemble whose `decoupled` steps give any number of responses.
 
-    Raises SluiceError INVALID, in Triton's words, for a step whose inputs come from streams that do not contain each
+    Raises INVALID, in Triton's words, for a step whose inputs come from streams that do not contain each
     other.
     """
     by_step: dict[int, StreamPath] = {}
@@ -107,7 +107,7 @@ def find_stream_paths(
 
 
 def innermost_stream(ensemble: str, reader: str, streams: Iterable[StreamPath]) -> StreamPath:
-    """Return the stream within all others. Raises SluiceError INVALID where two do not contain each other."""
+    """Return the stream within all others. Raises INVALID where two do not contain each other."""
     found: StreamPath = ()
     for stream in sorted(streams, key=len):
         if not is_within(stream, found):
@@ -125,15 +125,12 @@ def is_within(stream: StreamPath, outer: StreamPath) -> bool:
 
 
 def find_step_models(ensemble: str, graph: EnsembleGraph, models: ModelLookup) -> list[Model]:
-    """Return the model of each step. Raises SluiceError INVALID where one is not loaded."""
+    """Return the model of each step. Raises INVALID where one is not loaded."""
     return [_find_model(ensemble, step, models) for step in graph.steps]
 
 
 def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> None:
-    """Check that mappings, types, dims and batch sizes of steps and models agree.
-
-    Raises SluiceError INVALID, in Triton's words.
-    """
+    """Check that mappings, types, dims and batch sizes of steps and models agree. Raises INVALID, in Triton's words."""
     known: dict[str, _TensorFacts] = {}
     for tensor in (*spec.inputs.values(), *spec.outputs.values()):
         dims = tensor.dims if tensor.reshape is None else tensor.reshape
@@ -147,7 +144,7 @@ def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Mo
 def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> frozenset[int]:
     """Return the indices of the steps whose models are decoupled.
 
-    Raises SluiceError INVALID where streams that do not contain each other meet.
+    Raises INVALID where streams that do not contain each other meet.
     """
     decoupled = frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
     by_tensor = find_stream_paths(spec.name, spec.inputs, graph, decoupled).by_tensor

@@ -201,7 +201,7 @@ class StepParameters:
 
 
 def parse_step_parameters(config: ModelConfig) -> StepParameters:
-    """Parse `step_parameters`. Raises SluiceError INVALID for a model that no step names."""
+    """Parse `step_parameters`. Raises INVALID for a model that no step names."""
     owners: dict[str, frozenset[str]] = {}
     models = {step.model_name for step in config.ensemble_scheduling.step}
     for key, value in config.parameters.items():

@@ -37,7 +37,7 @@ _TENSORRT_KEYS = {
 
 
 def build_session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
-    """Build the options of a session. Raises SluiceError INVALID for invalid values.
+    """Build the options of a session. Raises INVALID for invalid values.
 
     `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
     """
@@ -89,10 +89,7 @@ def num_usable_gpus() -> int:
 
 
 def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider]:
-    """Return the execution providers of an instance, best first.
-
-    Raises SluiceError INVALID for an unknown accelerator.
-    """
+    """Return the execution providers of an instance, best first. Raises INVALID for an unknown accelerator."""
     providers: list[Provider] = []
     if placement.gpu is not None:
         providers += _gpu_providers(placement.gpu, config)
@@ -107,7 +104,7 @@ def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider
 def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
     """Return the options of each GPU accelerator, `tensorrt` and `cuda`.
 
-    Raises SluiceError INVALID for other accelerators and for invalid values.
+    Raises INVALID for other accelerators and for invalid values.
     """
     found: dict[str, dict[str, str]] = {}
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:

@@ -115,7 +115,7 @@ class OnnxSession(ArraySession):
 def read_signature(session: "InferenceSession") -> Signature:
     """Return a model's signature.
 
-    Raises SluiceError UNIMPLEMENTED for what is not a tensor, or has a type that the protocol lacks.
+    Raises UNIMPLEMENTED for what is not a tensor, or has a type that the protocol lacks.
     """
     return Signature(
         _read_tensors(session.get_inputs()),

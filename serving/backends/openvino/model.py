@@ -57,8 +57,7 @@ def configured_names(config: ModelConfig) -> TensorNames:
 def read_signature(model: "Model", names: TensorNames, *, has_fixed_batch: bool = False) -> Signature:
     """Return the model's signature. A tensor that has several names goes by the one among `names`.
 
-    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises SluiceError
-    UNIMPLEMENTED for types that the protocol lacks.
+    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises UNIMPLEMENTED for types that the protocol lacks.
     """
     inputs, outputs = _read_tensors(model.inputs, names.inputs), _read_tensors(model.outputs, names.outputs)
     if has_fixed_batch:

@@ -44,7 +44,7 @@ class OpenVinoOptions:
 
 
 def parse_options(config: ModelConfig) -> OpenVinoOptions:
-    """Parse a model's parameters. Raises SluiceError INVALID, in Triton's words, for invalid values."""
+    """Parse a model's parameters. Raises INVALID, in Triton's words, for invalid values."""
     given = {_OLD_NAMES.get(key, key): each.string_value for key, each in config.parameters.items()}
     return OpenVinoOptions(
         device=given.get("TARGET_DEVICE", "").upper() or "CPU",

@@ -98,7 +98,7 @@ class OpenVinoSession(ArraySession):
         self._idle.append(request)
 
     def fill(self, request: "InferRequest", inputs: Mapping[str, Array], rows: int) -> None:
-        """Copy the inputs into the request's memory. Raises SluiceError INVALID for shapes that do not fit."""
+        """Copy the inputs into the request's memory. Raises INVALID for shapes that do not fit."""
         missing = self._missing_rows(rows)
         for name, array in inputs.items():
             try:

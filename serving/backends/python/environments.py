@@ -127,7 +127,7 @@ class EnvironmentCache:
         self._unpacked: dict[_Key, _Unpacked] = {}
 
     async def lease(self, path: Path) -> InterpreterLease:
-        """Lease the interpreter of a folder or an archive. Raises SluiceError INVALID for anything else."""
+        """Lease the interpreter of a folder or an archive. Raises INVALID for anything else."""
         if await asyncio.to_thread(path.is_dir):
             return InterpreterLease(await find_environment_interpreter(path, str(path)))
         key = await asyncio.to_thread(_read_key, path)
@@ -216,7 +216,7 @@ async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> N
 async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter:
     """Return the interpreter of an environment, which has the model's packages. `origin` names it in errors.
 
-    Raises SluiceError INVALID where there is none, or no worker can run in it.
+    Raises INVALID where there is none, or no worker can run in it.
     """
     executable = folder / "bin" / "python"
     if not executable.is_file():
@@ -228,7 +228,7 @@ async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter
 
 
 async def find_interpreter(executable: Path) -> Interpreter:
-    """Return the interpreter at a path. Raises SluiceError INVALID where no worker can run in it."""
+    """Return the interpreter at a path. Raises INVALID where no worker can run in it."""
     return Interpreter(str(executable), await _find_missing_packages(executable, str(executable)))
 
 

@@ -38,7 +38,7 @@ class PythonOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> PythonOptions:
-    """Parse the options. Raises SluiceError INVALID for an invalid value. Logs options that have no effect."""
+    """Parse the options. Raises INVALID for an invalid value. Logs options that have no effect."""
     for key in given:
         if key in _NO_EFFECT:
             log.info("--backend-config=python,%s changes nothing: %s", key, _NO_EFFECT[key])
@@ -66,7 +66,7 @@ def _parse_timeout(text: str | None) -> float:
 def check_parameters(config: ModelConfig) -> None:
     """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing because tensors are always in the CPU's memory.
 
-    Raises SluiceError UNIMPLEMENTED, in Triton's words, for an invalid value.
+    Raises UNIMPLEMENTED, in Triton's words, for an invalid value.
     """
     value = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if value not in ("yes", "no"):

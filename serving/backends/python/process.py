@@ -70,7 +70,7 @@ class WorkerProcess:
     async def run(self, command: Command) -> Initialized | ConfigCompleted:
         """Start the process with its first command, and return the response.
 
-        Raises SluiceError INTERNAL with the model's reason, or where the process ends without responding.
+        Raises INTERNAL with the model's reason, or where the process ends without responding.
         """
         await self._start()
         self.connection.send(command)

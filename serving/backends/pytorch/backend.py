@@ -60,7 +60,7 @@ class PyTorchBackend(Backend):
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the model.
 
-        Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
+        Raises UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
         model, else INTERNAL with PyTorch's reason.
         """
         config, spec = source.config, build_spec(source.config, source.version)
@@ -130,10 +130,7 @@ class _SessionOpener:
 
 
 def _resolve_platform(config: ModelConfig) -> str:
-    """Return the platform, from the configuration or the file's name.
-
-    Raises SluiceError INVALID for one that is not PyTorch's.
-    """
+    """Return the platform, from the configuration or the file's name. Raises INVALID for one that is not PyTorch's."""
     if config.platform and config.platform not in _FILENAMES:
         reason = f"unexpected platform type '{config.platform}' for {config.name}"
         raise SluiceError(ErrorCode.INVALID, f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
@@ -142,7 +139,7 @@ def _resolve_platform(config: ModelConfig) -> str:
 
 
 def _model_path(source: ModelSource) -> Path:
-    """Return the model's file. Raises SluiceError UNAVAILABLE where there is none."""
+    """Return the model's file. Raises UNAVAILABLE where there is none."""
     name = source.config.default_model_filename or _FILENAMES[_resolve_platform(source.config)]
     path = source.version_folder / name
     if not path.is_file():
@@ -151,10 +148,7 @@ def _model_path(source: ModelSource) -> Path:
 
 
 def require_torch(model: str) -> None:
-    """Import torch. This takes seconds: call it on a thread.
-
-    Raises SluiceError UNAVAILABLE where torch is missing or broken.
-    """
+    """Import torch. This takes seconds: call it on a thread. Raises UNAVAILABLE where torch is missing or broken."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

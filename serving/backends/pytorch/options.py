@@ -38,7 +38,7 @@ class TorchOptions:
 
 
 def parse_options(config: ModelConfig) -> TorchOptions:
-    """Parse a model's parameters. Raises SluiceError INVALID for invalid values."""
+    """Parse a model's parameters. Raises INVALID for invalid values."""
     given = {key: parameter.string_value for key, parameter in config.parameters.items()}
     return TorchOptions(
         is_optimized=not _parse_switch(given, "DISABLE_OPTIMIZED_EXECUTION", False),

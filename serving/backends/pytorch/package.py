@@ -33,7 +33,7 @@ class PackageSession(TorchSession):
 
         `num_runners` threads may run it at the same time, with one set of weights.
 
-        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
+        Raises INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec

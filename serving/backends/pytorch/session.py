@@ -59,7 +59,7 @@ class TorchSession(ArraySession):
     def run(self, inputs: dict[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run the model and return the arrays of `outputs`. Blocks.
 
-        Raises SluiceError INVALID for results that the configuration does not fit, else what PyTorch raises.
+        Raises INVALID for results that the configuration does not fit, else what PyTorch raises.
         """
         _set_switches(self._options)
         with torch.inference_mode(self._options.uses_inference_mode), torch.no_grad():
@@ -117,10 +117,7 @@ def to_torch(array: Array, device: torch.device) -> torch.Tensor | list[str]:
 
 
 def to_array(value: object, tensor: TensorSpec, is_batched: bool) -> Array:
-    """Convert a result to the output `tensor`.
-
-    Raises SluiceError INVALID, in Triton's words, where it is something else.
-    """
+    """Convert a result to the output `tensor`. Raises INVALID, in Triton's words, where it is something else."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         _check_type(tensor, BYTES.config_name)
         strings = np.empty(len(value), BYTES.dtype)

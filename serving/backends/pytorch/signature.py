@@ -76,7 +76,7 @@ def match_inputs(
     """Return each input's position among `arguments`, the argument names of `forward`.
 
     The `configured` names all match arguments, or all have indices, or are in order. `controls`, which the sequence
-    batcher sets, have no order: each matches an argument or has an index. Raises SluiceError INVALID.
+    batcher sets, have no order: each matches an argument or has an index. Raises INVALID.
     """
     check_not_empty("input", configured, f"forward takes {', '.join(arguments) or 'none'}")
     positions = _match_names(configured, arguments) or _match_indices(configured) or _match_order(configured)
@@ -92,7 +92,7 @@ def match_inputs(
 def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str, int]:
     """Return each output's position among the results: all by index, else in order; `states` by index.
 
-    Raises SluiceError INVALID.
+    Raises INVALID.
     """
     check_not_empty("output", configured, "named <name>__<index>, or in the order of forward's results")
     positions = _match_indices(configured) or _match_order(configured)
@@ -107,7 +107,7 @@ def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str,
 def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping[str, int]) -> dict[str, int]:
     """Return each tensor's position in a package, whose tensors have paths: by path, or by INPUT__N and OUTPUT__N.
 
-    Raises SluiceError INVALID that lists the known names.
+    Raises INVALID that lists the known names.
     """
     check_not_empty(side, configured, f"the package has {', '.join(paths)}")
     count = len(set(paths.values()))
@@ -123,7 +123,7 @@ def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping
 
 
 def check_not_empty(side: str, configured: Sequence[str], hint: str) -> None:
-    """Raise SluiceError INVALID where the configuration has no tensors of `side`. `hint` says what to write."""
+    """Raise INVALID where the configuration has no tensors of `side`. `hint` says what to write."""
     if not configured:
         raise _invalid(
             f"model configuration must contain at least one {side}, none were specified. A PyTorch file does not say "
@@ -132,7 +132,7 @@ def check_not_empty(side: str, configured: Sequence[str], hint: str) -> None:
 
 
 def check_output_index(name: str, position: int, num_results: int) -> None:
-    """Raise SluiceError INVALID where the model has no such result."""
+    """Raise INVALID where the model has no such result."""
     if position >= num_results:
         raise _invalid(
             f"The output {name} in the model configuration refers to an output index which doesn't exist. "
@@ -183,7 +183,7 @@ def _check_positions(model: str, positions: Mapping[str, int], num_arguments: in
 def parse_input_paths(spec: str) -> dict[str, int]:
     """Return the inputs' positions by name: ARGS[0], ARGS[2][key], KWARGS[mask]; for keywords also by plain name.
 
-    `spec` is a tree of tuples, lists and dicts as JSON. Raises SluiceError UNIMPLEMENTED for other containers.
+    `spec` is a tree of tuples, lists and dicts as JSON. Raises UNIMPLEMENTED for other containers.
     """
     arguments, keywords = _parse_tree(spec)["children_spec"]
     paths = [f"ARGS{path}" for path in _leaf_paths(arguments)] + [f"KWARGS{path}" for path in _leaf_paths(keywords)]
@@ -193,7 +193,7 @@ def parse_input_paths(spec: str) -> dict[str, int]:
 def parse_output_paths(spec: str) -> dict[str, int]:
     """Return the outputs' positions by name: RESULT, RESULT[0], RESULT[logits]; for keys also by plain name.
 
-    Raises SluiceError UNIMPLEMENTED for containers other than tuple, list and dict.
+    Raises UNIMPLEMENTED for containers other than tuple, list and dict.
     """
     return _number_paths([f"RESULT{path}" for path in _leaf_paths(_parse_tree(spec))], "RESULT")
 

@@ -37,7 +37,7 @@ class TorchScriptSession(TorchSession):
         """Read the file: call it on a thread.
 
         The module goes to `device` if `is_placed`; else it stays where the file puts it, and inputs stay on the CPU.
-        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
+        Raises INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec

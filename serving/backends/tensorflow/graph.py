@@ -19,7 +19,7 @@ _PARAMETER, _RESULT = "Parameter", "Result"
 def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
     """Read a graph. Tensors also get the names of their operations, which Triton's configurations use.
 
-    Raises SluiceError INVALID for names that the graph lacks, and what OpenVINO raises.
+    Raises INVALID for names that the graph lacks, and what OpenVINO raises.
     """
     # The frontend could cut the graph itself, but would block every other thread while it converts.
     model = core.read_model(path)

@@ -63,7 +63,7 @@ class SavedModel:
 def read_saved_model(folder: Path, tag: str = "", signature: str = "") -> SavedModel:
     """Read one signature. An empty `tag` or `signature` chooses the default one, else the first.
 
-    Raises SluiceError UNAVAILABLE where `folder` is not a SavedModel, INVALID for a tag or signature that it lacks.
+    Raises UNAVAILABLE where `folder` is not a SavedModel, INVALID for a tag or signature that it lacks.
     """
     message = _read_message(folder)
     graph = _choose_graph(message, tag)

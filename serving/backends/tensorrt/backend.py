@@ -68,7 +68,7 @@ class TensorRtBackend(ArrayBackend):
 def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
     """Open the engine of a GPU.
 
-    Raises SluiceError UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU.
+    Raises UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU.
     """
     gpus = list_gpus()
     check_requirements(source.config, gpus)
@@ -109,7 +109,7 @@ def _describe_gpu(handle: object) -> InstalledGpu:
 def check_requirements(config: ModelConfig, gpus: list[InstalledGpu]) -> None:
     """Check that GPUs and packages are there.
 
-    Raises SluiceError UNAVAILABLE that says what was found, what is missing, and which GPU takes which plan.
+    Raises UNAVAILABLE that says what was found, what is missing, and which GPU takes which plan.
     """
     missing = [package for module, package in _PACKAGES.items() if not _is_installed(module)]
     if gpus and not missing:
@@ -140,7 +140,7 @@ def _describe_gpus(config: ModelConfig, gpus: list[InstalledGpu]) -> str:
 
 
 def plan_path(source: ModelSource, gpu: InstalledGpu) -> Path:
-    """Return the plan for `gpu`. Raises SluiceError UNAVAILABLE where the file is missing."""
+    """Return the plan for `gpu`. Raises UNAVAILABLE where the file is missing."""
     path = source.version_folder / plan_filename(source.config, gpu.capability)
     if not path.is_file():
         raise SluiceError(

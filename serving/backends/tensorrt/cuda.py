@@ -52,7 +52,7 @@ class CudaDevice:
             self._call("cudaMemcpyAsync", to, source, size_bytes, getattr(self._cuda.cudaMemcpyKind, kind), stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of CUDA and return what it gives beside its status. Raises SluiceError INTERNAL."""
+        """Call a function of CUDA and return what it gives beside its status. Raises INTERNAL."""
         status, *given = getattr(self._cuda, function)(*arguments)
         if status != self._cuda.cudaError_t.cudaSuccess:
             _, text = self._cuda.cudaGetErrorString(status)

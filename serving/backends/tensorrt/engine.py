@@ -33,10 +33,7 @@ class TensorRtModules:
 
 
 def import_modules() -> TensorRtModules:
-    """Import the modules.
-
-    This takes seconds: call it on a thread. Raises SluiceError UNAVAILABLE where one is broken.
-    """
+    """Import the modules. This takes seconds: call it on a thread. Raises UNAVAILABLE where one is broken."""
     try:
         import tensorrt
         from cuda.bindings import runtime
@@ -84,7 +81,7 @@ class PlanEngine:
     def __init__(self, path: Path, model: str, modules: TensorRtModules, gpu: int) -> None:
         """Read the file: call it on a thread.
 
-        Raises SluiceError INTERNAL with TensorRT's reason, UNIMPLEMENTED for a tensor that Sluice does not support.
+        Raises INTERNAL with TensorRT's reason, UNIMPLEMENTED for a tensor that Sluice does not support.
         """
         self.modules = modules
         self.model = model
@@ -162,10 +159,7 @@ def _new_log(tensorrt: Any) -> Any:
 def choose_profile(
     profiles: Sequence[OptimizationProfile], shapes: Mapping[str, Shape], model: str
 ) -> OptimizationProfile:
-    """Return the fitting profile with the nearest optimal shapes, as Triton does.
-
-    Raises SluiceError INVALID where none fits.
-    """
+    """Return the fitting profile with the nearest optimal shapes, as Triton does. Raises INVALID where none fits."""
     fitting = [profile for profile in profiles if profile.fits(shapes)]
     if fitting:
         return min(fitting, key=lambda profile: profile.distance(shapes))
@@ -179,7 +173,7 @@ def choose_profile(
 def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> list[int]:
     """Parse `profile` of an instance group into indices without repeats; the first profile where none is given.
 
-    Raises SluiceError INVALID for profiles that the engine does not have.
+    Raises INVALID for profiles that the engine does not have.
     """
     indexes = [_parse_index(name) for name in names] or [0]
     for index in indexes:

@@ -31,7 +31,7 @@ class PlanSession(ArraySession):
     def __init__(self, engine: PlanEngine, config: ModelConfig, placements: Sequence[Placement]) -> None:
         """Create the contexts: call it on a thread. `placements` are the instances on the engine's GPU.
 
-        Raises SluiceError INVALID for profiles that the engine does not have, else INTERNAL with TensorRT's reason.
+        Raises INVALID for profiles that the engine does not have, else INTERNAL with TensorRT's reason.
         """
         self.signature = engine.signature
         self._engine = engine
@@ -53,7 +53,7 @@ class PlanSession(ArraySession):
         return SluiceError(ErrorCode.INTERNAL, f"TensorRT execute failure: {error}")
 
     def run(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        """Return the arrays of `outputs`. Blocks. Raises SluiceError INVALID for shapes that no profile allows."""
+        """Return the arrays of `outputs`. Blocks. Raises INVALID for shapes that no profile allows."""
         shapes = {name: array.shape for name, array in inputs.items()}
         free = self._free[choose_profile(self._profiles, shapes, self._engine.model).index]
         context = free.get()
@@ -74,7 +74,7 @@ class ExecutionContext:
     """
 
     def __init__(self, engine: PlanEngine, profile: OptimizationProfile, strategy: str) -> None:
-        """Create the context: call it on a thread. Raises SluiceError INTERNAL with TensorRT's reason."""
+        """Create the context: call it on a thread. Raises INTERNAL with TensorRT's reason."""
         self.profile = profile
         self._engine = engine
         self._device = engine.device
@@ -90,7 +90,7 @@ class ExecutionContext:
         self._buffers = {name: CudaBuffer(self._device) for name in names}
 
     def run(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        """Return the arrays of `outputs`. Blocks. Raises SluiceError INTERNAL with TensorRT's reason."""
+        """Return the arrays of `outputs`. Blocks. Raises INTERNAL with TensorRT's reason."""
         assert self._stream is not None
         self._device.use()
         # Kept until the stream is synchronized, which copies from them.
@@ -135,7 +135,7 @@ class ExecutionContext:
 
 
 def _read_strategy(config: ModelConfig) -> str:
-    """Return how contexts allocate memory. Raises SluiceError INVALID for an unknown strategy."""
+    """Return how contexts allocate memory. Raises INVALID for an unknown strategy."""
     if _STRATEGY not in config.parameters:
         return _STRATEGIES[0]
     given = str(config.parameters[_STRATEGY].string_value)

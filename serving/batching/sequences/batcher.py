@@ -92,7 +92,7 @@ class SequenceBatcher:
     def start(self, job: InferJob) -> None:
         """Accept a request.
 
-        Raises SluiceError INVALID, in Triton's words, for one that fits no sequence, UNAVAILABLE where the sequence's
+        Raises INVALID, in Triton's words, for one that fits no sequence, UNAVAILABLE where the sequence's
         state was lost.
         """
         sequence = self._find_or_open(job.request)

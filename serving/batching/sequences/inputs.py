@@ -117,7 +117,7 @@ class StateTensors:
 def read_initial_states(source: ModelSource) -> dict[str, Tensor]:
     """Return the states that sequences begin with, by input name: `initial_state`'s, else zeros.
 
-    Reads files in the model's folder: for a thread. Raises SluiceError INVALID for states that contradict themselves,
+    Reads files in the model's folder: for a thread. Raises INVALID for states that contradict themselves,
     INTERNAL for a missing file.
     """
     states = source.config.sequence_batching.state

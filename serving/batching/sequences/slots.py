@@ -77,7 +77,7 @@ class SlotBatcher(ABC):
 
     @abstractmethod
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
+        """Register with the rate limiter, before anything runs. Raises INVALID for too few resources."""
 
     @abstractmethod
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:

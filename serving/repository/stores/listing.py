@@ -25,7 +25,7 @@ class StoreListing:
     """Lists the repository at a location. Methods raise StoreFailure where the store does not answer or refuses."""
 
     def __init__(self, location: StoreLocation) -> None:
-        """Raise SluiceError INVALID for a protocol without an installed library."""
+        """Raise INVALID for a protocol without an installed library."""
         self._text = location.text
         self.filesystem, path = _open(location)
         self._path = str(path).strip("/")

@@ -66,7 +66,7 @@ class Mirror:
     def __init__(self, text: str, cache: Path | None) -> None:
         """Use the folder `cache`, which stays and is shared with other stores; None is a temporary one.
 
-        Raises OSError, and SluiceError INVALID where another server uses the folder.
+        Raises OSError, and INVALID where another server uses the folder.
         """
         # A temporary folder is also removed where the process ends without a close.
         self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
