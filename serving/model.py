@@ -88,10 +88,7 @@ class Model(ABC):
         """Raise OVERLOADED where a request would be rejected now. An ensemble asks before it runs earlier steps."""
 
     def hold(self) -> None:
-        """Keep the model from being closed until `release`: a request in an ensemble must find the steps to come.
-
-        Raises UNAVAILABLE for a model that is being unloaded.
-        """
+        """Keep the model open until `release`, for an ensemble's steps. Raises UNAVAILABLE where it is unloading."""
         self._refuse_if_closing()
         self._enter()
 
@@ -144,10 +141,7 @@ class Model(ABC):
             self._idle.set()
 
     def claim_resources(self) -> None:  # noqa: B027 - what has no instances needs nothing
-        """Register its needs with the rate limiter; called once, before the version is ready.
-
-        Raises INVALID for needs that exceed the server's resources.
-        """
+        """Register its needs with the rate limiter before it is ready. Raises INVALID for more than there is."""
 
     async def warm_up(self, request: InferRequest) -> None:
         """Run `request` once on everything that runs such requests, without a trace in the statistics.
@@ -203,10 +197,7 @@ class Model(ABC):
 
 
 async def infer_one(model: Model, request: InferRequest) -> InferResponse:
-    """Return the one response of a model that is not decoupled. Raises its error.
-
-    Cancelling the task cancels the request.
-    """
+    """Return the response of a model that is not decoupled. Raises its error. Cancellation reaches the request."""
     future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
     def receive(response: InferResponse) -> None:

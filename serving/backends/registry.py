@@ -29,10 +29,7 @@ class BackendRegistry:
         return sorted({*self._entry_points, *self._backends})
 
     def get(self, name: str) -> Backend:
-        """Return the backend that config.pbtxt calls `name`.
-
-        Raises INVALID where none is installed, INTERNAL where it cannot be imported or constructed.
-        """
+        """Return the backend called `name`. Raises INVALID where none is installed, INTERNAL where it fails to load."""
         if name not in self._backends:
             # Two threads may both get here: setdefault lets one of their backends win.
             self._backends.setdefault(name, self._make(name))

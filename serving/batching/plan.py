@@ -184,10 +184,7 @@ def _find_front(waiting: Iterable[WaitingRequest], policy: BatchPolicy) -> _Fron
 
 
 class BatchKeys:
-    """Tells which requests may share a batch.
-
-    As in Triton only what can differ is compared: variable sizes, and which optional inputs are present.
-    """
+    """Tells which requests may share a batch, by what can differ: variable sizes and absent optional inputs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         has_optional = any(each.is_optional for each in spec.inputs.values())

@@ -97,10 +97,7 @@ class RateLimiter:
         self._is_granting = False
 
     def claim(self, placement: Placement, wake: Callable[[], None]) -> Claim:
-        """Return the claim of an instance, to be closed with it.
-
-        Raises INVALID, in Triton's words, for needs that could never be met.
-        """
+        """Return an instance's claim, to be closed with it. Raises INVALID for needs that could never be met."""
         needs = instance_needs(placement)
         self._resources.check(needs)
         claim = Claim(self, needs, max(placement.priority, 1), wake)

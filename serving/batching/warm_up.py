@@ -161,10 +161,7 @@ def _read_row(path: Path, name: str, data_type: DataType, dims: list[int]) -> Ar
 
 
 def warm_up_requests(request: InferRequest, spec: ModelSpec, config: ModelConfig) -> list[InferRequest]:
-    """Return a checked request for each row, as clients would send it, with controls and states for a sequence model.
-
-    Raises SluiceError as `check_request`.
-    """
+    """Return a checked request for each row, with controls and states for sequences. Raises as `check_request`."""
     own = spec.control_inputs | {state.input_name for state in spec.states}
     given = {name: request.inputs.pop(name) for name in own & request.inputs.keys()}
     check_request(request, spec)

@@ -202,10 +202,7 @@ def is_cached(config: ModelConfig) -> bool:
 
 
 def request_key(request: InferRequest, scope: bytes) -> Key:
-    """Return a key that is equal for requests to the model of `scope` with equal inputs, outputs and parameters.
-
-    The order of inputs and outputs does not matter.
-    """
+    """Return a key, equal for equal inputs, outputs and parameters in any order to the model of `scope`."""
     digest = blake2b(scope, digest_size=16)
     if request.requested_outputs or request.parameters:
         digest.update(repr((sorted(request.requested_outputs), sorted(request.parameters.items()))).encode())

@@ -144,10 +144,7 @@ def _sources(
 
 
 def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """Yield what is wrong with instance groups and warm-up samples.
-
-    Without `is_complete`, the model's file may still tell further inputs.
-    """
+    """Yield what is wrong with instance groups and samples. Without `is_complete` there may be more inputs."""
     for index, group in enumerate(config.instance_group):
         yield from _group(group, f"instance_group[{index}]", config.name)
     yield from _resources(config)

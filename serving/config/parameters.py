@@ -15,10 +15,7 @@ _SHOWN_CHARS = 80
 
 
 class ParameterReader:
-    """Reads parameters by name, each with a default.
-
-    Every method raises INVALID with the parameter, its value and what is expected.
-    """
+    """Reads parameters by name, each with a default. Raises INVALID with the value and what is expected."""
 
     def __init__(self, values: Mapping[str, Parameter], owner: str = "", *, are_texts: bool = False) -> None:
         """`owner` is named in errors. `are_texts`: numbers are given as decimal text."""

@@ -98,8 +98,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "cc_model_filenames": "one file serves on every device",
     "model_operations": "the backend loads no libraries of operations",
 }
-"""Reasons for which fields are ignored, by path. A backend excepts its `supported_fields` and adds its
-`ignored_fields`."""
+"""Reasons to ignore fields, by path. A backend excepts its `supported_fields` and adds its `ignored_fields`."""
 _ONLY_WITH_GPU = frozenset({"optimization.execution_accelerators.gpu_execution_accelerator"})
 """Fields that are ignored on a machine without a GPU, also by a backend that supports them."""
 

@@ -24,10 +24,7 @@ def check_structure(config: ModelConfig) -> None:
 
 
 def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
-    """Raise InvalidConfig for wrong tensors, instances and warm-up samples.
-
-    Without `is_complete`, no backend has completed the configuration, and missing fields are no error.
-    """
+    """Raise InvalidConfig for wrong tensors, instances and samples; for missing fields only with `is_complete`."""
     _raise_any((*tensor_findings(config, is_complete=is_complete), *instance_findings(config, is_complete=is_complete)))
 
 

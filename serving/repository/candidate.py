@@ -1,7 +1,4 @@
-"""Model candidates: models read from their folders or from load requests, not loaded yet.
-
-Everything here reads the file system: for threads.
-"""
+"""Model candidates: models read from folders or load requests, not loaded yet. Reads files: for threads."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

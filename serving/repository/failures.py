@@ -41,10 +41,7 @@ def index_reason(error: SluiceError) -> str:
 
 
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
-    """Return the error for a model that does not exist or has an invalid configuration.
-
-    Triton only logs the cause; here the client is told it, too.
-    """
+    """Return the error for an absent or invalid model. Triton only logs the cause; here the client is told, too."""
     message = f"failed to load '{name}', failed to poll from model repository"
     if isinstance(cause, StoreFailure):
         return StoreFailure(f"{message}: {cause.message}")

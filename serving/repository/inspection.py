@@ -1,7 +1,4 @@
-"""Inspection of a repository without serving it (`sluice repository check`): a report of each model.
-
-Reads the file system, but no model file: for threads.
-"""
+"""Inspection of a repository (`sluice repository check`): a report of each model. Reads files: for threads."""
 
 import difflib
 import re

@@ -104,10 +104,7 @@ class ManagedModel:
         return Routing(self.weights, shares, self.set_weights is not None)
 
     def find(self, version: int) -> Model:
-        """Return a version, the highest ready one for LATEST.
-
-        Raises SluiceError in Triton's words: NOT_FOUND, or UNAVAILABLE for a version that is not ready.
-        """
+        """Return a version, the highest ready one for LATEST. Raises NOT_FOUND, UNAVAILABLE where it is not ready."""
         if version == LATEST:
             version = max((number for number, each in self.versions.items() if each.model is not None), default=LATEST)
             if version == LATEST:

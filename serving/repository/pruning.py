@@ -1,7 +1,4 @@
-"""Pruning: the plan which old versions to remove, and their removal while a server may scan the repository.
-
-Everything here reads and changes the file system.
-"""
+"""Pruning: which old versions to remove, and their removal while a server may scan. Works on files."""
 
 import errno
 import os
@@ -93,10 +90,7 @@ def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> P
 
 
 def remove_version(removal: Removal) -> None:
-    """Delete the version's folder. Raises OSError.
-
-    The folder is first moved away in one step, so that a scanning server sees all of the version or nothing.
-    """
+    """Delete the version's folder, moved away first: a scanning server sees all or nothing. Raises OSError."""
     folder = removal.folder
     if not folder.name.startswith(_HIDDEN):
         folder = _hide(removal)

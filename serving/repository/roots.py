@@ -143,10 +143,7 @@ class Roots:
         return tuple((self._roots[namespace].location(name), scans[namespace][name]) for namespace, name in folders)
 
     def open(self, name: str) -> FoundModel | None:
-        """Return the folder that `name` stands for; None where there is none.
-
-        Raises INVALID where it stands for several, OSError and StoreFailure.
-        """
+        """Return the folder of `name`, None without one. Raises INVALID for several, OSError and StoreFailure."""
         namespace, _, plain = name.rpartition(SEPARATOR) if self.has_namespaces else ("", "", name)
         if not is_plain_name(plain):
             return None
@@ -234,10 +231,7 @@ def _try_read(read: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def open_roots(texts: Iterable[str | Path], cache: Path | None, rest_s: float) -> list[Root]:
-    """Return a local root for each path, and a store for each URL, without reading anything yet.
-
-    `cache` and `rest_s` are a store's.
-    """
+    """Return a local root for each path, a store for each URL. Reads nothing yet. `cache`, `rest_s`: a store's."""
     return [_open_root(str(text), cache, rest_s) for text in texts]
 
 

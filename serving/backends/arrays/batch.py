@@ -58,9 +58,7 @@ class BatchInputTensor:
     values: Callable[[_Shapes], ArrayLike]
 
     def build(self, requests: Sequence[InferRequest]) -> Array:
-        """Return the values for a batch of `requests`: one entry for each request, or for each row if they are item
-        shapes.
-        """
+        """Return a batch's values: one entry for each request, or for each row if they are item shapes."""
         return np.asarray(self.values([request.inputs[self.source].shape for request in requests])).astype(
             self.data_type.dtype
         )
@@ -139,9 +137,7 @@ class BatchAssembler:
             name for name, each in (signature.inputs | signature.optional_inputs).items() if not each.dims
         }
         self.can_rerun = not spec.has_sequences or bool(spec.states)
-        """Whether a failed run may be repeated: not where the model itself keeps the states of sequences, which the
-        run may have changed.
-        """
+        """Whether a failed run may be repeated: not where it may have changed states that the model itself keeps."""
         self._ragged_inputs = {name for name, each in spec.inputs.items() if each.allows_ragged}
         self._states = frozenset(each.output_name for each in spec.states)
         self._outputs = spec.outputs | {
@@ -151,19 +147,14 @@ class BatchAssembler:
         }
 
     def requested_outputs(self, requests: Sequence[InferRequest]) -> list[str]:
-        """Return the outputs that any request asks for, in the model's order, and the states for the next requests
-        of their sequences.
-        """
+        """Return the outputs that any request asks for, in the model's order, and the states."""
         if any(not request.requested_outputs for request in requests):
             return list(self._outputs)
         requested = self._states.union(*(request.requested_outputs for request in requests))
         return [name for name in self._outputs if name in requested]
 
     def join_inputs(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
-        """Return the inputs of all requests, joined.
-
-        Raises INVALID for strings that are not UTF-8 where they have to be.
-        """
+        """Return the inputs of all requests, joined. Raises INVALID for strings that are not UTF-8 and must be."""
         arrays = {name: self._join_input(name, requests) for name in requests[0].inputs}
         for batch_input in self._batch_tensors.inputs:
             arrays |= dict.fromkeys(batch_input.names, batch_input.build(requests))
@@ -197,10 +188,7 @@ class BatchAssembler:
     def split_outputs(
         self, requests: Sequence[InferRequest], outputs: Sequence[str], arrays: Sequence[Array]
     ) -> list[list[Tensor]]:
-        """Return each request's outputs: the states, and the outputs it asked for.
-
-        Raises INTERNAL where the rows of an output do not add up.
-        """
+        """Return each request's states and requested outputs. Raises INTERNAL where an output's rows do not add up."""
         columns = [
             (self._outputs[name], self._split_output(requests, name, array))
             for name, array in zip(outputs, arrays, strict=True)

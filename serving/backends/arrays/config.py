@@ -29,17 +29,12 @@ def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: st
 
 
 def needs_completion(config: ModelConfig) -> bool:
-    """Return whether the model has to be opened to complete `config`: it has not where inputs and outputs are
-    configured.
-    """
+    """Return whether the model must be opened to complete `config`: not where it has inputs and outputs."""
     return not (config.input and config.output)
 
 
 def complete_config(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:
-    """Fill in batch size, dynamic batching, inputs and outputs.
-
-    Raises INVALID where `max_batch_size` asks for batches that the model cannot take.
-    """
+    """Fill in batch size, batching, inputs and outputs. Raises INVALID where the model cannot take batches."""
     _complete_batching(config, signature, default_max_batch_size)
     set_by_server = inputs_set_by_server(config)
     is_batching = config.max_batch_size > 0
@@ -85,10 +80,7 @@ def _add_tensors(to: Any, tensors: Iterable[TensorSignature], is_batching: bool)
 
 
 def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
-    """Check the configuration against the model's signature.
-
-    Raises INVALID that names the tensor, what was expected and what the model has.
-    """
+    """Check the configuration against the signature. Raises INVALID with what was expected and what the model has."""
     batch_tensors = parse_batch_tensors(config)
     batch_inputs = batch_tensors.input_types
     expected = sum(not each.is_optional for each in spec.inputs.values())
@@ -205,10 +197,7 @@ def _check_batched(spec: ModelSpec, model: TensorSignature, dims: Sequence[int],
 
 
 def _fits(model: Sequence[int], dims: Sequence[int], is_exact: bool) -> bool:
-    """Return whether the dims match.
-
-    Sizes the model leaves open may be fixed by the configuration unless `is_exact`.
-    """
+    """Return whether the dims match. The configuration may fix sizes that the model leaves open unless `is_exact`."""
     return len(model) == len(dims) and all(
         size == configured or (size == -1 and not is_exact) for size, configured in zip(model, dims, strict=True)
     )

@@ -1,6 +1,4 @@
-"""Interface between the array backends and their libraries: the signature of an open model, its session and its
-runs.
-"""
+"""Interface between the array backends and their libraries: a model's signature, its session and its runs."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -32,10 +30,7 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Tensors by name, in the model's order.
-
-    `optional_inputs` have a default in the model, which a request may replace.
-    """
+    """Tensors by name, in the model's order. `optional_inputs` have a default that a request may replace."""
 
     inputs: dict[str, TensorSignature]
     optional_inputs: dict[str, TensorSignature]
@@ -62,10 +57,7 @@ class ArrayRun(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the run early where the library can; `execute` then raises or returns.
-
-        Callable from any thread; idempotent.
-        """
+        """End the run early where the library can; `execute` then raises or returns. Thread-safe; idempotent."""
 
     @property
     @abstractmethod
@@ -125,10 +117,7 @@ class ArraySession(ABC):
         """Convert what the library raised in a run: to INVALID where it blames the inputs, else to INTERNAL."""
 
     def close(self) -> None:  # noqa: B027 - a hook that some leave empty
-        """Free the model once no run is left, without waiting for the garbage collector.
-
-        Blocks: call it on a thread. Idempotent.
-        """
+        """Free the model at once, when no run is left. Blocks: call it on a thread. Idempotent."""
 
 
 def trim_heap() -> None:

@@ -142,10 +142,7 @@ def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Mo
 
 
 def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> frozenset[int]:
-    """Return the indices of the steps whose models are decoupled.
-
-    Raises INVALID where streams that do not contain each other meet.
-    """
+    """Return the indices of the decoupled steps. Raises INVALID where streams meet that do not contain each other."""
     decoupled = frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
     by_tensor = find_stream_paths(spec.name, spec.inputs, graph, decoupled).by_tensor
     innermost_stream(spec.name, spec.name, [by_tensor[name] for name in spec.outputs])
@@ -154,10 +151,7 @@ def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _TensorFacts:
-    """Type and dims of an ensemble tensor, and the model that declares them.
-
-    `full_dims` include the batch dimension.
-    """
+    """Type and dims of an ensemble tensor, and the model that declares them. `full_dims` include the batch."""
 
     model_name: str
     data_type: str

@@ -1,6 +1,4 @@
-"""Batches between models that batch and models that do not: tensor shapes, and the rows of a batch as requests of
-their own.
-"""
+"""Batches between models that batch and models that do not: shapes, and rows as requests of their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,10 +38,7 @@ def fit_shape(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_s
 
 
 def find_split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: int) -> frozenset[str]:
-    """Return the inputs with a row for each of `num_rows` requests, where the model takes one at a time.
-
-    There are none where the model batches.
-    """
+    """Return the inputs to be split into `num_rows` rows: the model takes one at a time. None where it batches."""
     if spec.max_batch_size > 0 or num_rows == 1:
         return frozenset()
     return frozenset(
@@ -56,10 +51,7 @@ def find_split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: i
 
 
 class RowJobs:
-    """Submits every row as a job of its own, and gives one response when all rows have theirs.
-
-    The first error, or `cancel`, ends all rows.
-    """
+    """Submits every row as a job, and gives one response for all. The first error, or `cancel`, ends all rows."""
 
     def __init__(self, model: Model, receive: ReceiveResponse) -> None:
         """`receive` gets one final response, with a batch dimension."""
@@ -70,10 +62,7 @@ class RowJobs:
         self._is_over = False
 
     def submit(self, request: InferRequest, split: frozenset[str], num_rows: int) -> None:
-        """Submit the rows.
-
-        A row gets its part of the `split` inputs and all of the others. Raises the model's refusal.
-        """
+        """Submit the rows. Each gets its part of the `split` inputs and all others. Raises the model's refusal."""
         self._responses = [None] * num_rows
         for row in range(num_rows):
             inputs = {name: _select_row(each, row) if name in split else each for name, each in request.inputs.items()}

@@ -38,9 +38,7 @@ class StepRun:
         self._model: Model | None = None
         self._job: InferJob | RowJobs | None = None
         self._num_rows = 0
-        """Rows that are submitted one by one to a model that does not batch; 0 where the request is submitted as a
-        whole.
-        """
+        """Rows that are submitted one by one to a model that does not batch; 0 where they are submitted together."""
         self._has_answered = False
         self._is_ended = False
 
@@ -87,10 +85,7 @@ class StepRun:
         return rows
 
     def cancel(self) -> None:
-        """Cancel the step's job.
-
-        Before there is one, nothing needs to be done: `_begin` checks whether the request is over.
-        """
+        """Cancel the step's job. Without one there is nothing to do: `_begin` checks whether the request is over."""
         if self._job is not None and not self._is_ended:
             self._end()
             self._job.cancel()
@@ -153,10 +148,7 @@ class StepRun:
             self._run.send_due()
 
     def _with_model_name(self, error: SluiceError) -> SluiceError:
-        """Add the step's model to an error that says it cannot serve now.
-
-        Errors of the model itself stay as they are.
-        """
+        """Add the step's model to an error that says it cannot serve now; a model's own errors stay as they are."""
         name = self._step.model_name
         if error.code not in CANNOT_SERVE or f"'{name}'" in error.message:
             return error
@@ -164,10 +156,7 @@ class StepRun:
         return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
 
     def _output_values(self, request: InferRequest, response: InferResponse) -> dict[str, TensorValue]:
-        """Return the values of the step's outputs.
-
-        An output that the response lacks has no tensor, because it may be an optional input of the next step.
-        """
+        """Return the step's outputs. One that is absent has no tensor: the next step may not need it."""
         assert self._model is not None
         batch_size = request.batch_size if self._model.spec.max_batch_size > 0 else self._num_rows
         sequence: SequencePosition = response_sequence(response, request_sequence(request))
@@ -202,10 +191,7 @@ class EnsembleRun:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start the request.
-
-        Raises SluiceError, before any step runs, where the model of a step is gone or its queue is full.
-        """
+        """Start the request. Raises SluiceError, before any step runs, where a step's model is gone or full."""
         try:
             self._hold_models()
         except SluiceError:

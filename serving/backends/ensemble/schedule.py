@@ -1,6 +1,4 @@
-"""When the steps of a request run: which are needed for its outputs, what each waits for, its limit and its
-parameters.
-"""
+"""When the steps of a request run: which are needed, what each waits for, its limit and its parameters."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +22,7 @@ from sluice.errors import invalid
 _MAX_CACHED = 64
 """Bound on cached schedules, because clients choose the outputs that lead to them."""
 _PREFIX = "step_parameters."
-"""Prefix of `step_parameters.MODEL` in config.pbtxt, which lists, separated by commas, parameters for that model
-alone.
-"""
+"""Prefix of `step_parameters.MODEL` in config.pbtxt: names, separated by commas, for that model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +107,7 @@ class _ScheduleBuilder:
         return tuple(names)
 
     def started_steps(self, awaits: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[EnsembleStep, ...]]:
-        """Return the steps that each tensor may start.
-
-        A tensor from outside a step's stream starts nothing, because it is available whenever the step could begin.
-        """
+        """Return the steps each tensor may start: none outside its own stream, where it is there before the step."""
         by_step, by_tensor = self.paths.by_step, self.paths.by_tensor
         names = {name for needed in awaits.values() for name in needed}
         return {
@@ -151,10 +144,7 @@ class ScheduleCache:
 
 
 class StepLimit:
-    """Limit on the requests that may be in one step at the same time (`max_inflight_requests`).
-
-    The others wait in order. 0 is no limit.
-    """
+    """Limit on the requests in one step (`max_inflight_requests`); 0 is none. The others wait in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -162,10 +152,7 @@ class StepLimit:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def acquire(self, begin: Callable[[], bool]) -> None:
-        """Call `begin` as soon as the limit admits it.
-
-        It returns whether it takes the place; if so, `release` must follow once.
-        """
+        """Call `begin` once the limit admits it. If it returns True it takes the place, and `release` must follow."""
         self._waiting.append(begin)
         self._admit()
 

@@ -95,10 +95,7 @@ def request_sequence(request: InferRequest) -> SequencePosition:
 
 
 def response_sequence(response: InferResponse, own: SequencePosition) -> SequencePosition:
-    """Return the sequence position of the outputs in a step's response; `own` is that of the step's request.
-
-    Raises INVALID where the parameters that give it have wrong types.
-    """
+    """Return the position that a step's response gives, else `own`, the request's. Raises INVALID for wrong types."""
     given = response.parameters
     if not given.keys() & _NAMES:
         return own

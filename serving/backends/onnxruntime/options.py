@@ -63,10 +63,7 @@ def build_session_options(config: ModelConfig, num_threads: int = 0) -> "Session
 
 
 def read_run_entries(config: ModelConfig) -> dict[str, str]:
-    """Return the entries for the `RunOptions` of every run.
-
-    Read once for each model, because reading a protobuf is slow.
-    """
+    """Return the entries for `RunOptions`. Read once for each model, because reading a protobuf is slow."""
     if _ARENA_SHRINKAGE not in config.parameters:
         return {}
     return {_ARENA_SHRINKAGE: config.parameters[_ARENA_SHRINKAGE].string_value}
@@ -102,10 +99,7 @@ def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider
 
 
 def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
-    """Return the options of each GPU accelerator, `tensorrt` and `cuda`.
-
-    Raises INVALID for other accelerators and for invalid values.
-    """
+    """Return the options of the GPU accelerators `tensorrt` and `cuda`. Raises INVALID for others and wrong values."""
     found: dict[str, dict[str, str]] = {}
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name == "tensorrt":
@@ -130,19 +124,13 @@ def overflows_int8() -> bool:
 
 
 def lacks_vnni(cpuinfo: str) -> bool:
-    """Return whether x86 lacks VNNI, by the flags of the first processor in the text of /proc/cpuinfo.
-
-    Other architectures list no flags, and their sums do not overflow.
-    """
+    """Return whether /proc/cpuinfo lists flags without VNNI. Other architectures list none and do not overflow."""
     flags = next((line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")), None)
     return flags is not None and not _VNNI.intersection(flags)
 
 
 def _resolve_session_entry(key: str, value: str) -> str:
-    """Resolve `auto` for the 8-bit precision to what this processor needs.
-
-    Other values go to onnxruntime as they are.
-    """
+    """Resolve `auto` for the 8-bit precision to what this processor needs. Other values stay."""
     if key == _INT8_PRECISION and value == "auto":
         return "1" if overflows_int8() else "0"
     return value

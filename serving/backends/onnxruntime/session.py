@@ -113,10 +113,7 @@ class OnnxSession(ArraySession):
 
 
 def read_signature(session: "InferenceSession") -> Signature:
-    """Return a model's signature.
-
-    Raises UNIMPLEMENTED for what is not a tensor, or has a type that the protocol lacks.
-    """
+    """Return a model's signature. Raises UNIMPLEMENTED for what is no tensor or of a type the protocol lacks."""
     return Signature(
         _read_tensors(session.get_inputs()),
         _read_tensors(session.get_overridable_initializers()),
@@ -164,9 +161,7 @@ def _to_array(value: Any) -> Array:
 
 
 def convert_error(error: Exception) -> SluiceError:
-    """Convert an error of onnxruntime to INVALID where it blames its inputs, else to INTERNAL. The message is its
-    own.
-    """
+    """Convert onnxruntime's error to INVALID where it blames its inputs, else to INTERNAL. Keeps its message."""
     found = _ERROR_PATTERN.fullmatch(str(error))
     if found is None:
         return SluiceError(ErrorCode.INTERNAL, f"onnx runtime error: {error}")

@@ -57,7 +57,8 @@ def configured_names(config: ModelConfig) -> TensorNames:
 def read_signature(model: "Model", names: TensorNames, *, has_fixed_batch: bool = False) -> Signature:
     """Return the model's signature. A tensor that has several names goes by the one among `names`.
 
-    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises UNIMPLEMENTED for types that the protocol lacks.
+    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises UNIMPLEMENTED
+    for types that the protocol lacks.
     """
     inputs, outputs = _read_tensors(model.inputs, names.inputs), _read_tensors(model.outputs, names.outputs)
     if has_fixed_batch:
@@ -95,10 +96,7 @@ def _read_data_type(name: str, port: "Output") -> DataType:
 
 
 def adapt_model(model: "Model", config: ModelConfig, options: OpenVinoOptions) -> "Model":
-    """Return the model with its configuration's types, dims and batch dimension: the given one changed, or another.
-
-    Raises what OpenVINO raises where it cannot be adapted.
-    """
+    """Return the model, changed or another, with its configuration's types and dims. Raises what OpenVINO raises."""
     model = _convert_types(model, config)
     if options.reshapes:
         _reshape(model, config)

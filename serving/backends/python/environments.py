@@ -62,10 +62,7 @@ SERVER_INTERPRETER = Interpreter(sys.executable)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """How to start a worker.
-
-    `cores` bind it, none to any. `start_timeout_s` limits the time before it loads the model.
-    """
+    """How to start a worker. `cores` bind it, none to any. `start_timeout_s` limits the time before its load."""
 
     interpreter: Interpreter = SERVER_INTERPRETER
     cores: frozenset[int] = frozenset()
@@ -214,10 +211,7 @@ async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> N
 
 
 async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter:
-    """Return the interpreter of an environment, which has the model's packages. `origin` names it in errors.
-
-    Raises INVALID where there is none, or no worker can run in it.
-    """
+    """Return the environment's interpreter. `origin` is for errors. Raises INVALID where no worker can run in it."""
     executable = folder / "bin" / "python"
     if not executable.is_file():
         reason = "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one"
@@ -233,10 +227,7 @@ async def find_interpreter(executable: Path) -> Interpreter:
 
 
 async def _find_missing_packages(executable: Path, origin: str) -> dict[str, str]:
-    """Return the packages that the server must provide, with their folders.
-
-    The interpreter must be able to load them.
-    """
+    """Return the packages that the server must provide, with folders. The interpreter must be able to load them."""
     probed = await _probe(executable, origin)
     own = "Python {}.{}".format(*sys.version_info)
     if probed.version < OLDEST_PYTHON:

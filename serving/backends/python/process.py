@@ -39,10 +39,7 @@ WorkerMessage = Report | ServiceRequest
 
 
 class WorkerProcess:
-    """Runs one worker process, which is started once and closed once. Event loop's thread only.
-
-    The model's output goes to the server's stderr.
-    """
+    """Runs one worker process, once. The model's output goes to the server's stderr. Event loop's thread only."""
 
     def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
         self._name = name
@@ -68,10 +65,7 @@ class WorkerProcess:
         return self._progress.num_begun if self._progress is not None else 0
 
     async def run(self, command: Command) -> Initialized | ConfigCompleted:
-        """Start the process with its first command, and return the response.
-
-        Raises INTERNAL with the model's reason, or where the process ends without responding.
-        """
+        """Start the process, and return its first response. Raises INTERNAL with the model's reason, or its end."""
         await self._start()
         self.connection.send(command)
         await self._wait_started()
@@ -105,10 +99,7 @@ class WorkerProcess:
         self._watcher = self._loop.create_task(self._watch(self._process))
 
     async def _wait_started(self) -> None:
-        """Wait until the process has come up.
-
-        The timeout does not cover the loading of the model, which may take any time.
-        """
+        """Wait until the process has come up, but not for the loading of the model, which may take any time."""
         limit_s = self._launch.start_timeout_s
         await asyncio.wait((self._started, self.exited), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done() and not self.exited.done():

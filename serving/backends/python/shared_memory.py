@@ -107,10 +107,7 @@ class SegmentPool:
         self._dropped: list[int] = []
 
     def store(self, data: NDArray[Any]) -> SegmentRef:
-        """Store bytes `[size] uint8`: forward the segment they are in, else copy them.
-
-        `take_notices` must be sent before the reference.
-        """
+        """Store `[size] uint8`: forward its segment, else copy it. `take_notices` must be sent before the reference."""
         size = data.nbytes
         mapping = find_mapping(data)
         if mapping is not None:

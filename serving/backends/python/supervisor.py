@@ -225,10 +225,7 @@ class SupervisedWorker:
                 return
 
     def _handle_loss(self) -> bool:
-        """Fail what the lost process had begun, and queue the rest.
-
-        Return whether it had begun anything, which may have killed it.
-        """
+        """Fail what the lost process had begun, and queue the rest. Return whether anything may have killed it."""
         self._is_up = False
         assert self._process is not None
         num_begun = self._process.num_begun - self._num_executed

@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PyTorchBackend(Backend):
-    """Loads TorchScript models and AOTInductor packages.
-
-    The configuration declares inputs and outputs, because the files do not.
-    """
+    """Loads TorchScript models and AOTInductor packages, whose inputs and outputs only config.pbtxt declares."""
 
     name = "pytorch"
     model_files: tuple[ModelFile, ...] = (
@@ -58,11 +55,7 @@ class PyTorchBackend(Backend):
         return config
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load the model.
-
-        Raises UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
-        model, else INTERNAL with PyTorch's reason.
-        """
+        """Load the model. Raises UNAVAILABLE without PyTorch or file, INVALID for a contradiction, else INTERNAL."""
         config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
         tensors = read_configured_tensors(spec, batch_tensors)
@@ -103,10 +96,7 @@ class _SessionOpener:
         self._is_package = is_package
 
     def open(self, placements: Sequence[Placement]) -> "list[TorchSession]":
-        """Return a session for each placement. Called on a thread.
-
-        Placements on one device share a session if the options say so.
-        """
+        """Return a session for each placement, shared on one device if the options say so. Called on a thread."""
         if not self._options.shares_weights:
             return [self._open_session(placement, 1) for placement in placements]
         counts = Counter((each.kind, each.gpu) for each in placements)

@@ -57,10 +57,7 @@ class TorchSession(ArraySession):
         return SluiceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {extract_message(error)}")
 
     def run(self, inputs: dict[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run the model and return the arrays of `outputs`. Blocks.
-
-        Raises INVALID for results that the configuration does not fit, else what PyTorch raises.
-        """
+        """Return the arrays of `outputs`. Blocks. Raises INVALID for unexpected results, else what PyTorch raises."""
         _set_switches(self._options)
         with torch.inference_mode(self._options.uses_inference_mode), torch.no_grad():
             values = {name: to_torch(array, self._device) for name, array in inputs.items()}

@@ -90,10 +90,7 @@ def match_inputs(
 
 
 def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str, int]:
-    """Return each output's position among the results: all by index, else in order; `states` by index.
-
-    Raises INVALID.
-    """
+    """Return each output's position: all by index, else in order; `states` by index. Raises INVALID."""
     check_not_empty("output", configured, "named <name>__<index>, or in the order of forward's results")
     positions = _match_indices(configured) or _match_order(configured)
     for name in states:
@@ -105,10 +102,7 @@ def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str,
 
 
 def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping[str, int]) -> dict[str, int]:
-    """Return each tensor's position in a package, whose tensors have paths: by path, or by INPUT__N and OUTPUT__N.
-
-    Raises INVALID that lists the known names.
-    """
+    """Return each tensor's position in a package by path, INPUT__N or OUTPUT__N. Raises INVALID with known names."""
     check_not_empty(side, configured, f"the package has {', '.join(paths)}")
     count = len(set(paths.values()))
     ordinals = {f"{side.upper()}__{index}": index for index in range(count)}

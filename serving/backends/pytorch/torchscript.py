@@ -103,10 +103,7 @@ def _match_inputs(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[
 
 
 def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
-    """Return the outputs' positions in what `forward` returns.
-
-    Where that is a dictionary, their names are its keys instead.
-    """
+    """Return the outputs' positions in what `forward` returns. A dictionary has them by name instead."""
     spec = tensors.spec
     states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
     positions = match_outputs(list(spec.outputs), states)

@@ -17,10 +17,7 @@ _PARAMETER, _RESULT = "Parameter", "Result"
 
 
 def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
-    """Read a graph. Tensors also get the names of their operations, which Triton's configurations use.
-
-    Raises INVALID for names that the graph lacks, and what OpenVINO raises.
-    """
+    """Read a graph, whose tensors also get their operations' names. Raises INVALID for a name that it lacks."""
     # The frontend could cut the graph itself, but would block every other thread while it converts.
     model = core.read_model(path)
     tensors, names = _name_tensors(model), configured_names(config)

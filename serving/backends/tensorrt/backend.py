@@ -66,10 +66,7 @@ class TensorRtBackend(ArrayBackend):
 
 
 def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
-    """Open the engine of a GPU.
-
-    Raises UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU.
-    """
+    """Open a GPU's engine. Raises UNAVAILABLE without GPU, packages or file, INVALID for an instance on the CPU."""
     gpus = list_gpus()
     check_requirements(source.config, gpus)
     if gpu is None:
@@ -107,10 +104,7 @@ def _describe_gpu(handle: object) -> InstalledGpu:
 
 
 def check_requirements(config: ModelConfig, gpus: list[InstalledGpu]) -> None:
-    """Check that GPUs and packages are there.
-
-    Raises UNAVAILABLE that says what was found, what is missing, and which GPU takes which plan.
-    """
+    """Raise UNAVAILABLE without GPU or packages: what was found, what is missing, which GPU takes which plan."""
     missing = [package for module, package in _PACKAGES.items() if not _is_installed(module)]
     if gpus and not missing:
         return

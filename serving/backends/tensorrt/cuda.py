@@ -8,9 +8,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class CudaDevice:
-    """One GPU. A thread calls `use` before any other call, also of TensorRT, because CUDA's current device is the
-    thread's.
-    """
+    """One GPU. A thread calls `use` before all else, also of TensorRT: CUDA's current device is the thread's."""
 
     def __init__(self, cuda: Any, index: int) -> None:
         """`cuda` is the module `cuda.bindings.runtime`."""

@@ -79,10 +79,7 @@ class PlanEngine:
     """A deserialized plan. Its weights are in memory once, for any number of contexts."""
 
     def __init__(self, path: Path, model: str, modules: TensorRtModules, gpu: int) -> None:
-        """Read the file: call it on a thread.
-
-        Raises INTERNAL with TensorRT's reason, UNIMPLEMENTED for a tensor that Sluice does not support.
-        """
+        """Read the file, on a thread. Raises INTERNAL with TensorRT's reason, UNIMPLEMENTED for unsupported tensors."""
         self.modules = modules
         self.model = model
         self.device = CudaDevice(modules.cuda, gpu)
@@ -171,10 +168,7 @@ def choose_profile(
 
 
 def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> list[int]:
-    """Parse `profile` of an instance group into indices without repeats; the first profile where none is given.
-
-    Raises INVALID for profiles that the engine does not have.
-    """
+    """Parse `profile` of a group into distinct indices; by default the first. Raises INVALID for unknown ones."""
     indexes = [_parse_index(name) for name in names] or [0]
     for index in indexes:
         if not 0 <= index < num_profiles:

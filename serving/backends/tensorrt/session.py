@@ -68,10 +68,7 @@ class PlanSession(ArraySession):
 
 
 class ExecutionContext:
-    """An execution context: a profile, a stream, and memory for the tensors of one run.
-
-    One thread at a time may use it.
-    """
+    """A profile, a stream, and memory for the tensors of one run. One thread at a time may use it."""
 
     def __init__(self, engine: PlanEngine, profile: OptimizationProfile, strategy: str) -> None:
         """Create the context: call it on a thread. Raises INTERNAL with TensorRT's reason."""

@@ -90,11 +90,7 @@ class SequenceBatcher:
         return sum(1 for job, member in self._members.items() if member.sequence.current is not job)
 
     def start(self, job: InferJob) -> None:
-        """Accept a request.
-
-        Raises INVALID, in Triton's words, for one that fits no sequence, UNAVAILABLE where the sequence's
-        state was lost.
-        """
+        """Accept a request. Raises INVALID for one that fits no sequence, UNAVAILABLE where its state was lost."""
         sequence = self._find_or_open(job.request)
         hidden = self._states.request_outputs(job.request) if self._states.has_states else _NO_NAMES
         self._members[job] = _Member(sequence, hidden)

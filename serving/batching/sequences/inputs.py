@@ -101,10 +101,7 @@ class StateTensors:
         return frozenset(hidden)
 
     def extract(self, outputs: list[Tensor]) -> dict[str, Tensor]:
-        """Return the states among the outputs of a response, as inputs.
-
-        They are copied: a row would keep its whole batch in memory, and a backend may use the memory again.
-        """
+        """Return a response's states as inputs, copied: a row would keep its batch, and its memory may be reused."""
         return {
             self._input_of[each.name]: Tensor(
                 self._input_of[each.name], each.datatype, each.shape, array=each.array.copy()

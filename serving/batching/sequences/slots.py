@@ -41,10 +41,7 @@ class SlotNumbers:
 
 
 class SlotBatcher(ABC):
-    """Queues the requests of sequences that have a slot, and runs them on its instance.
-
-    Subclasses implement Triton's scheduling strategies.
-    """
+    """Queues the requests of sequences with a slot, and runs them on its instance by one of Triton's strategies."""
 
     def __init__(self, instance: Instance, num_slots: int) -> None:
         self.instance = instance

@@ -108,10 +108,7 @@ class Mirror:
         staged.replace(content)
 
     def snapshot(self, name: str, origin: str, state: FolderState) -> Snapshot:
-        """Return a snapshot with that state, for the caller to release, and drop the model's other contents.
-
-        All its contents must be in the cache.
-        """
+        """Return a snapshot, to be released, of contents in the cache; drop the model's other contents."""
         path = self._snapshots / str(next(self._numbers)) / name
         path.mkdir(parents=True)
         for file in state.files:
@@ -220,10 +217,7 @@ class Downloads:
         self._pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="sluice-store")
 
     def run(self, name: str, transfers: Sequence[Transfer]) -> tuple[list[Transfer], Exception | None]:
-        """Download objects in parallel. The first error ends the others.
-
-        Once all have ended, returns the completed ones and the error.
-        """
+        """Download in parallel; the first error ends the others. Returns the completed ones and the error."""
         progress = DownloadProgress(name, sum(each.size for each in transfers))
         running = {self._pool.submit(self._run, each, progress): each for each in transfers}
         _, pending = wait(running, return_when=FIRST_EXCEPTION)

@@ -44,10 +44,7 @@ class BlsCalls:
     def open_stream_async(
         self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
     ) -> "asyncio.Future[ResponseIterator]":
-        """Open a stream from a coroutine.
-
-        The future waits for the first response, so that reading it does not block.
-        """
+        """Open a stream from a coroutine. The future waits for the first response, which can then be read at once."""
         responses = self.open_stream(model_name, version, request, inputs)
 
         def wait() -> ResponseIterator:
@@ -141,10 +138,7 @@ class ResponseIterator:
         return response
 
     def _next(self) -> InferenceResponse | None:
-        """Return the next response, or None at the end.
-
-        A model may end a stream with an empty response, which counts as one.
-        """
+        """Return the next response, also an empty one that ends a stream, or None at the end."""
         if self._place == len(self._responses) and not self._receive():
             return None
         self._place += 1

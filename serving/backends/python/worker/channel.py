@@ -63,10 +63,7 @@ class PendingCall:
         self.number = number
         self.responses: deque[WireResponse] = deque()
         self.is_cancelled = False
-        """Whether the model has cancelled the call.
-
-        The final response then only wakes the thread that waits for one.
-        """
+        """Whether the model has cancelled the call. The final response then only wakes a thread that waits."""
 
 
 class Channel:
@@ -107,10 +104,7 @@ class Channel:
         return self._inbox.popleft()
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read until the condition holds.
-
-        Of several waiting threads one reads for all; when it is done, the next one reads.
-        """
+        """Read until the condition holds. Of several waiting threads one reads for all, then the next one."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: is_done() or not self._is_reading)

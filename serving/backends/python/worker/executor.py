@@ -45,10 +45,7 @@ class Executor:
         self._label = f"Failed to process the request(s) for model '{self._instance_name}'"
 
     def run(self, batch: ExecuteBatch) -> None:
-        """Run a batch.
-
-        Its requests are responded to now, or later by the model's threads. Never raises; does not flush.
-        """
+        """Run a batch, whose responses come now, or later from the model's threads. Never raises; does not flush."""
         received_ns = perf_counter_ns()
         requests = [self._request(wire) for wire in batch.requests]
         responders = [request._responder for request in requests]

@@ -133,10 +133,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 class PreferredMemory:
-    """Preference of a model for the memory of its outputs.
-
-    It changes nothing, because tensors are always in the CPU's memory.
-    """
+    """A model's preference for its outputs' memory. It changes nothing: tensors are always in the CPU's."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type

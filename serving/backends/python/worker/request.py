@@ -32,10 +32,7 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """A request of a batch, or one that the model makes.
-
-    It and its tensors may be kept after `execute` has returned.
-    """
+    """A request of a batch, or one that the model makes. It may be kept after `execute` has returned."""
 
     __slots__ = ("_inputs", "_model_name", "_model_version", "_preferred_memory", "_responder", "_trace", "_wire")
 
@@ -88,10 +85,7 @@ class InferenceRequest:
         self._trace = trace
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Call the model and return its response, or with `decoupled` an iterator of its responses.
-
-        Responses have the errors.
-        """
+        """Call the model and return its response, or with `decoupled` an iterator. Responses have the errors."""
         calls = self._required_calls()
         call = calls.open_stream if decoupled else calls.call
         return call(self._model_name, self._model_version, self._wire, self._inputs)
@@ -174,10 +168,7 @@ class InferenceRequest:
         return InferenceResponseSender(self._responder)
 
     def set_release_flags(self, flags: int) -> None:
-        """With RESCHEDULE, have the request come again in a later batch instead of ending it.
-
-        To be called within `execute`.
-        """
+        """With RESCHEDULE, have the request come again in a later batch. To be called within `execute`."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException("Unsupported release flag provided.")
         self._responder.is_rescheduled = flags == RELEASE_RESCHEDULE

@@ -34,10 +34,7 @@ class ServerProxy:
 
     @classmethod
     def call(cls, request: ServerRequest, failure: str) -> float | bool | None:
-        """Call the server and return its value.
-
-        Raises TritonModelException that begins with `failure` where it refuses.
-        """
+        """Call the server and return its value. Raises TritonModelException, beginning with `failure`."""
         if cls._channel is None:
             raise RuntimeError("the server can be asked in a worker process only")
         response = cls._channel.call_server(request)

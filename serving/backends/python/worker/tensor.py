@@ -24,10 +24,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 
 
 class Tensor:
-    """A named array.
-
-    The array of an input belongs to the model, which may write to it and keep it after the request.
-    """
+    """A named array. An input's belongs to the model, which may write to it and keep it after the request."""
 
     __slots__ = ("_array", "_name", "_raw", "_shape", "_type")
 
@@ -48,10 +45,7 @@ class Tensor:
 
     @classmethod
     def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
-        """Make a tensor of wire bytes that fit.
-
-        A memoryview is shared memory that belongs to the tensor while it lives.
-        """
+        """Make a tensor of wire bytes that fit. A memoryview is shared memory, which lives as long as the tensor."""
         self = cls.__new__(cls)
         self._name, self._type, self._shape, self._raw, self._array = name, DATA_TYPES[datatype], shape, raw, None
         return self
@@ -88,10 +82,7 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: str, value: Any) -> "Tensor":
-        """Make a tensor of a DLPack capsule or an object that provides one.
-
-        It shares the memory, which must be the CPU's.
-        """
+        """Make a tensor that shares the memory of a DLPack capsule or provider, which must be the CPU's."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if value is None:
@@ -124,10 +115,7 @@ class Tensor:
 
 
 def check_tensors(given: Any, what: str) -> list[Tensor]:
-    """Return the tensors of a request or a response as a list.
-
-    Raises TypeError for other objects, and as Triton does TritonModelException for None.
-    """
+    """Return the tensors as a list. Raises TypeError for other objects, as Triton TritonModelException for None."""
     found = list(given)
     for each in found:
         if each is None:
