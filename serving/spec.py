@@ -8,7 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.tensors import datatypes
 from serving.tensors.datatypes import BYTES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def inner_path(path: str) -> str:
     """Return `path`, which is relative to a model's folder. Raises INVALID where it leads out of it."""
     inner = PurePosixPath(path)
     if not inner.parts or inner.is_absolute() or ".." in inner.parts or "\0" in path:
-        raise SluiceError(ErrorCode.INVALID, f"'{path}' is not a path inside a model's folder")
+        raise invalid_argument(f"'{path}' is not a path inside a model's folder")
     return str(inner)
 
 

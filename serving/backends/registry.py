@@ -4,7 +4,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from serving.backend import Backend
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 GROUP = "sluice.backends"
 
@@ -49,8 +49,7 @@ class BackendRegistry:
 
     def _make(self, name: str) -> Backend:
         if name not in self._entry_points:
-            raise SluiceError(
-                ErrorCode.INVALID,
+            raise invalid_argument(
                 f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}",
             )
         entry_point = self._entry_points[name]

@@ -13,7 +13,7 @@ from itertools import count
 from operator import attrgetter
 
 from serving.instance import Placement
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 ResourceKey = tuple[str, int | None]
 """A resource by name and device; device None: one for the whole server."""
@@ -203,13 +203,13 @@ class Resources:
         for (name, device), needed in needs.items():
             given = self._given_count(name, device)
             if given is not None and given < needed:
-                raise _invalid(
+                raise invalid_argument(
                     f'Resource count for "{name}" is limited to {given} which will prevent scheduling of one or more '
                     f"model instances, the minimum required count is {needed}"
                 )
             known = {*needs, *self._totals}
             if (name, None) in known and any(other == name and at is not None for other, at in known):
-                raise _invalid(
+                raise invalid_argument(
                     f'Resource "{name}" is present as both global and device-specific resource in the model '
                     "configuration."
                 )
@@ -269,7 +269,7 @@ def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
     """Parse `NAME:COUNT` or `NAME:COUNT:DEVICE` into key and count. Raises INVALID in Triton's words."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(each.isdecimal() for each in numbers):
-        raise _invalid(
+        raise invalid_argument(
             "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
             f"Got {text}"
         )
@@ -279,7 +279,3 @@ def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
 def parse_resources(texts: Iterable[str]) -> dict[tuple[str, int | None], int]:
     """Parse a command line's resources. Of equal keys the last one counts."""
     return dict(map(parse_resource, texts))
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -21,7 +21,7 @@ from serving.request_check import check_request
 from serving.spec import ModelSource, ModelSpec, StateSpec, inner_path, read_data_type
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def _run(model: Model, sample: WarmUpSample) -> None:
         try:
             await model.warm_up(InferRequest(dict(sample.inputs)))
         except SluiceError as error:
-            raise _invalid(f"failed to run warmup sample '{sample.name}': {error.message}") from error
+            raise invalid_argument(f"failed to run warmup sample '{sample.name}': {error.message}") from error
 
 
 def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
@@ -90,7 +90,7 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
             for name, each in given.inputs.items()
         }
         if config.max_batch_size == 0 and given.batch_size > 1:
-            raise _invalid(
+            raise invalid_argument(
                 f"failed to run warmup sample '{given.name}': batch size {given.batch_size} for '{config.name}', max "
                 "allowed is 0"
             )
@@ -102,10 +102,10 @@ def _build_input(name: str, given: ModelWarmup.Input, rows: int, folder: Path) -
     """Return an input of equal rows. With `rows` 0 the model has no batch dimension."""
     data_type = read_data_type(given.data_type)
     if data_type is None:
-        raise _invalid(f"warmup setting expects input '{name}' to have data_type set")
+        raise invalid_argument(f"warmup setting expects input '{name}' to have data_type set")
     dims = list(given.dims)
     if any(size < 0 for size in dims):
-        raise _invalid(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+        raise invalid_argument(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
     match given.WhichOneof("input_data_type"):
         case "zero_data":
             row = np.full(dims, b"" if data_type is BYTES else 0, data_type.dtype)
@@ -115,7 +115,7 @@ def _build_input(name: str, given: ModelWarmup.Input, rows: int, folder: Path) -
             path = folder / DATA_FOLDER / inner_path(given.input_data_file)
             row = _read_row(path, given.input_data_file, data_type, dims)
         case _:
-            raise _invalid(f"warmup setting expects input '{name}' to have input_data_type set")
+            raise invalid_argument(f"warmup setting expects input '{name}' to have input_data_type set")
     array = np.repeat(row[np.newaxis], rows, axis=0) if rows else row
     return Tensor(name, data_type.name, array.shape, array=array)
 
@@ -146,18 +146,17 @@ def _read_row(path: Path, name: str, data_type: DataType, dims: list[int]) -> Ar
     try:
         raw = path.read_bytes()
     except OSError as error:
-        reason = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to open text file for read {path}: {error.strerror}") from error
     size = (data_type.itemsize or _LENGTH_BYTES) * prod(dims)
     if len(raw) < size:
-        raise _invalid(
+        raise invalid_argument(
             f"warmup setting expects {size} bytes, but the data provided from {name} only has {len(raw)} bytes"
         )
     tensor = Tensor("", data_type.name, dims, raw if data_type is BYTES else raw[:size])
     try:
         return tensor.array
     except ValueError as error:
-        raise _invalid(f"warmup data of {name} does not fit the dims {dims}: {error}") from error
+        raise invalid_argument(f"warmup data of {name} does not fit the dims {dims}: {error}") from error
 
 
 def warm_up_requests(request: InferRequest, spec: ModelSpec, config: ModelConfig) -> list[InferRequest]:
@@ -258,7 +257,3 @@ async def gather_runs(runs: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 def _ignore(response: InferResponse) -> None:
     """Drop a response: no client made the request."""
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.config.pbtxt import explain_unknown_field
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _LEFT_AS_STRINGS = frozenset(
     {
@@ -49,14 +49,14 @@ def parse_config_json(text: str | bytes) -> ModelConfig:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the model configuration is not JSON: {error}") from None
+        raise invalid_argument(f"the model configuration is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise SluiceError(ErrorCode.INVALID, "the model configuration is not JSON: Root element must be a message.")
+        raise invalid_argument("the model configuration is not JSON: Root element must be a message.")
     try:
         return json_format.ParseDict(_with_string_types(value), ModelConfig())
     except json_format.ParseError as error:
         message = explain_unknown_field(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
-        raise SluiceError(ErrorCode.INVALID, f"the model configuration does not fit: {message}") from None
+        raise invalid_argument(f"the model configuration does not fit: {message}") from None
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -74,8 +74,7 @@ def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str
             path,
         )
     elif dims.count(-1) != shape.count(-1):
-        message = f"{begin} has different number of variable-size dimensions for dims and reshape for {name}"
-        yield Finding(message, path)
+        yield Finding(f"{begin} has different number of variable-size dimensions for dims and reshape for {name}", path)
     elif _runs(dims) != _runs(shape):
         yield Finding(f"{begin} has different size for dims and reshape for {name}", path)
 
@@ -96,8 +95,7 @@ def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: st
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         if tensor.name and tensor.name in seen:
-            message = f"model {what} '{tensor.name}' is given more than once for {name}"
-            yield Finding(message, f"{what}[{index}].name")
+            yield Finding(f"model {what} '{tensor.name}' is given more than once for {name}", f"{what}[{index}].name")
         seen.add(tensor.name)
 
 
@@ -139,8 +137,7 @@ def _sources(
     known = {each.name for each in config.input}
     for number, source in enumerate(given):
         if source not in known and (is_complete or known):
-            message = f"unknown source input name '{source}' for {config.name}"
-            yield Finding(message, f"{path}.source_input[{number}]")
+            yield Finding(f"unknown source input name '{source}' for {config.name}", f"{path}.source_input[{number}]")
 
 
 def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
@@ -167,8 +164,7 @@ def _resources(config: ModelConfig) -> Iterator[Finding]:
             path = f"instance_group[{index}].rate_limiter.resources[{number}]"
             shared = bool(getattr(each, "global"))
             if not each.name:
-                message = f"a resource of the rate limiter must have a name for {config.name}"
-                yield Finding(message, path, 'name: "…"')
+                yield Finding(f"a resource of the rate limiter must have a name for {config.name}", path, 'name: "…"')
             elif is_global.setdefault(each.name, shared) != shared:
                 message = (
                     f'Resource "{each.name}" is present as both global and device-specific resource in the model '
@@ -198,14 +194,12 @@ def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bo
 
 def _warmup_input(name: str, given: ModelWarmup.Input, path: str) -> Iterator[Finding]:
     if given.data_type == model_config_pb2.TYPE_INVALID:
-        message = f"warmup setting expects input '{name}' to have data_type set"
-        yield Finding(message, path, "data_type: TYPE_…")
+        yield Finding(f"warmup setting expects input '{name}' to have data_type set", path, "data_type: TYPE_…")
     if any(dim < 0 for dim in given.dims):
         message = f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         yield Finding(message, f"{path}.value.dims", "sizes as in a request, without the batch")
     if given.WhichOneof("input_data_type") is None:
-        message = f"warmup setting expects input '{name}' to have input_data_type set"
-        yield Finding(message, path, "zero_data: true")
+        yield Finding(f"warmup setting expects input '{name}' to have input_data_type set", path, "zero_data: true")
 
 
 def _known_inputs(config: ModelConfig) -> set[str]:

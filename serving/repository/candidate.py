@@ -20,7 +20,7 @@ from serving.repository.failures import poll_failed
 from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
 from serving.repository.roots import FoundModel, Roots
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 CHECKSUM = "checksum"
 _ALGORITHMS = ("md5", "sha1", "sha256")
@@ -106,7 +106,7 @@ def _open(roots: Roots, name: str) -> FoundModel | None:
     try:
         return roots.open(name)
     except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+        raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
 
 
 def _read_found(
@@ -165,7 +165,7 @@ def read_candidate(
 def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
     """Read the model that a load request contains, in a temporary folder. Raises as `read_candidate`."""
     if overrides.config_json is None:
-        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
+        raise invalid_argument("Load parameter 'config' must be specified for model file override")
     written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
     folder = write_files(overrides.files)
     try:
@@ -198,7 +198,7 @@ def _build_candidate(
         complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
         state = folder.state()
     except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+        raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
     _check_config(written, folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
     ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
@@ -253,7 +253,7 @@ def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
     for key, checksum in sorted(expected.items()):
         algorithm, colon, path = key.partition(":")
         if not colon:
-            raise SluiceError(ErrorCode.INVALID, f"failed to parse key: {key}; it should be ALGORITHM:PATH")
+            raise invalid_argument(f"failed to parse key: {key}; it should be ALGORITHM:PATH")
         if algorithm.lower() not in _ALGORITHMS:
             listed = ", ".join(each.upper() for each in _ALGORITHMS)
             message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
@@ -261,7 +261,7 @@ def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
         found = _checksum(folder / inner_path(path), path, algorithm.lower())
         if found != checksum.strip().lower():
             message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {checksum}, got: {found}"
-            raise SluiceError(ErrorCode.INVALID, message)
+            raise invalid_argument(message)
 
 
 def _checksum(file: Path, path: str, algorithm: str) -> str:
@@ -269,5 +269,4 @@ def _checksum(file: Path, path: str, algorithm: str) -> str:
         with file.open("rb") as content:
             return hashlib.file_digest(content, algorithm).hexdigest()
     except OSError as error:
-        message = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INVALID, message) from None
+        raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None

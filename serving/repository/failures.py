@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _KINDS = {
     ErrorCode.INVALID: "Invalid argument",
@@ -59,7 +59,7 @@ def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceErr
         f"version {version} is at UNAVAILABLE state: {failure_reason(problems[version])};\n"
         for version in sorted(problems)
     )
-    return SluiceError(ErrorCode.INVALID, f"load failed for model '{name}': {''.join(each)}")
+    return invalid_argument(f"load failed for model '{name}': {''.join(each)}")
 
 
 def as_sluice_error(error: BaseException) -> SluiceError:

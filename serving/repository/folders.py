@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16
@@ -143,7 +143,7 @@ def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
             target.write_bytes(content)
     except OSError as error:
         folder.remove()
-        raise SluiceError(ErrorCode.INVALID, f"cannot write the files of the request: {error}") from None
+        raise invalid_argument(f"cannot write the files of the request: {error}") from None
     return folder
 
 

@@ -325,8 +325,7 @@ def _check_members(
                 f'model_name: "{near[0]}"' if near else f"a folder {member} with that model",
             )
         elif reports[member].verdict is Verdict.ERROR:
-            message = f"ensemble '{name}' depends on '{member}' which would not load"
-            yield Finding(message, f"{path}.model_name")
+            yield Finding(f"ensemble '{name}' depends on '{member}' which would not load", f"{path}.model_name")
         elif step.model_version != LATEST and step.model_version not in candidates[member].versions:
             listed = ", ".join(map(str, candidates[member].versions))
             yield Finding(

@@ -26,7 +26,7 @@ from serving.model import Model
 from serving.repository.candidate import ModelCandidate
 from serving.repository.failures import as_sluice_error
 from serving.spec import ModelSource, inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +99,7 @@ class VersionLoader:
                 raise
             except Exception as error:
                 if limit.expired():
-                    message = f"loading took longer than {self._timeout_s:g} s"
-                    raise SluiceError(ErrorCode.DEADLINE, message) from None
+                    raise SluiceError(ErrorCode.DEADLINE, f"loading took longer than {self._timeout_s:g} s") from None
                 _log.exception("model '%s' version %d cannot be loaded", candidate.name, version)
                 raise as_sluice_error(error) from error
 
@@ -162,15 +161,14 @@ async def _import_early(backend: Backend) -> None:
 
 def _check_active_instances(config: ModelConfig) -> None:
     if config.instance_group and all(group.passive for group in config.instance_group):
-        reason = f"all instances of model '{config.name}' are passive, and passive ones take no requests"
-        raise SluiceError(ErrorCode.INVALID, reason)
+        raise invalid_argument(f"all instances of model '{config.name}' are passive, and passive ones take no requests")
 
 
 def _check_model_file(source: ModelSource) -> None:
     """Raise INVALID where there is no model file. Where the GPU's capability chooses the file, the backend finds it."""
     name = source.config.default_model_filename
     if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
-        raise SluiceError(ErrorCode.INVALID, f"there is no model file {source.model_file} for {source.name}")
+        raise invalid_argument(f"there is no model file {source.model_file} for {source.name}")
 
 
 def _check_label_files(source: ModelSource) -> None:

@@ -16,7 +16,7 @@ from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
 from serving.repository.folders import list_versions
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _HIDDEN = ".sluice-pruned-"
 _LEFTOVER = re.compile(rf"{re.escape(_HIDDEN)}(?P<model>.+)-(?P<version>[0-9]+)-(?P<process>[0-9]+)")
@@ -185,8 +185,6 @@ def check_roots(roots: Sequence[Path]) -> None:
     """Raise INVALID for a path that is not a repository of model folders."""
     for root in roots:
         if not root.is_dir():
-            raise SluiceError(ErrorCode.INVALID, f"{root} is no folder")
+            raise invalid_argument(f"{root} is no folder")
         if (root / CONFIG_FILENAME).exists():
-            raise SluiceError(
-                ErrorCode.INVALID, f"{root} is a model, not a repository of models; its repository is {root.parent}"
-            )
+            raise invalid_argument(f"{root} is a model, not a repository of models; its repository is {root.parent}")

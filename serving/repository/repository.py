@@ -19,7 +19,7 @@ from serving.repository.routing import Routing, VersionWeights
 from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
 from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class ModelRepository:
         if name in naming.choices:
             listed = ", ".join(f"'{each}'" for each in naming.choices[name])
             message = f"Request for ambiguous model: '{name}' is in several repositories; name one of {listed}"
-            raise SluiceError(ErrorCode.INVALID, message)
+            raise invalid_argument(message)
         return self._models.get(naming.canonical(name), managed)
 
     async def refresh(self) -> None:
@@ -274,7 +274,7 @@ class ModelRepository:
         try:
             return self._roots.names()
         except OSError as error:
-            raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None
+            raise invalid_argument(f"the model repository cannot be read: {error}") from None
 
     async def _canonical(self, name: str) -> str:
         """Return the repository's name for the model that a request names."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
 from serving.repository.stores.location import local_path, store_location
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 SEPARATOR = "::"
 """Separates namespace and name in a qualified name."""
@@ -179,7 +179,7 @@ class Roots:
         listed = " and ".join(self._roots[each].location(plain) for each in namespaces)
         if self.has_namespaces:
             listed += "; name one of " + ", ".join(f"'{qualified(each, plain)}'" for each in namespaces)
-        return SluiceError(ErrorCode.INVALID, message + listed)
+        return invalid_argument(message + listed)
 
     def member(self, own: str, namespace: str, name: str) -> str:
         """Return the name of the model of an ensemble's step; `own` is the ensemble's namespace.
@@ -201,9 +201,9 @@ class Roots:
             if text in (namespace, root.text):
                 if is_plain_name(name) and root.has(name):
                     return namespace
-                raise SluiceError(ErrorCode.INVALID, f"model namespace '{text}' has no model '{name}'")
+                raise invalid_argument(f"model namespace '{text}' has no model '{name}'")
         listed = ", ".join(f"'{each}'" for each in self._roots)
-        raise SluiceError(ErrorCode.INVALID, f"there is no model namespace '{text}'; there are {listed}")
+        raise invalid_argument(f"there is no model namespace '{text}'; there are {listed}")
 
     def _shortest_name(self, namespace: str, name: str) -> str:
         others = [each for each in self._namespaces_with(name) if each != namespace]

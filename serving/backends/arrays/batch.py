@@ -21,7 +21,7 @@ from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import datatypes
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _Shapes = Sequence[tuple[int, ...]]
 """Shapes of one input, one for each request, including the batch dimension."""
@@ -96,7 +96,7 @@ def _parse_batch_input(config: ModelConfig, given: BatchInput) -> BatchInputTens
     source = _find_source(config, given, "input")
     data_type = datatypes.of_config(model_config_pb2.DataType.Name(given.data_type))
     if data_type is None or data_type.config_name not in _DATA_TYPES:
-        raise _invalid(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
+        raise invalid_argument(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
     return BatchInputTensor(tuple(given.target_name), source, data_type, _VALUES[given.kind])
 
 
@@ -104,14 +104,14 @@ def _find_source(config: ModelConfig, given: BatchInput | BatchOutput, side: str
     sources = given.source_input
     if len(sources) != 1:
         kind: Any = type(given).Kind
-        raise _invalid(
+        raise invalid_argument(
             f"batch {side} kind '{kind.Name(given.kind)}' expects 1 source input, got {len(sources)} for {config.name}"
         )
     found = next((each for each in config.input if each.name == sources[0]), None)
     if found is None:
-        raise _invalid(f"unknown source input name '{sources[0]}' for {config.name}")
+        raise invalid_argument(f"unknown source input name '{sources[0]}' for {config.name}")
     if found.optional:
-        raise _invalid(f"source input '{found.name}' of a batch {side} must not be optional for {config.name}")
+        raise invalid_argument(f"source input '{found.name}' of a batch {side} must not be optional for {config.name}")
     return str(found.name)
 
 
@@ -119,7 +119,7 @@ def _find_targets(config: ModelConfig, given: BatchOutput) -> Sequence[str]:
     outputs = {each.name for each in config.output}
     for name in given.target_name:
         if name not in outputs:
-            raise _invalid(f"unknown target output name '{name}' for {config.name}")
+            raise invalid_argument(f"unknown target output name '{name}' for {config.name}")
     return list(given.target_name)
 
 
@@ -258,7 +258,3 @@ def encode_strings(array: Array) -> Array:
     encoded = np.empty(array.size, BYTES.dtype)
     encoded[:] = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
     return encoded.reshape(array.shape)
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

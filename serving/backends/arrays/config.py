@@ -10,7 +10,7 @@ from serving.backends.arrays.batch import parse_batch_tensors
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """Default of Triton's `--backend-config=default-max-batch-size`."""
@@ -25,7 +25,7 @@ def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: st
     try:
         return int(text)
     except ValueError:
-        raise SluiceError(ErrorCode.INVALID, f"'{text}' is no {key}") from None
+        raise invalid_argument(f"'{text}' is no {key}") from None
 
 
 def needs_completion(config: ModelConfig) -> bool:
@@ -58,8 +58,7 @@ def inputs_set_by_server(config: ModelConfig) -> set[str]:
 def _complete_batching(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:
     if not signature.can_batch:
         if config.max_batch_size:
-            raise SluiceError(
-                ErrorCode.INVALID,
+            raise invalid_argument(
                 f"autofill failed for model '{config.name}': model does not support batching while non-zero "
                 "max_batch_size is specified",
             )
@@ -86,7 +85,7 @@ def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> 
     expected = sum(not each.is_optional for each in spec.inputs.values())
     expected += len(spec.control_inputs) + len(spec.states) + len(batch_inputs)
     if len(signature.inputs) != expected:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
             f"{len(signature.inputs)}"
         )
@@ -104,7 +103,7 @@ def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> 
 def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
     for tensor in spec.inputs.values():
         if tensor.is_optional and spec.max_batch_size:
-            raise _invalid(
+            raise invalid_argument(
                 f"unable to load model '{spec.name}', optional input '{tensor.name}' is not supported for models that "
                 "support batching"
             )
@@ -130,7 +129,9 @@ def _check_states(spec: ModelSpec, signature: Signature) -> None:
 
 def _find_tensor(side: str, name: str, allowed: dict[str, TensorSignature]) -> TensorSignature:
     if name not in allowed:
-        raise _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}")
+        raise invalid_argument(
+            f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}"
+        )
     return allowed[name]
 
 
@@ -141,14 +142,14 @@ def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model: TensorSignature) -
         f"input '{tensor.name}'"
     )
     if tensor.is_optional:
-        raise _invalid(f"{start}, which is not supported for optional input")
+        raise invalid_argument(f"{start}, which is not supported for optional input")
     if model.dims != (-1,):
-        raise _invalid(f"{start}, model provides {_shape_text(model.dims)}")
+        raise invalid_argument(f"{start}, model provides {_shape_text(model.dims)}")
 
 
 def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, model: TensorSignature) -> None:
     if data_type is not model.data_type:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{spec.name}', configuration expects datatype {data_type.config_name} for "
             f"{side} '{name}', model provides {model.data_type.config_name}"
         )
@@ -165,7 +166,7 @@ def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *,
     elif spec.max_batch_size > 0:
         _check_batched(spec, model, dims, is_exact)
     elif not _fits(model.dims, dims, is_exact):
-        raise _invalid(
+        raise invalid_argument(
             f"model '{spec.name}', tensor '{model.name}': the model expects {len(model.dims)} dimensions (shape "
             f"{_shape_text(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
             f"{_shape_text(dims)})"
@@ -174,7 +175,7 @@ def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *,
 
 def _check_scalar(spec: ModelSpec, name: str, dims: Sequence[int]) -> None:
     if any(size != 1 for size in dims):
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the model "
             f"configuration when the model doesn't support batching. Model configuration provided: {_shape_text(dims)}."
         )
@@ -183,13 +184,13 @@ def _check_scalar(spec: ModelSpec, name: str, dims: Sequence[int]) -> None:
 def _check_batched(spec: ModelSpec, model: TensorSignature, dims: Sequence[int], is_exact: bool) -> None:
     start = f"model '{spec.name}', tensor '{model.name}'"
     if model.dims[0] != -1:
-        raise _invalid(
+        raise invalid_argument(
             f"{start}: for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {_shape_text(model.dims)}"
         )
     full = (-1, *dims)
     if not _fits(model.dims, full, is_exact):
-        raise _invalid(
+        raise invalid_argument(
             f"{start}: the model expects {len(model.dims)} dimensions (shape {_shape_text(model.dims)}) but the model "
             f"configuration specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 "
             f"followed by the explicit tensor shape, making complete shape {_shape_text(full)})"
@@ -205,7 +206,3 @@ def _fits(model: Sequence[int], dims: Sequence[int], is_exact: bool) -> bool:
 
 def _shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

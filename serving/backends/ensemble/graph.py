@@ -15,7 +15,7 @@ from serving.backend import ModelLookup
 from serving.backends.ensemble.rows import Shape, shapes_agree
 from serving.model import Model
 from serving.spec import ModelSpec, TensorSpec
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 StreamPath = tuple[int, ...]
 """Indices of the nested decoupled steps that a tensor is a response of, outermost first; () is the request itself."""
@@ -97,7 +97,7 @@ def find_stream_paths(
     while waiting:
         step = next((each for each in waiting if all(name in by_tensor for name in each.reads)), None)
         if step is None:
-            raise _invalid(f"in ensemble {ensemble}, steps wait for tensors that nothing writes")
+            raise invalid_argument(f"in ensemble {ensemble}, steps wait for tensors that nothing writes")
         waiting.remove(step)
         stream = innermost_stream(ensemble, step.model_name, [by_tensor[name] for name in step.reads])
         by_step[step.index] = stream
@@ -111,7 +111,7 @@ def innermost_stream(ensemble: str, reader: str, streams: Iterable[StreamPath]) 
     found: StreamPath = ()
     for stream in sorted(streams, key=len):
         if not is_within(stream, found):
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, step of model '{reader}' receives inputs originated from different decoupled "
                 "models"
             )
@@ -165,8 +165,10 @@ def _find_model(ensemble: str, step: EnsembleStep, models: ModelLookup) -> Model
     except SluiceError as error:
         if step.version == -1:
             reason = f"which has no loaded version. Model '{step.model_name}' loading failed with error: "
-            raise _invalid(f"ensemble '{ensemble}' depends on '{step.model_name}' {reason}{error.message}") from error
-        raise _invalid(
+            raise invalid_argument(
+                f"ensemble '{ensemble}' depends on '{step.model_name}' {reason}{error.message}"
+            ) from error
+        raise invalid_argument(
             f"ensemble '{ensemble}' depends on '{step.model_name}' whose required version {step.version} is not loaded."
         ) from error
 
@@ -178,7 +180,7 @@ def _tensor_facts(spec: ModelSpec, tensor: TensorSpec, dims: Shape) -> _TensorFa
 
 def _check_batch_size(ensemble: ModelSpec, model: ModelSpec) -> None:
     if 0 < model.max_batch_size < ensemble.max_batch_size:
-        raise _invalid(
+        raise invalid_argument(
             f"ensemble {ensemble.name} allows maximum batch size {ensemble.max_batch_size}, but it contains model "
             f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
         )
@@ -187,7 +189,7 @@ def _check_batch_size(ensemble: ModelSpec, model: ModelSpec) -> None:
 def _check_inputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: dict[str, _TensorFacts]) -> None:
     for name, tensor in step.inputs.items():
         if name not in model.inputs:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
                 f"{step.model_name}"
             )
@@ -195,7 +197,7 @@ def _check_inputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: di
         if spec.name in step.inputs:
             _check_tensor(ensemble, step.inputs[spec.name], _tensor_facts(model, spec, spec.dims), known)
         elif not spec.is_optional:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, input {spec.name} in model {step.model_name} is not mapped to any ensemble "
                 "tensors"
             )
@@ -205,7 +207,7 @@ def _check_outputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: d
     for name, tensor in step.outputs.items():
         spec = model.outputs.get(name)
         if spec is None:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
                 f"{step.model_name}"
             )
@@ -220,7 +222,7 @@ def _check_tensor(ensemble: str, tensor: str, facts: _TensorFacts, known: dict[s
         what, one, other = "shape", _shape_text(first.full_dims), _shape_text(facts.full_dims)
     else:
         return
-    raise _invalid(
+    raise invalid_argument(
         f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
         f"{first.model_name} while {other} is inferred from model {facts.model_name}"
     )
@@ -228,7 +230,3 @@ def _check_tensor(ensemble: str, tensor: str, facts: _TensorFacts, known: dict[s
 
 def _shape_text(shape: Shape) -> str:
     return f"[{','.join(map(str, shape))}]"
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

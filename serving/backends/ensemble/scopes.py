@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from serving.backends.ensemble.schedule import StreamLevel
 from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 SequencePosition = tuple[int | str, SequenceFlag]
 """Correlation id, and the request's position in its sequence."""
@@ -102,7 +102,7 @@ def response_sequence(response: InferResponse, own: SequencePosition) -> Sequenc
     correlation_id = given.get("sequence_id", own[0])
     if isinstance(correlation_id, bool | float):
         message = "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING"
-        raise SluiceError(ErrorCode.INVALID, message)
+        raise invalid_argument(message)
     flags = SequenceFlag.NONE
     if _is_set(given, "sequence_start"):
         flags |= SequenceFlag.START
@@ -124,5 +124,5 @@ def sequence_parameters(sequence: SequencePosition) -> Parameters:
 def _is_set(parameters: Parameters, name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise SluiceError(ErrorCode.INVALID, f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL")
+        raise invalid_argument(f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL")
     return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.instance import Placement
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 from sluice.machine import num_gpus
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider
         providers += _gpu_providers(placement.gpu, config)
     for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
         if accelerator.name != "openvino" or not _is_available(_OPENVINO):
-            reason = f"unknown Execution Accelerator '{accelerator.name}' is requested"
-            raise SluiceError(ErrorCode.INVALID, reason)
+            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
         providers.append((_OPENVINO, {"device_type": "CPU"}))
     return [*providers, _CPU]
 
@@ -107,7 +106,7 @@ def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
         elif accelerator.name == "cuda":
             found["cuda"] = dict(accelerator.parameters)
         else:
-            raise _invalid(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
     return found
 
 
@@ -155,7 +154,7 @@ def _gpu_providers(gpu: int, config: ModelConfig) -> list[Provider]:
     if "tensorrt" not in accelerators:
         return [cuda]
     if not _is_available(_TENSORRT):
-        raise SluiceError(ErrorCode.INVALID, "unknown Execution Accelerator 'tensorrt' is requested")
+        raise invalid_argument("unknown Execution Accelerator 'tensorrt' is requested")
     return [(_TENSORRT, accelerators["tensorrt"] | device), cuda]
 
 
@@ -164,12 +163,12 @@ def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _PRECISIONS:
-                raise _invalid(f"unsupported precision mode '{value}' is requested")
+                raise invalid_argument(f"unsupported precision mode '{value}' is requested")
             options |= _PRECISIONS[value]
         elif key in _TENSORRT_KEYS or key.startswith("trt_"):
             options[_TENSORRT_KEYS.get(key, key)] = value
         else:
-            raise _invalid(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+            raise invalid_argument(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
     return options
 
 
@@ -203,9 +202,4 @@ def _switch(config: ModelConfig, key: str, *, default: bool) -> bool:
 
 
 def _invalid_value(config: ModelConfig, key: str, text: str, expected: str) -> SluiceError:
-    message = f"unable to load model '{config.name}', parameter '{key}' is '{text}', expected {expected}"
-    return SluiceError(ErrorCode.INVALID, message)
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)
+    return invalid_argument(f"unable to load model '{config.name}', parameter '{key}' is '{text}', expected {expected}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _THREADS = "INFERENCE_NUM_THREADS"
 _OLD_NAMES = {"CPU_THREADS_NUM": _THREADS}
@@ -96,4 +96,4 @@ def _check_choice(key: str, text: str, known: tuple[str, ...]) -> str:
 
 
 def _invalid(key: str, expected: str, text: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"expected the parameter '{key}' to be {expected}, got {text}")
+    return invalid_argument(f"expected the parameter '{key}' to be {expected}, got {text}")

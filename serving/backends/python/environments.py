@@ -22,7 +22,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.python.worker.start import OWN_PACKAGE
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
@@ -214,8 +214,7 @@ async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter
     """Return the environment's interpreter. `origin` is for errors. Raises INVALID where no worker can run in it."""
     executable = folder / "bin" / "python"
     if not executable.is_file():
-        reason = "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one"
-        raise _unusable(origin, reason)
+        raise _unusable(origin, "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one")
     packages = await _find_missing_packages(executable, origin)
     variable = "CONDA_PREFIX" if (folder / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return Interpreter(str(executable), packages, {variable: str(folder)}, str(executable.parent))
@@ -284,4 +283,4 @@ def _package_folder(name: str) -> str:
 
 
 def _unusable(origin: str | Path, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"the execution environment '{origin}' cannot be used: {reason}")
+    return invalid_argument(f"the execution environment '{origin}' cannot be used: {reason}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ def _parse_timeout(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise SluiceError(
-            ErrorCode.INVALID,
+        raise invalid_argument(
             f"--backend-config=python,stub-timeout-seconds takes a number of seconds above 0, not '{text}'",
         )
     return seconds

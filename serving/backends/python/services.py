@@ -31,7 +31,7 @@ from serving.backends.python.frames import (
 )
 from serving.job import InferJob
 from serving.request import InferResponse
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class WorkerServices:
         if control is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "this server has no model repository to load from")
         if self.is_loading and request.name == self._model_name:
-            raise SluiceError(ErrorCode.INVALID, f"model '{request.name}' is being loaded, and waits for itself")
+            raise invalid_argument(f"model '{request.name}' is being loaded, and waits for itself")
         match request:
             case LoadModel(name, config_json, files):
                 await control.load(name, LoadOverrides(config_json or None, tuple(files.items())))

@@ -19,7 +19,7 @@ from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
 from serving.spec import ModelSource, build_spec, read_labels
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 if TYPE_CHECKING:
     from serving.backends.pytorch.session import TorchSession
@@ -123,7 +123,7 @@ def _resolve_platform(config: ModelConfig) -> str:
     """Return the platform, from the configuration or the file's name. Raises INVALID for one that is not PyTorch's."""
     if config.platform and config.platform not in _FILENAMES:
         reason = f"unexpected platform type '{config.platform}' for {config.name}"
-        raise SluiceError(ErrorCode.INVALID, f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
+        raise invalid_argument(f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
     is_package = config.platform == _PACKAGE or config.default_model_filename.endswith(".pt2")
     return _PACKAGE if is_package else _TORCHSCRIPT
 

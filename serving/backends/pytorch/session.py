@@ -13,7 +13,7 @@ from serving.backends.pytorch.signature import ConfiguredTensors, check_output_i
 from serving.spec import TensorSpec
 from serving.tensors.datatypes import BYTES, DATA_TYPES
 from serving.tensors.tensor import Array
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TRACE = "\nException raised from "
 """Start of the C++ stack trace in PyTorch's messages."""
@@ -76,7 +76,7 @@ class TorchSession(ArraySession):
         if isinstance(results, dict):
             if name not in results:
                 reason = f"unexpected inference output '{name}', the model's results are: {', '.join(results)}"
-                raise SluiceError(ErrorCode.INVALID, reason)
+                raise invalid_argument(reason)
             return to_array(results[name], tensor, is_batched)
         position = self._output_positions[name]
         check_output_index(name, position, len(results))
@@ -121,10 +121,10 @@ def to_array(value: object, tensor: TensorSpec, is_batched: bool) -> Array:
         strings[:] = value
         return strings
     if not isinstance(value, torch.Tensor):
-        raise _invalid(f"output '{tensor.name}' must be of type Tensor or List[str].")
+        raise invalid_argument(f"output '{tensor.name}' must be of type Tensor or List[str].")
     _check_type(tensor, _TYPES[value.dtype].config_name if value.dtype in _TYPES else f"TYPE_{value.dtype}")
     if is_batched and not value.ndim:
-        raise _invalid(f"output '{tensor.name}' is a scalar which is not supported.")
+        raise invalid_argument(f"output '{tensor.name}' is a scalar which is not supported.")
     return _copy(value)
 
 
@@ -140,11 +140,7 @@ def _copy(value: torch.Tensor) -> Array:
 
 def _check_type(tensor: TensorSpec, provided: str) -> None:
     if tensor.data_type.config_name != provided:
-        raise _invalid(
+        raise invalid_argument(
             f"configuration expects datatype {tensor.data_type.config_name} for output '{tensor.name}', model provides "
             f"{provided}"
         )
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

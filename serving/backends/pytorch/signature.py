@@ -12,7 +12,7 @@ from serving.backends.arrays.batch import BatchTensors
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DATA_TYPES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _FLAG = DATA_TYPES["INT32"]
 _SEQUENCES = ("builtins.tuple", "builtins.list")
@@ -83,7 +83,7 @@ def match_inputs(
     for name in controls:
         position = arguments.index(name) if name in arguments else parse_index(name)
         if position is None:
-            raise _invalid(f"input '{name}' does not follow <name>__<index> naming convention.")
+            raise invalid_argument(f"input '{name}' does not follow <name>__<index> naming convention.")
         positions[name] = position
     _check_positions(model, positions, len(arguments))
     return positions
@@ -96,7 +96,7 @@ def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str,
     for name in states:
         index = parse_index(name)
         if index is None:
-            raise _invalid(f"state '{name}' does not follow the <name>__<index> naming convention.")
+            raise invalid_argument(f"state '{name}' does not follow the <name>__<index> naming convention.")
         positions[name] = index
     return positions
 
@@ -109,7 +109,7 @@ def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping
     known = {**ordinals, **paths}
     for name in configured:
         if name not in known:
-            raise _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(known)}")
+            raise invalid_argument(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(known)}")
     positions = {name: known[name] for name in configured}
     if side == "input":
         _check_positions(model, positions, count)
@@ -119,7 +119,7 @@ def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping
 def check_not_empty(side: str, configured: Sequence[str], hint: str) -> None:
     """Raise INVALID where the configuration has no tensors of `side`. `hint` says what to write."""
     if not configured:
-        raise _invalid(
+        raise invalid_argument(
             f"model configuration must contain at least one {side}, none were specified. A PyTorch file does not say "
             f"their types and dims: write them in config.pbtxt ({hint})"
         )
@@ -128,7 +128,7 @@ def check_not_empty(side: str, configured: Sequence[str], hint: str) -> None:
 def check_output_index(name: str, position: int, num_results: int) -> None:
     """Raise INVALID where the model has no such result."""
     if position >= num_results:
-        raise _invalid(
+        raise invalid_argument(
             f"The output {name} in the model configuration refers to an output index which doesn't exist. "
             f"This model has {num_results} outputs"
         )
@@ -158,20 +158,22 @@ def _match_order(names: Sequence[str]) -> dict[str, int]:
 def _check_positions(model: str, positions: Mapping[str, int], num_arguments: int) -> None:
     """Check that every argument gets exactly one input."""
     if len(positions) != num_arguments:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', configuration expects {len(positions)} inputs, model provides "
             f"{num_arguments}"
         )
     taken: dict[int, str] = {}
     for name, position in positions.items():
         if position >= num_arguments:
-            raise _invalid(
+            raise invalid_argument(
                 f"unable to load model '{model}', input '{name}' refers to input {position}, model provides "
                 f"{num_arguments}, counted from 0"
             )
         other = taken.setdefault(position, name)
         if other != name:
-            raise _invalid(f"unable to load model '{model}', inputs '{other}' and '{name}' both are input {position}")
+            raise invalid_argument(
+                f"unable to load model '{model}', inputs '{other}' and '{name}' both are input {position}"
+            )
 
 
 def parse_input_paths(spec: str) -> dict[str, int]:
@@ -226,7 +228,3 @@ def _number_paths(paths: list[str], prefix: str) -> dict[str, int]:
         if path.startswith(f"{prefix}[") and "[" not in plain and not plain.isdigit():
             positions.setdefault(plain, index)
     return positions
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -17,7 +17,7 @@ from serving.backends.pytorch.signature import (
 )
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TENSOR, _OPTIONAL_TENSOR, _STRINGS = "Tensor", "Optional[Tensor]", "List[str]"
 
@@ -79,14 +79,13 @@ def _load(path: Path, model: str, options: TorchOptions, device: torch.device | 
         with torch.inference_mode(options.uses_inference_mode):
             return torch.jit.load(path, map_location=device)
     except Exception as error:
-        reason = f"failed to load model '{model}': {extract_message(error)}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to load model '{model}': {extract_message(error)}") from error
 
 
 def _read_schema(module: Any, model: str) -> tuple[list[Any], Any]:
     """Return the arguments of `forward` without `self`, and the type of what it returns."""
     if not hasattr(module, "forward"):
-        raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': Method 'forward' is not defined.")
+        raise invalid_argument(f"failed to load model '{model}': Method 'forward' is not defined.")
     schema = module.forward.schema
     arguments = [each for each in schema.arguments if each.type.kind() != "ClassType"]
     return arguments, schema.returns[0].type
@@ -116,12 +115,12 @@ def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
 def _check_argument_types(arguments: Sequence[Any]) -> None:
     for each in arguments:
         if each.type.kind() == "DictType":
-            raise _invalid(
+            raise invalid_argument(
                 "Multiple inputs of kind DictType were detected. Only a single input of type Dict(str, Tensor) is "
                 "supported."
             )
         if str(each.type) not in (_TENSOR, _OPTIONAL_TENSOR, _STRINGS):
-            raise _invalid(
+            raise invalid_argument(
                 f"An input of type '{each.type}' was detected in the model. Only a single input of type Dict(str, "
                 "Tensor) or input(s) of type Tensor are supported."
             )
@@ -130,12 +129,12 @@ def _check_argument_types(arguments: Sequence[Any]) -> None:
 def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
     """Check that strings go to a list of strings, and that an optional input goes to an argument that may be None."""
     if (tensor.data_type is BYTES) != (provided == _STRINGS):
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', configuration expects datatype {tensor.data_type.config_name} for input "
             f"'{tensor.name}', model provides {provided}"
         )
     if tensor.is_optional and provided != _OPTIONAL_TENSOR:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', input '{tensor.name}' is optional in the configuration, and not in the "
             f"model, where it is a {provided}"
         )
@@ -146,11 +145,7 @@ def _check_strings_are_flat(spec: ModelSpec) -> None:
         for tensor in tensors.values():
             dims = tensor.dims if tensor.reshape is None else tensor.reshape
             if tensor.data_type is BYTES and len(dims) + (spec.max_batch_size > 0) > 1:
-                raise _invalid(
+                raise invalid_argument(
                     f"Triton only supports 1 dimensional List of String as {side} for '{tensor.name}' for model "
                     f"'{spec.name}'"
                 )
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

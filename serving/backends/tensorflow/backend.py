@@ -13,7 +13,7 @@ from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from serving.backends.tensorflow.graph import read_graph
 from serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 if TYPE_CHECKING:
     from openvino import Core, Model
@@ -78,8 +78,7 @@ def _thread_properties(config: ModelConfig) -> dict[str, str]:
     if not text:
         return {}
     if not (text.isascii() and text.isdigit()):
-        message = f"expected the parameter '{_THREADS}' to be a non-negative number, got {text}"
-        raise SluiceError(ErrorCode.INVALID, message)
+        raise invalid_argument(f"expected the parameter '{_THREADS}' to be a non-negative number, got {text}")
     return {"INFERENCE_NUM_THREADS": text}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.openvino.model import configured_names
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 if TYPE_CHECKING:
     from openvino import Core, Model, Node, Output
@@ -32,7 +32,7 @@ def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
 def _find_tensors(tensors: "dict[str, Output]", names: Iterable[str]) -> "list[Output]":
     for name in names:
         if name.removesuffix(_FIRST_OUTPUT) not in tensors:
-            raise SluiceError(ErrorCode.INVALID, f"the graph has no tensor '{name}'")
+            raise invalid_argument(f"the graph has no tensor '{name}'")
     return [tensors[name.removesuffix(_FIRST_OUTPUT)] for name in sorted(names)]
 
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _FILENAME = "saved_model.pb"
 _TAG, _SIGNATURE = "serve", "serving_default"
@@ -85,7 +85,7 @@ def _read_message(folder: Path) -> Any:
             ErrorCode.UNAVAILABLE, f"'{folder}' is no SavedModel: {error.strerror}: {_FILENAME}"
         ) from None
     except DecodeError as error:
-        raise SluiceError(ErrorCode.INVALID, f"'{folder / _FILENAME}' cannot be read: {error}") from None
+        raise invalid_argument(f"'{folder / _FILENAME}' cannot be read: {error}") from None
 
 
 def _choose_graph(message: Any, tag: str) -> Any:
@@ -124,9 +124,7 @@ def _rewrite(message: Any, graph: Any, chosen: Any) -> bytes:
 
 
 def _missing(what: str, name: str, known: list[str]) -> SluiceError:
-    return SluiceError(
-        ErrorCode.INVALID, f"the SavedModel has no {what} '{name}'; it has: {', '.join(known) or 'none'}"
-    )
+    return invalid_argument(f"the SavedModel has no {what} '{name}'; it has: {', '.join(known) or 'none'}")
 
 
 def parse_saved_model(data: bytes) -> Any:

@@ -19,7 +19,7 @@ from serving.backends.tensorrt.session import PlanSession
 from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 from sluice.machine import num_gpus
 
 Capability = tuple[int, int]
@@ -73,9 +73,9 @@ def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
         reason = (
             f"unable to load model '{source.name}': a TensorRT plan runs on GPUs, and an instance_group has another"
         )
-        raise SluiceError(ErrorCode.INVALID, f"{reason} kind; write kind: KIND_GPU")
+        raise invalid_argument(f"{reason} kind; write kind: KIND_GPU")
     if gpu >= len(gpus):
-        raise SluiceError(ErrorCode.INVALID, _missing_gpu(source.name, gpu, gpus))
+        raise invalid_argument(_missing_gpu(source.name, gpu, gpus))
     return PlanEngine(plan_path(source, gpus[gpu]), source.name, import_modules(), gpu)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.backends.tensorrt.cuda import CudaDevice
 from serving.tensors.datatypes import DATA_TYPES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TYPES = {
     "FLOAT": DATA_TYPES["FP32"],
@@ -163,7 +163,7 @@ def choose_profile(
     if len(profiles) > 1:
         names = " ".join(f"{profile.index}[{profile.index}]" for profile in profiles)
         reason = f"failed to find any Optimization Profile among [ {names}] to support the requested dimensions"
-        raise SluiceError(ErrorCode.INVALID, f"{reason}: {_format_shapes(shapes)}")
+        raise invalid_argument(f"{reason}: {_format_shapes(shapes)}")
     raise _misfit(profiles[0], shapes, model)
 
 
@@ -172,8 +172,7 @@ def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> li
     indexes = [_parse_index(name) for name in names] or [0]
     for index in indexes:
         if not 0 <= index < num_profiles:
-            raise SluiceError(
-                ErrorCode.INVALID,
+            raise invalid_argument(
                 f"Can not set the specified optimization profile {index}[{index}] for {instance}. Expected "
                 f"optimization profile index range 0-{num_profiles - 1}",
             )
@@ -182,7 +181,7 @@ def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> li
 
 def _parse_index(name: str) -> int:
     if not name.isdecimal():
-        raise SluiceError(ErrorCode.INVALID, f"unable to parse '{name}': optimization profiles have numbers")
+        raise invalid_argument(f"unable to parse '{name}': optimization profiles have numbers")
     return int(name)
 
 

@@ -12,7 +12,7 @@ from serving.backends.tensorrt.cuda import CudaBuffer
 from serving.backends.tensorrt.engine import OptimizationProfile, PlanEngine, choose_profile, parse_profiles
 from serving.instance import Placement
 from serving.tensors.tensor import Array
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _STRATEGY = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
@@ -137,8 +137,7 @@ def _read_strategy(config: ModelConfig) -> str:
         return _STRATEGIES[0]
     given = str(config.parameters[_STRATEGY].string_value)
     if given not in _STRATEGIES:
-        raise SluiceError(
-            ErrorCode.INVALID,
+        raise invalid_argument(
             f"Invalid value for '{_STRATEGY}': '{given}' for model instance '{config.name}'. Supported values are "
             "'STATIC' and 'ON_PROFILE_CHANGE'.",
         )

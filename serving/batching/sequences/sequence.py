@@ -11,7 +11,7 @@ from serving.batching.sequences.slots import Incarnation, SlotBatcher
 from serving.job import InferJob
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _NS_PER_US = 1000
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
@@ -228,17 +228,17 @@ def correlation_key(correlation_id: int | str) -> int | str:
 
 
 def missing_id_error(model: str) -> SluiceError:
-    return _invalid(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
+    return invalid_argument(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
 
 
 def batch_size_error(model: str) -> SluiceError:
-    return _invalid(
+    return invalid_argument(
         f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
     )
 
 
 def not_started_error(model: str, correlation_id: int | str) -> SluiceError:
-    return _invalid(
+    return invalid_argument(
         f"inference request for sequence {correlation_key(correlation_id)} to model '{model}' must specify the START "
         "flag on the first request of the sequence"
     )
@@ -273,7 +273,3 @@ def cancelled_error() -> SluiceError:
 
 def sibling_cancelled_error() -> SluiceError:
     return SluiceError(ErrorCode.CANCELLED, "a request of the same sequence was cancelled")
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

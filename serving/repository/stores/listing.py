@@ -11,7 +11,7 @@ from serving.repository.failures import StoreFailure
 from serving.repository.folders import NEVER_SETTLED, FileState, FolderState
 from serving.repository.stores.location import StoreLocation
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _CONTENT_TAGS = ("ETag", "etag", "md5Hash", "md5", "generation", "VersionId")
 """Keys under which fsspec's filesystems give a tag of an object's content. The first one found is used."""
@@ -99,7 +99,7 @@ def _open(location: StoreLocation) -> tuple[AbstractFileSystem, str]:
 
 
 def _unreadable(location: StoreLocation, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"the model repository {location.text} cannot be read: {reason}")
+    return invalid_argument(f"the model repository {location.text} cannot be read: {reason}")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from fsspec.callbacks import Callback
 
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FileState, FolderState, ModelFolder
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _lock_cache(path: Path, text: str) -> int:
     except OSError:
         os.close(file)
         message = f"another server mirrors {text} into {path.parent.parent}; give each server a cache of its own"
-        raise SluiceError(ErrorCode.INVALID, message) from None
+        raise invalid_argument(message) from None
     return file
 
 
