@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp, inf, log, nan
 from time import perf_counter_ns
@@ -68,11 +68,8 @@ class SlidingSketch:
             return [nan for _ in ranks]
         buckets = sorted(merged)
         totals = list(accumulate(merged[bucket] for bucket in buckets))
-        return [_middle(buckets[bisect_left(totals, rank * totals[-1])]) for rank in ranks]
-
-
-def _middle(bucket: int) -> float:
-    return exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0
+        found = (buckets[bisect_left(totals, rank * totals[-1])] for rank in ranks)
+        return [exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0 for bucket in found]
 
 
 class Histogram:
@@ -141,19 +138,17 @@ class LatencyRecorder:
             self.first_response_ms.add((now_ns - job.started_ns) / _NS_PER_MS)
 
 
+@dataclass(slots=True)
 class LatencySummaries:
     """Quantiles of one model version. Their counts and sums are in the statistics."""
 
-    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
-
-    def __init__(self) -> None:
-        self.request = SlidingSketch()
-        self.queue = SlidingSketch()
-        self.compute_input = SlidingSketch()
-        self.compute_infer = SlidingSketch()
-        self.compute_output = SlidingSketch()
-        self.cache_hit = SlidingSketch()
-        self.cache_miss = SlidingSketch()
+    request: SlidingSketch = field(default_factory=SlidingSketch)
+    queue: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_input: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_infer: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_output: SlidingSketch = field(default_factory=SlidingSketch)
+    cache_hit: SlidingSketch = field(default_factory=SlidingSketch)
+    cache_miss: SlidingSketch = field(default_factory=SlidingSketch)
 
     def add_served(self, started_ns: int, queue_ended_ns: int, now_ns: int) -> None:
         self.request.add((now_ns - started_ns) / _NS_PER_US, now_ns)
@@ -186,10 +181,6 @@ def read_first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
         if family == FIRST_RESPONSE_FAMILY:
             buckets = given
         else:
-            _log.warning(
-                "model '%s': metric family '%s' of model_metrics is not one whose buckets can be set; %s is",
-                config.name,
-                family,
-                FIRST_RESPONSE_FAMILY,
-            )
+            known = FIRST_RESPONSE_FAMILY
+            _log.warning("model '%s': model_metrics cannot set buckets of '%s', only of %s", config.name, family, known)
     return buckets

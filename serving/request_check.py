@@ -11,7 +11,7 @@ from struct import unpack_from
 from serving.request import InferRequest
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Tensor
+from serving.tensors.tensor import Tensor, format_shape
 from sluice.errors import ErrorCode, SluiceError
 
 _BATCH_NOTE = (
@@ -139,13 +139,13 @@ def _wrong_shape(tensor: Tensor, declared: TensorSpec, request: InferRequest, sp
         return _invalid(
             declared.name,
             f"{request.log_prefix}All input dimensions should be specified for input '{declared.name}' "
-            f"for model '{spec.name}', got {_shape(tensor.shape)}",
+            f"for model '{spec.name}', got {format_shape(tensor.shape)}",
         )
     expected = (-1, *declared.dims) if is_batched else declared.dims
     return _invalid(
         declared.name,
         f"{request.log_prefix}unexpected shape for input '{declared.name}' for model '{spec.name}'. "
-        f"Expected {_shape(expected)}, got {_shape(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}",
+        f"Expected {format_shape(expected)}, got {format_shape(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}",
     )
 
 
@@ -209,10 +209,6 @@ def _string_fault(raw: memoryview, expected: int, name: str, prefix: str, model:
 
 def _names(names: Iterable[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def _invalid(name: str | None, message: str) -> SluiceError:

@@ -26,6 +26,11 @@ class TensorSpec:
     reshape: tuple[int, ...] | None = None
     label_filename: str = ""
 
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """The dims that the backend sees."""
+        return self.dims if self.reshape is None else self.reshape
+
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
@@ -108,8 +113,7 @@ def read_data_type(number: int) -> DataType | None:
 
 
 def _tensor_type(number: int) -> DataType:
-    found = read_data_type(number)
-    return found if found is not None else BYTES
+    return read_data_type(number) or BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import asyncio
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from time import perf_counter_ns
@@ -35,22 +36,17 @@ class QueuedJob:
 _Jobs = OrderedDict[InferJob, QueuedJob]
 
 
+@dataclass(slots=True, eq=False)
 class _Level:
     """The queue of one priority: jobs in time, then those that timed out and are served last."""
 
-    __slots__ = ("delayed", "in_time", "policy", "priority")
-
-    def __init__(self, priority: int, policy: QueuePolicy) -> None:
-        self.priority = priority
-        self.policy = policy
-        self.in_time: _Jobs = OrderedDict()
-        self.delayed: _Jobs = OrderedDict()
+    priority: int
+    policy: QueuePolicy
+    in_time: _Jobs = field(default_factory=OrderedDict)
+    delayed: _Jobs = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.in_time) + len(self.delayed)
-
-    def jobs_with(self, job: InferJob) -> _Jobs:
-        return self.in_time if job in self.in_time else self.delayed
 
 
 class JobQueue:
@@ -104,7 +100,8 @@ class JobQueue:
 
     def remove(self, queued: QueuedJob) -> None:
         """Remove a job, wherever it is."""
-        del queued.level.jobs_with(queued.job)[queued.job]
+        level, job = queued.level, queued.job
+        del (level.in_time if job in level.in_time else level.delayed)[job]
         self._size -= 1
 
     def take(self, count: int) -> list[InferJob]:

@@ -19,6 +19,7 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.request_check import check_request
 from serving.spec import ModelSource, ModelSpec, StateSpec, inner_path, read_data_type
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
@@ -136,9 +137,7 @@ def _random_row(data_type: DataType, dims: list[int]) -> Array:
 def _random_strings(generator: np.random.Generator, dims: list[int]) -> Array:
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
     lengths = generator.integers(1, _LONGEST_STRING + 1, prod(dims))
-    array = np.empty(prod(dims), BYTES.dtype)
-    array[:] = [generator.choice(letters, length).tobytes() for length in lengths]
-    return array.reshape(dims)
+    return object_array([generator.choice(letters, length).tobytes() for length in lengths], dims)
 
 
 def _read_row(path: Path, name: str, data_type: DataType, dims: list[int]) -> Array:

@@ -1,6 +1,6 @@
 """A named tensor, kept as it came: as wire bytes or as an array. The other form is made when first needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -118,7 +118,9 @@ def _wire_form(array: Array, data_type: DataType) -> Buffer:
 def _read_array(raw: Buffer, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is not BYTES:
         return np.frombuffer(raw, data_type.dtype).reshape(shape)
-    elements = byte_strings.unpack(raw)
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array.reshape(shape)
+    return byte_strings.object_array(byte_strings.unpack(raw), shape)
+
+
+def format_shape(shape: Iterable[int]) -> str:
+    """Return a shape as Triton's messages have it: [1,-1]."""
+    return f"[{','.join(map(str, shape))}]"

@@ -19,6 +19,7 @@ from serving.backends.arrays.session import ArraySession
 from serving.request import InferRequest
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import datatypes
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
@@ -220,8 +221,7 @@ class BatchAssembler:
         request.
         """
         spec = self._outputs[name]
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        declared = (-1, *dims) if self._spec.max_batch_size > 0 else dims
+        declared = (-1, *spec.model_dims) if self._spec.max_batch_size > 0 else spec.model_dims
         parts, start = [], 0
         for request in requests:
             given = request.inputs[source].shape
@@ -240,7 +240,7 @@ class BatchAssembler:
 
 def _build_tensor(spec: TensorSpec, array: Array) -> Tensor:
     if not array.ndim:
-        array = array.reshape(spec.dims if spec.reshape is None else spec.reshape)
+        array = array.reshape(spec.model_dims)
     if spec.data_type is BYTES:
         array = encode_strings(array)
     return Tensor(spec.name, spec.data_type.name, array.shape, array=array)
@@ -248,13 +248,11 @@ def _build_tensor(spec: TensorSpec, array: Array) -> Tensor:
 
 def decode_strings(array: Array) -> Array:
     """Return a copy with elements as `str`. Raises UnicodeDecodeError."""
-    decoded = np.empty(array.size, np.object_)
-    decoded[:] = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
-    return decoded.reshape(array.shape)
+    decoded = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
+    return object_array(decoded, array.shape)
 
 
 def encode_strings(array: Array) -> Array:
     """Return a copy with elements as `bytes`; the given ones are `str` or `bytes`."""
-    encoded = np.empty(array.size, BYTES.dtype)
-    encoded[:] = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
-    return encoded.reshape(array.shape)
+    encoded = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
+    return object_array(encoded, array.shape)

@@ -10,6 +10,7 @@ from serving.backends.arrays.batch import parse_batch_tensors
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DataType
+from serving.tensors.tensor import format_shape
 from sluice.errors import invalid_argument
 
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -96,7 +97,7 @@ def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> 
         model = _find_tensor("output", tensor.name, signature.outputs)
         _check_type(spec, "output", tensor.name, tensor.data_type, model)
         if tensor.name not in batch_tensors.scattered:
-            _check_dims(spec, _model_dims(tensor), model, is_exact=True)
+            _check_dims(spec, tensor.model_dims, model, is_exact=True)
     _check_states(spec, signature)
 
 
@@ -112,7 +113,7 @@ def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
         if tensor.allows_ragged:
             _check_ragged(spec, tensor, model)
         else:
-            _check_dims(spec, _model_dims(tensor), model, is_exact=False)
+            _check_dims(spec, tensor.model_dims, model, is_exact=False)
 
 
 def _check_states(spec: ModelSpec, signature: Signature) -> None:
@@ -144,7 +145,7 @@ def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model: TensorSignature) -
     if tensor.is_optional:
         raise invalid_argument(f"{start}, which is not supported for optional input")
     if model.dims != (-1,):
-        raise invalid_argument(f"{start}, model provides {_shape_text(model.dims)}")
+        raise invalid_argument(f"{start}, model provides {format_shape(model.dims)}")
 
 
 def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, model: TensorSignature) -> None:
@@ -155,11 +156,6 @@ def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, mode
         )
 
 
-def _model_dims(tensor: TensorSpec) -> tuple[int, ...]:
-    """Return the dims that the model sees."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape
-
-
 def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *, is_exact: bool) -> None:
     if not model.dims:
         _check_scalar(spec, model.name, dims)
@@ -168,16 +164,17 @@ def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *,
     elif not _fits(model.dims, dims, is_exact):
         raise invalid_argument(
             f"model '{spec.name}', tensor '{model.name}': the model expects {len(model.dims)} dimensions (shape "
-            f"{_shape_text(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
-            f"{_shape_text(dims)})"
+            f"{format_shape(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
+            f"{format_shape(dims)})"
         )
 
 
 def _check_scalar(spec: ModelSpec, name: str, dims: Sequence[int]) -> None:
     if any(size != 1 for size in dims):
         raise invalid_argument(
-            f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the model "
-            f"configuration when the model doesn't support batching. Model configuration provided: {_shape_text(dims)}."
+            f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the "
+            f"model configuration when the model doesn't support batching. Model configuration provided: "
+            f"{format_shape(dims)}."
         )
 
 
@@ -186,14 +183,14 @@ def _check_batched(spec: ModelSpec, model: TensorSignature, dims: Sequence[int],
     if model.dims[0] != -1:
         raise invalid_argument(
             f"{start}: for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {_shape_text(model.dims)}"
+            f"dimension must be -1; but shape expected by the model is {format_shape(model.dims)}"
         )
     full = (-1, *dims)
     if not _fits(model.dims, full, is_exact):
         raise invalid_argument(
-            f"{start}: the model expects {len(model.dims)} dimensions (shape {_shape_text(model.dims)}) but the model "
+            f"{start}: the model expects {len(model.dims)} dimensions (shape {format_shape(model.dims)}) but the model "
             f"configuration specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 "
-            f"followed by the explicit tensor shape, making complete shape {_shape_text(full)})"
+            f"followed by the explicit tensor shape, making complete shape {format_shape(full)})"
         )
 
 
@@ -202,7 +199,3 @@ def _fits(model: Sequence[int], dims: Sequence[int], is_exact: bool) -> bool:
     return len(model) == len(dims) and all(
         size == configured or (size == -1 and not is_exact) for size, configured in zip(model, dims, strict=True)
     )
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

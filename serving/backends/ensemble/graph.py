@@ -15,6 +15,7 @@ from serving.backend import ModelLookup
 from serving.backends.ensemble.rows import Shape, shapes_agree
 from serving.model import Model
 from serving.spec import ModelSpec, TensorSpec
+from serving.tensors.tensor import format_shape
 from sluice.errors import SluiceError, invalid_argument
 
 StreamPath = tuple[int, ...]
@@ -133,8 +134,7 @@ def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Mo
     """Check that mappings, types, dims and batch sizes of steps and models agree. Raises INVALID, in Triton's words."""
     known: dict[str, _TensorFacts] = {}
     for tensor in (*spec.inputs.values(), *spec.outputs.values()):
-        dims = tensor.dims if tensor.reshape is None else tensor.reshape
-        known.setdefault(tensor.name, _tensor_facts(spec, tensor, dims))
+        known.setdefault(tensor.name, _tensor_facts(spec, tensor, tensor.model_dims))
     for step, model in zip(graph.steps, models, strict=True):
         _check_batch_size(spec, model.spec)
         _check_inputs(spec.name, step, model.spec, known)
@@ -219,14 +219,10 @@ def _check_tensor(ensemble: str, tensor: str, facts: _TensorFacts, known: dict[s
     if first.data_type != facts.data_type:
         what, one, other = "data type", first.data_type, facts.data_type
     elif not shapes_agree(first.dims, facts.dims) and not shapes_agree(first.full_dims, facts.full_dims):
-        what, one, other = "shape", _shape_text(first.full_dims), _shape_text(facts.full_dims)
+        what, one, other = "shape", format_shape(first.full_dims), format_shape(facts.full_dims)
     else:
         return
     raise invalid_argument(
         f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
         f"{first.model_name} while {other} is inferred from model {facts.model_name}"
     )
-
-
-def _shape_text(shape: Shape) -> str:
-    return f"[{','.join(map(str, shape))}]"

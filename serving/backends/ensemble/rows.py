@@ -74,11 +74,8 @@ class RowJobs:
             if self._is_over:
                 break
 
-    def cancel(self) -> None:
+    def cancel(self, failed_row: int | None = None) -> None:
         """Cancel all rows. Idempotent."""
-        self._cancel_rows()
-
-    def _cancel_rows(self, failed_row: int | None = None) -> None:
         self._is_over = True
         for row, job in enumerate(self._jobs):
             if row != failed_row:  # the failed one ends by itself once its error is passed on
@@ -91,7 +88,7 @@ class RowJobs:
         if self._is_over:
             return
         if response.error is not None:
-            self._cancel_rows(row)
+            self.cancel(row)
             self._receive(InferResponse(error=response.error))
             return
         self._responses[row] = self._responses[row] or response

@@ -267,8 +267,9 @@ class EnsembleRun:
             value, spec = scope.values[name], self.plan.spec.outputs[name]
             if value.tensor is None:
                 continue
-            dims = spec.dims if spec.reshape is None else spec.reshape
-            tensor = fit_shape(value.tensor, dims, is_batching=self.plan.is_batching, batch_size=value.batch_size)
+            tensor = fit_shape(
+                value.tensor, spec.model_dims, is_batching=self.plan.is_batching, batch_size=value.batch_size
+            )
             response.outputs.append(tensor.renamed(name))
             if value.sequence is not None and not response.parameters:
                 response.parameters = sequence_parameters(value.sequence)

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
 from serving.backends.onnxruntime.options import Provider, build_run_options, build_session_options, read_run_entries
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
+from serving.tensors.datatypes import DATA_TYPES, DataType
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
@@ -22,22 +22,9 @@ if TYPE_CHECKING:
 _BF16 = DATA_TYPES["BF16"]
 _ONNX_BF16 = 16
 """Number of TensorProto.BFLOAT16."""
-_ELEMENT_TYPES: dict[str, DataType] = {
-    "bool": DATA_TYPES["BOOL"],
-    "uint8": DATA_TYPES["UINT8"],
-    "uint16": DATA_TYPES["UINT16"],
-    "uint32": DATA_TYPES["UINT32"],
-    "uint64": DATA_TYPES["UINT64"],
-    "int8": DATA_TYPES["INT8"],
-    "int16": DATA_TYPES["INT16"],
-    "int32": DATA_TYPES["INT32"],
-    "int64": DATA_TYPES["INT64"],
-    "float16": DATA_TYPES["FP16"],
-    "float": DATA_TYPES["FP32"],
-    "double": DATA_TYPES["FP64"],
-    "bfloat16": DATA_TYPES["BF16"],
-    "string": BYTES,
-}
+_OWN_NAMES = {"float32": "float", "float64": "double", "object": "string"}
+"""onnxruntime's names of element types, where they are not numpy's."""
+_ELEMENT_TYPES = {_OWN_NAMES.get(each.dtype.name, each.dtype.name): each for each in DATA_TYPES.values()}
 _CONTAINERS = {"seq": "SEQUENCE", "map": "MAP", "sparse_tensor": "SPARSETENSOR", "optional": "OPTIONAL"}
 _ERROR_PATTERN = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 _INVALID_ARGUMENT = "2"

@@ -8,24 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from serving.backends.python import frames
 from serving.backends.python.connection import Connection
 from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.frames import (
-    CallModel,
-    CallServer,
-    CancelCall,
-    Command,
-    CommandFailed,
-    ConfigCompleted,
-    Finalize,
-    Initialized,
-    LogLine,
-    Message,
-    ReleaseMetrics,
-    Report,
-    ServiceRequest,
-    WorkerStarted,
-)
 from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 
@@ -34,7 +19,7 @@ log = logging.getLogger(__name__)
 _START_SCRIPT = Path(__file__).parent / "worker" / "start.py"
 _STDERR = 2
 
-WorkerMessage = Report | ServiceRequest
+WorkerMessage = frames.Report | frames.ServiceRequest
 """Messages from a worker that has started."""
 
 
@@ -51,7 +36,9 @@ class WorkerProcess:
         self._progress: BatchProgress | None = None
         self._is_ending = False
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._result: asyncio.Future[Initialized | ConfigCompleted | CommandFailed] = self._loop.create_future()
+        self._result: asyncio.Future[frames.Initialized | frames.ConfigCompleted | frames.CommandFailed] = (
+            self._loop.create_future()
+        )
         self.exited: asyncio.Future[int] = self._loop.create_future()
         """Exit code, negative for a signal. Set once the last messages have been handled."""
 
@@ -64,7 +51,7 @@ class WorkerProcess:
         """Batches that the model was given. Remains valid after the process has ended."""
         return self._progress.num_begun if self._progress is not None else 0
 
-    async def run(self, command: Command) -> Initialized | ConfigCompleted:
+    async def run(self, command: frames.Command) -> frames.Initialized | frames.ConfigCompleted:
         """Start the process, and return its first response. Raises INTERNAL with the model's reason, or its end."""
         await self._start()
         self.connection.send(command)
@@ -73,7 +60,7 @@ class WorkerProcess:
         if not self._result.done():
             raise SluiceError(ErrorCode.INTERNAL, unhealthy_message(self._name))
         response = self._result.result()
-        if isinstance(response, CommandFailed):
+        if isinstance(response, frames.CommandFailed):
             raise SluiceError(ErrorCode.INTERNAL, response.message)
         return response
 
@@ -114,16 +101,22 @@ class WorkerProcess:
         self.connection.close()
         self.exited.set_result(code)
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: frames.Message) -> None:
         match message:
-            case Report() | CallModel() | CancelCall() | CallServer() | ReleaseMetrics():
+            case (
+                frames.Report()
+                | frames.CallModel()
+                | frames.CancelCall()
+                | frames.CallServer()
+                | frames.ReleaseMetrics()
+            ):
                 self._on_message(message)
-            case LogLine(level, location, text):
+            case frames.LogLine(level, location, text):
                 log.log(level, "[%s %s] %s", self._name, location, text)
-            case WorkerStarted():
+            case frames.WorkerStarted():
                 if not self._started.done():
                     self._started.set_result(None)
-            case Initialized() | ConfigCompleted() | CommandFailed():
+            case frames.Initialized() | frames.ConfigCompleted() | frames.CommandFailed():
                 if not self._result.done():
                     self._result.set_result(message)
 
@@ -150,7 +143,7 @@ class WorkerProcess:
             return
         if not self._is_ending:
             self._is_ending = True
-            self.connection.send(Finalize())
+            self.connection.send(frames.Finalize())
             await asyncio.wait((self.exited,), timeout=timeout_s)
             if not self.exited.done():
                 log.warning("%s did not end within %g s; killing it", self._name, timeout_s)

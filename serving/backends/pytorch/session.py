@@ -11,6 +11,7 @@ from serving.backends.arrays.session import ArraySession, UninterruptibleRun
 from serving.backends.pytorch.options import TorchOptions
 from serving.backends.pytorch.signature import ConfiguredTensors, check_output_index
 from serving.spec import TensorSpec
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
@@ -18,21 +19,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid_argument
 _TRACE = "\nException raised from "
 """Start of the C++ stack trace in PyTorch's messages."""
 _BF16 = DATA_TYPES["BF16"]
-_TYPES = {
-    torch.bool: DATA_TYPES["BOOL"],
-    torch.uint8: DATA_TYPES["UINT8"],
-    torch.uint16: DATA_TYPES["UINT16"],
-    torch.uint32: DATA_TYPES["UINT32"],
-    torch.uint64: DATA_TYPES["UINT64"],
-    torch.int8: DATA_TYPES["INT8"],
-    torch.int16: DATA_TYPES["INT16"],
-    torch.int32: DATA_TYPES["INT32"],
-    torch.int64: DATA_TYPES["INT64"],
-    torch.float16: DATA_TYPES["FP16"],
-    torch.float32: DATA_TYPES["FP32"],
-    torch.float64: DATA_TYPES["FP64"],
-    torch.bfloat16: _BF16,
-}
+_TYPES = {getattr(torch, each.dtype.name): each for each in DATA_TYPES.values() if each is not BYTES}
+"""Data types by torch's dtypes, which have numpy's names."""
 
 
 class TorchSession(ArraySession):
@@ -117,9 +105,7 @@ def to_array(value: object, tensor: TensorSpec, is_batched: bool) -> Array:
     """Convert a result to the output `tensor`. Raises INVALID, in Triton's words, where it is something else."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         _check_type(tensor, BYTES.config_name)
-        strings = np.empty(len(value), BYTES.dtype)
-        strings[:] = value
-        return strings
+        return object_array(value, (len(value),))
     if not isinstance(value, torch.Tensor):
         raise invalid_argument(f"output '{tensor.name}' must be of type Tensor or List[str].")
     _check_type(tensor, _TYPES[value.dtype].config_name if value.dtype in _TYPES else f"TYPE_{value.dtype}")

@@ -62,8 +62,7 @@ def _build_signature(spec: ModelSpec, batch_tensors: BatchTensors, outputs: dict
 def _tensor_signature(tensor: TensorSpec, spec: ModelSpec) -> TensorSignature:
     if tensor.allows_ragged:
         return TensorSignature(tensor.name, tensor.data_type, (-1,))
-    dims = tensor.dims if tensor.reshape is None else tensor.reshape
-    return _with_batch_dim(tensor.name, tensor.data_type, dims, spec)
+    return _with_batch_dim(tensor.name, tensor.data_type, tensor.model_dims, spec)
 
 
 def _with_batch_dim(name: str, data_type: DataType, dims: tuple[int, ...], spec: ModelSpec) -> TensorSignature:

@@ -143,8 +143,7 @@ def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
 def _check_strings_are_flat(spec: ModelSpec) -> None:
     for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
         for tensor in tensors.values():
-            dims = tensor.dims if tensor.reshape is None else tensor.reshape
-            if tensor.data_type is BYTES and len(dims) + (spec.max_batch_size > 0) > 1:
+            if tensor.data_type is BYTES and len(tensor.model_dims) + (spec.max_batch_size > 0) > 1:
                 raise invalid_argument(
                     f"Triton only supports 1 dimensional List of String as {side} for '{tensor.name}' for model "
                     f"'{spec.name}'"

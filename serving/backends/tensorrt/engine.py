@@ -8,6 +8,7 @@ from typing import Any
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.backends.tensorrt.cuda import CudaDevice
 from serving.tensors.datatypes import DATA_TYPES, DataType
+from serving.tensors.tensor import format_shape
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TYPES = {
@@ -204,4 +205,4 @@ def _misfit(profile: OptimizationProfile, shapes: Mapping[str, Shape], model: st
 
 
 def _format_shapes(shapes: Mapping[str, Shape]) -> str:
-    return ", ".join(f"{name} [{','.join(map(str, shape))}]" for name, shape in shapes.items())
+    return ", ".join(f"{name} {format_shape(shape)}" for name, shape in shapes.items())

@@ -16,26 +16,13 @@ from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.direct import DirectBatcher, read_direct_policy
 from serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
 from serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
-from serving.batching.sequences.sequence import (
-    LiveSequences,
-    RequestSequence,
-    SlotAssigner,
-    batch_size_error,
-    cancelled_error,
-    lost_request_reason,
-    lost_sequence_reason,
-    missing_id_error,
-    not_started_error,
-    sibling_cancelled_error,
-    slot_timeout_error,
-    state_lost_error,
-)
+from serving.batching.sequences.sequence import LiveSequences, RequestSequence, SlotAssigner, correlation_key
 from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.spec import ModelSource, ModelSpec
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _NS_PER_US = 1000
 DEFAULT_IDLE_US = 1_000_000
@@ -110,10 +97,15 @@ class SequenceBatcher:
 
     def _find_or_open(self, request: InferRequest) -> RequestSequence:
         if request.batch_size > 1:
-            raise batch_size_error(self._model)
+            raise invalid_argument(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
         if not request.correlation_id:
             if not self._is_iterative:
-                raise missing_id_error(self._model)
+                raise invalid_argument(
+                    f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+                )
             request.correlation_id = next(number for number in self._numbers if self._live.get(number) is None)
             request.sequence = SequenceFlag.START
         found = self._live.get(request.correlation_id)
@@ -121,9 +113,12 @@ class SequenceBatcher:
             # A new start follows the last sequence of that id, ended or not: the model knows them by the same id.
             return found if found is not None and not found.lost_reason else self._open(request.correlation_id)
         if found is None or found.is_ended:
-            raise not_started_error(self._model, request.correlation_id)
+            raise invalid_argument(
+                f"inference request for sequence {correlation_key(request.correlation_id)} to model '{self._model}' "
+                "must specify the START flag on the first request of the sequence"
+            )
         if found.lost_reason:
-            raise state_lost_error(found.lost_reason)
+            raise SluiceError(ErrorCode.UNAVAILABLE, found.lost_reason)
         return found
 
     def _open(self, correlation_id: int | str) -> RequestSequence:
@@ -159,7 +154,7 @@ class SequenceBatcher:
             # An instance without a process runs the request in its next one.
             sequence.incarnation = batcher.incarnation if batcher.is_ready else None
         elif sequence.has_lost_state:
-            job.fail(state_lost_error(self._lost_reason(sequence)))
+            job.fail(SluiceError(ErrorCode.UNAVAILABLE, self._lost_reason(sequence)))
             return False
         return True
 
@@ -233,7 +228,7 @@ class SequenceBatcher:
 
     def _drop(self, job: InferJob, sequence: RequestSequence) -> None:
         sequence.queue.remove(job)
-        job.fail(cancelled_error())
+        job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
     def _end(self, sequence: RequestSequence) -> None:
         """End a sequence. Where its next start is queued already, it waits for a slot behind other sequences."""
@@ -247,7 +242,7 @@ class SequenceBatcher:
     def _break(self, sequence: RequestSequence) -> None:
         """End a sequence that misses a request: fail its queued requests, and accept nothing but a new start."""
         sequence.is_broken = sequence.is_ended = True
-        self._fail_queued(sequence, sibling_cancelled_error())
+        self._fail_queued(sequence, SluiceError(ErrorCode.CANCELLED, "a request of the same sequence was cancelled"))
         if sequence.current is None:
             self._remove(sequence)
 
@@ -256,7 +251,7 @@ class SequenceBatcher:
         reason = self._lost_reason(sequence)
         sequence.is_broken = False
         while sequence.queue and SequenceFlag.START not in sequence.queue[0].request.sequence:
-            self._fail(sequence.queue.popleft(), state_lost_error(reason))
+            self._fail(sequence.queue.popleft(), SluiceError(ErrorCode.UNAVAILABLE, reason))
         if sequence.queue:
             self._advance(sequence)
             return
@@ -270,8 +265,11 @@ class SequenceBatcher:
         assert sequence.slot is not None
         instance = sequence.slot.batcher.instance.name
         if self._is_iterative:
-            return lost_request_reason(instance)
-        return lost_sequence_reason(self._model, sequence.correlation_id, instance)
+            return f"the state of the request was lost with a process of {instance}: send it again"
+        return (
+            f"the state of sequence {correlation_key(sequence.correlation_id)} of model '{self._model}' was lost with "
+            f"a process of {instance}: begin the sequence again, with the START flag"
+        )
 
     def _remove(self, sequence: RequestSequence) -> None:
         """Remove a sequence, and give its slot to the one that waits longest."""
@@ -289,9 +287,10 @@ class SequenceBatcher:
         now_ns = perf_counter_ns()
         for sequence in self._live.find_idle(now_ns):
             self._remove(sequence)
+        expired = SluiceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired")
         for sequence in self._slots.backlog.take_expired(now_ns):
             self._live.discard(sequence)
-            self._fail_queued(sequence, slot_timeout_error())
+            self._fail_queued(sequence, expired)
         for time_ns in (self._live.next_idle_ns(), self._slots.backlog.next_deadline_ns()):
             if time_ns:
                 self._wakeup.at(time_ns)

@@ -20,7 +20,7 @@ class BlsCalls:
     """Calls other models through the server. Thread-safe; each thread waits for its own response."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
 
     def call(self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]) -> InferenceResponse:
         """Return the one response of a model that is not decoupled. It has the error, if there is one."""
@@ -38,7 +38,7 @@ class BlsCalls:
         """Call a model from a coroutine. The request is sent when this returns, and cancelled with the future."""
         call = self._begin(model_name, version, request, inputs, is_decoupled=False)
         future = self.run_in_thread(lambda: self._wait_response(call))
-        future.add_done_callback(lambda future: self._channel.cancel_call(call) if future.cancelled() else None)
+        future.add_done_callback(lambda future: self.channel.cancel_call(call) if future.cancelled() else None)
         return future
 
     def open_stream_async(
@@ -69,7 +69,7 @@ class BlsCalls:
     ) -> PendingCall:
         wire = WireRequest(
             0,
-            [self._channel.wire_tensor(tensor) for tensor in inputs],
+            [self.channel.wire_tensor(tensor) for tensor in inputs],
             request.id,
             request.correlation_id,
             request.flags,
@@ -77,27 +77,18 @@ class BlsCalls:
             request.outputs,
             request.parameters,
         )
-        return self._channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
+        return self.channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
 
     def _wait_response(self, call: PendingCall) -> InferenceResponse:
-        return self.to_response(self.next_response(call))
-
-    def next_response(self, call: PendingCall) -> WireResponse:
-        return self._channel.next_response(call)
-
-    def wait(self, call: PendingCall) -> None:
-        self._channel.wait_response(call)
+        return self.to_response(self.channel.next_response(call))
 
     def to_response(self, response: WireResponse) -> InferenceResponse:
         if response.error is not None:
             code, message = response.error
             return InferenceResponse(error=TritonError(message, TritonErrorCode(code)))
-        open_ = self._channel.open
+        open_ = self.channel.open
         tensors = [Tensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs]
         return InferenceResponse(tensors, parameters=response.parameters)
-
-    def cancel(self, call: PendingCall) -> None:
-        self._channel.cancel_call(call)
 
 
 class ResponseIterator:
@@ -148,7 +139,7 @@ class ResponseIterator:
         """Wait for one more response. Return False at the end."""
         if self._is_over:
             return False
-        response = self._calls.next_response(self._call)
+        response = self._calls.channel.next_response(self._call)
         if self._is_over:  # cancelled while waiting
             return False
         self._is_over = response.is_final
@@ -158,12 +149,12 @@ class ResponseIterator:
     def wait(self) -> None:
         """Wait until `next` would return at once."""
         if not self._is_over:
-            self._calls.wait(self._call)
+            self._calls.channel.wait_response(self._call)
 
     def cancel(self) -> None:
         """Cancel the request. Callable from any thread; a thread that waits for the next response gets the end."""
         self._is_over = True
-        self._calls.cancel(self._call)
+        self._calls.channel.cancel_call(self._call)
 
     def __del__(self) -> None:
         self.cancel()

@@ -14,16 +14,7 @@ from types import FrameType
 
 import msgspec
 
-from serving.backends.python.frames import (
-    CommandFailed,
-    CompleteConfig,
-    ConfigCompleted,
-    ExecuteBatch,
-    Initialize,
-    Initialized,
-    LogLine,
-    WorkerStarted,
-)
+from serving.backends.python import frames
 from serving.backends.python.shared_memory import BatchProgress
 from serving.backends.python.worker import pb_utils
 from serving.backends.python.worker.calls import BlsCalls
@@ -46,12 +37,12 @@ def main(socket_fd: int, progress_fd: int) -> int:
     watch_server(sock)
     channel = Channel(sock)
     _install_pb_utils(channel)
-    channel.post(WorkerStarted())
+    channel.post(frames.WorkerStarted())
     channel.flush()
     match channel.receive():
-        case CompleteConfig() as command:
+        case frames.CompleteConfig() as command:
             return _complete_config(channel, command)
-        case Initialize() as command:
+        case frames.Initialize() as command:
             return _serve_model(channel, command, progress)
         case command:
             raise AssertionError(f"the first command is {command}")
@@ -65,7 +56,7 @@ def _install_pb_utils(channel: Channel) -> None:
     sys.modules["triton_python_backend_utils"] = pb_utils
 
     def write(level: int, location: str, message: str) -> None:
-        channel.post(LogLine(level, location, message))
+        channel.post(frames.LogLine(level, location, message))
         channel.flush()
 
     Logger._write = write
@@ -73,7 +64,7 @@ def _install_pb_utils(channel: Channel) -> None:
     ServerProxy._channel = channel
 
 
-def _complete_config(channel: Channel, command: CompleteConfig) -> int:
+def _complete_config(channel: Channel, command: frames.CompleteConfig) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -82,9 +73,9 @@ def _complete_config(channel: Channel, command: CompleteConfig) -> int:
     except BaseException as error:
         return _fail(channel, describe_error(error))
     if function is None:
-        channel.post(ConfigCompleted(command.config_json))
+        channel.post(frames.ConfigCompleted(command.config_json))
     elif isinstance(completed, pb_utils.ModelConfig):
-        channel.post(ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
+        channel.post(frames.ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
     else:
         return _fail(
             channel,
@@ -94,7 +85,7 @@ def _complete_config(channel: Channel, command: CompleteConfig) -> int:
     return 0
 
 
-def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress) -> int:
+def _serve_model(channel: Channel, command: frames.Initialize, progress: BatchProgress) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -108,7 +99,7 @@ def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress)
     # Objects that the model has now will stay, so the garbage collector need not look at them again.
     gc.collect()
     gc.freeze()
-    channel.post(Initialized())
+    channel.post(frames.Initialized())
     channel.flush()
     _run_batches(channel, Executor(channel, model, command.args), progress)
     if hasattr(model, "finalize"):
@@ -121,7 +112,7 @@ def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress)
 def _run_batches(channel: Channel, executor: Executor, progress: BatchProgress) -> None:
     """Run batches until the command to finalize."""
     flushed_ns = 0
-    while isinstance(batch := channel.receive(), ExecuteBatch):
+    while isinstance(batch := channel.receive(), frames.ExecuteBatch):
         progress.begin()
         executor.run(batch)
         del batch
@@ -132,6 +123,6 @@ def _run_batches(channel: Channel, executor: Executor, progress: BatchProgress) 
 
 
 def _fail(channel: Channel, message: str) -> int:
-    channel.post(CommandFailed(message))
+    channel.post(frames.CommandFailed(message))
     channel.flush()
     return 1

@@ -140,10 +140,7 @@ class _Capsule:
 
 def _read_array(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is BYTES:
-        elements = byte_strings.unpack(raw)
-        array = np.empty(len(elements), np.object_)
-        array[:] = elements
-        return array.reshape(shape)
+        return byte_strings.object_array(byte_strings.unpack(raw), shape)
     own = bytearray(raw) if isinstance(raw, bytes) else raw
     return np.frombuffer(own, data_type.dtype).reshape(shape)
 
@@ -178,6 +175,4 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | Non
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
     """Return the elements of a wire form, in one dimension. Raises ValueError where it ends within an element."""
     elements = byte_strings.unpack(encoded_tensor)
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
+    return byte_strings.object_array(elements, (len(elements),))
