@@ -161,10 +161,7 @@ class LatencySummaries:
 
 
 def build_latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
-    """Return a recorder of what `options` turn on, with the configuration's buckets; None where they turn on nothing.
-
-    Raises INVALID for buckets that do not ascend, in any case.
-    """
+    """Return a recorder of what `options` turn on, None for nothing. Raises INVALID for buckets that do not ascend."""
     buckets_ms = read_first_response_buckets(config)
     return LatencyRecorder(options, buckets_ms) if options.has_summaries or options.has_histograms else None
 
@@ -181,6 +178,10 @@ def read_first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
         if family == FIRST_RESPONSE_FAMILY:
             buckets = given
         else:
-            known = FIRST_RESPONSE_FAMILY
-            _log.warning("model '%s': model_metrics cannot set buckets of '%s', only of %s", config.name, family, known)
+            _log.warning(
+                "model '%s': metric family '%s' of model_metrics is not one whose buckets can be set; %s is",
+                config.name,
+                family,
+                FIRST_RESPONSE_FAMILY,
+            )
     return buckets

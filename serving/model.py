@@ -144,10 +144,7 @@ class Model(ABC):
         """Register its needs with the rate limiter before it is ready. Raises INVALID for more than there is."""
 
     async def warm_up(self, request: InferRequest) -> None:
-        """Run `request` once on everything that runs such requests, without a trace in the statistics.
-
-        Called before the version is ready. Raises the model's SluiceError.
-        """
+        """Run `request` once on all that runs such requests, uncounted, before it is ready. Raises its error."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def receive(response: InferResponse) -> None:

@@ -25,10 +25,7 @@ _LENGTH_BYTES = 4
 
 
 def check_request(request: InferRequest, spec: ModelSpec) -> None:
-    """Check a request. Sets its batch size, and reshapes inputs as the backend expects them.
-
-    Raises INVALID for a request that does not fit, UNIMPLEMENTED for a correlation id that is too long.
-    """
+    """Check a request, set its batch size, reshape its inputs. Raises INVALID, UNIMPLEMENTED for a long sequence id."""
     correlation_id = request.correlation_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > _MAX_CORRELATION_ID_BYTES:
         message = f"string correlation ID cannot be longer than {_MAX_CORRELATION_ID_BYTES} characters"
@@ -150,10 +147,7 @@ def _wrong_shape(tensor: Tensor, declared: TensorSpec, request: InferRequest, sp
 
 
 def _no_rows(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> SluiceError:
-    """Return the error for an input without rows.
-
-    Triton complains that the bytes of the other inputs' rows, or of one row, are missing; it accepts them if present.
-    """
+    """Return the error for an input without rows. Triton tells of missing bytes, and accepts them if present."""
     expected = Tensor(tensor.name, tensor.datatype, (request.batch_size, *tensor.shape[1:]), tensor.raw)
     try:
         expected.check_size()

@@ -237,10 +237,7 @@ class RateLimitedPool(InstancePool):
 def open_pool(
     instances: Sequence[Instance], on_done: OnDone, limiter: RateLimiter | None, wake: Callable[[], None]
 ) -> InstancePool:
-    """Return a pool of the instances, rate-limited where any of them needs resources: the plain pool is faster.
-
-    `wake` is called when an instance that waited for resources may try again.
-    """
+    """Return a pool, rate-limited where an instance needs resources; `wake` is called when one may try again."""
     if limiter is None or not any(each.placement is not None and each.placement.resources for each in instances):
         return InstancePool(instances, on_done)
     return RateLimitedPool(instances, on_done, limiter, wake)

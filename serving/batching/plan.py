@@ -1,7 +1,4 @@
-"""Batching decisions: the policy that config.pbtxt sets, and which waiting requests become the next batch.
-
-Everything here is pure: no clock, no effects.
-"""
+"""Batching decisions, all pure: the policy that config.pbtxt sets, and which requests become the next batch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

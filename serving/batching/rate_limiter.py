@@ -186,11 +186,7 @@ class RateLimiter:
 
 
 class Resources:
-    """Counts of resources: how many there are, and how many are held.
-
-    Where no count is given at all, there are as many of each as the largest need; otherwise a resource without a count
-    has none.
-    """
+    """Counts of resources, and what is held. Ungiven counts are the largest need, or 0 where any other is given."""
 
     def __init__(self, given: Mapping[tuple[str, int | None], int]) -> None:
         """`given`: counts by name and device. Device None: on each device, or in all for a global resource."""

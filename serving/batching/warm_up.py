@@ -47,11 +47,7 @@ class WarmUpSample:
 
 
 async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -> None:
-    """Run every sample of `model_warmup`.
-
-    Raises INVALID, in Triton's words, for a sample that cannot be made or that fails, DEADLINE where they
-    take longer than `limit_s` in all.
-    """
+    """Run every sample of `model_warmup`. Raises INVALID for one that fails, DEADLINE where all exceed `limit_s`."""
     if not source.config.model_warmup:
         return
     started = perf_counter()

@@ -215,10 +215,7 @@ def request_key(request: InferRequest, scope: bytes) -> Key:
 
 
 def fingerprint(source: ModelSource) -> str:
-    """Return a hash of the version's files and of the configuration as far as it determines responses.
-
-    Reads the whole version folder: for a thread. Raises OSError where it is gone.
-    """
+    """Return a hash of the files and fields that determine responses. Reads files: for a thread. Raises OSError."""
     digest = blake2b(_response_fields(source.config), digest_size=8)
     for path in _files(source.version_folder):
         with path.open("rb") as file:

@@ -66,10 +66,7 @@ CacheSettings = LocalCacheSettings | RedisCacheSettings
 def parse_cache_settings(
     texts: Iterable[str], byte_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> CacheSettings | None:
-    """Return the settings of all `--cache-config` texts, or of `--response-cache-byte-size`; None for no cache.
-
-    `environ` holds Redis credentials that the texts leave out. Raises INVALID.
-    """
+    """Return the cache's settings, None for no cache. `environ` may have Redis credentials. Raises INVALID."""
     given = [_parse_setting(text) for text in texts]
     if byte_size is not None and given:
         raise invalid(

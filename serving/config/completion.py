@@ -26,10 +26,7 @@ _SIMILARITY = 0.4
 
 
 def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
-    """Fill in name, backend, platform and default file name. Reads folders and imports backends: for a thread.
-
-    Raises InvalidConfig where the name is not the folder's, or the backend cannot be determined.
-    """
+    """Fill in name, backend, platform and file name. Reads folders: for a thread. Raises InvalidConfig."""
     config.name = config.name or name
     if config.name != name:
         raise invalid_field(

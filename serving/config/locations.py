@@ -1,7 +1,4 @@
-"""Locations of the fields in a config.pbtxt, which protobuf's text parser does not keep.
-
-The reader accepts any text, also an invalid one, as far as it can tell fields, values and brackets apart.
-"""
+"""Locations of the fields in a config.pbtxt, also an invalid one: protobuf's text parser does not keep them."""
 
 import re
 from collections.abc import Iterable, Iterator

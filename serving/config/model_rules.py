@@ -22,10 +22,7 @@ _WITHOUT_GPUS = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
 
 
 def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """Yield what is wrong with inputs, outputs and batch tensors.
-
-    Without `is_complete`, the model's file may still tell types, dims and further tensors.
-    """
+    """Yield what is wrong with tensors. Without `is_complete` the model's file may still tell types, dims and more."""
     for index, each in enumerate(config.input):
         yield from _tensor("input", f"input[{index}]", each, config, is_complete)
         yield from _input(f"input[{index}]", each, config)

@@ -1,7 +1,4 @@
-"""Supported and ignored fields of config.pbtxt: a load names each ignored field that is set, with the reason.
-
-A path names a field from the top. The path of a message stands for everything in it.
-"""
+"""Supported and ignored fields of config.pbtxt, by path from the top; a message's path stands for all in it."""
 
 from collections.abc import Iterator, Mapping
 

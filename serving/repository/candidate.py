@@ -81,10 +81,7 @@ class ModelReading:
 def read_model(
     roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
 ) -> ModelReading:
-    """Read a model from the repository or from a load request. The caller releases the candidate's folder.
-
-    Reads the file system or the network: for a thread.
-    """
+    """Read a model from the repository or a request, on a thread. The caller releases the candidate's folder."""
     found = None
     try:
         found = _open(roots, name)
@@ -237,10 +234,7 @@ def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, ver
 
 
 def run_agents(config: ModelConfig, folder: Path) -> None:
-    """Run the repository agents of a configuration over `folder`, in order (`model_repository_agents`).
-
-    Raises INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
-    """
+    """Run repository agents over `folder`, in order. Raises INVALID where one rejects it, UNIMPLEMENTED if unknown."""
     for agent in config.model_repository_agents.agents:
         if agent.name != CHECKSUM:
             message = f"unable to find repository agent '{agent.name}' of model '{config.name}'; there is '{CHECKSUM}'"

@@ -1,7 +1,4 @@
-"""Folders of a model repository: its roots, the models' folders, their numbered versions, and the state of files.
-
-Everything here reads the file system: for threads.
-"""
+"""Folders of a repository: roots, models, numbered versions, and the state of files. Reads files: for threads."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Loading one version of a model: its backend completes the configuration, and loads what is valid.
-
-Also here: the order in which models load, and the tasks in which loads and unloads go on.
-"""
+"""Loading of versions: completion and load by the backend, the order of models, and tasks in the background."""
 
 import asyncio
 import logging

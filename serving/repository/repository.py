@@ -110,10 +110,7 @@ class ModelRepository:
         return self._managed(name).routing()
 
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
-        """Share requests by `weights` from now on; None restores the configuration's.
-
-        Raises NOT_FOUND, INVALID for invalid weights and for a version that does not serve.
-        """
+        """Share requests by `weights`; None restores the configuration's. Raises NOT_FOUND, INVALID for wrong ones."""
         known = self._managed(name)
         ready = [model.version for model in known.ready]
         for version in weights or {}:

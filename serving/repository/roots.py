@@ -1,7 +1,4 @@
-"""The roots of a repository, local folders and remote stores, and the names and namespaces of their models.
-
-Everything here reads the file system or the network: for threads.
-"""
+"""The roots of a repository, and their models' names and namespaces. Reads files or the network: for threads."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -182,10 +179,7 @@ class Roots:
         return invalid_argument(message + listed)
 
     def member(self, own: str, namespace: str, name: str) -> str:
-        """Return the name of the model of an ensemble's step; `own` is the ensemble's namespace.
-
-        Raises INVALID for an unknown namespace and for an ambiguous name.
-        """
+        """Return the model of an ensemble's step; `own` is its namespace. Raises INVALID if unknown or ambiguous."""
         if namespace:
             return self._shortest_name(self._namespace_with(name, namespace), name)
         if not self.has_namespaces or not is_plain_name(name):

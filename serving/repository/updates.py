@@ -58,10 +58,7 @@ class ModelUpdates:
         return {**failures, **await self._load_candidates(await self._with_members(candidates))}
 
     async def load_settled(self, states: Mapping[str, FolderState | None]) -> Failures:
-        """Load models from settled folders that still have the given states. Returns what failed.
-
-        Missing members are not loaded: their folders may not be settled.
-        """
+        """Load models whose settled folders have these states, without missing members. Returns what failed."""
         found, failures = await self._read(states)
         candidates = {}
         for name, candidate in found.items():
@@ -94,10 +91,7 @@ class ModelUpdates:
             raise failures[name]
 
     async def unload(self, name: str, *, with_members: bool = False) -> None:
-        """Unload a model and the ensembles that call it, which are loaded again with it.
-
-        `with_members`: also unload the models that were loaded only as members of this ensemble.
-        """
+        """Unload a model and its callers. `with_members`: also the models that were loaded only for this ensemble."""
         managed = self.models.get(name)
         if managed is None:
             return

@@ -215,11 +215,7 @@ class BatchAssembler:
         return [array[end - request.batch_size : end] for request, end in zip(requests, ends, strict=True)]
 
     def _scatter_output(self, requests: Sequence[InferRequest], name: str, source: str, flat: Array) -> list[Array]:
-        """Split a flat output into parts that lie one behind the other.
-
-        Each part has the output's declared shape, with the sizes left open taken from the input `source` of its
-        request.
-        """
+        """Split a flat output into parts in its declared shape, whose open sizes are the input `source`'s."""
         spec = self._outputs[name]
         declared = (-1, *spec.model_dims) if self._spec.max_batch_size > 0 else spec.model_dims
         parts, start = [], 0

@@ -37,10 +37,7 @@ class EnsembleBackend(Backend):
     }
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load an ensemble. Raises INVALID where the steps do not fit their models.
-
-        An ensemble with a decoupled step is decoupled, whatever its configuration says.
-        """
+        """Load an ensemble. Raises INVALID where steps do not fit. One with a decoupled step is itself decoupled."""
         graph, spec = parse_graph(source.config), build_spec(source.config, source.version)
         step_models = find_step_models(spec.name, graph, context.models)
         check_step_models(spec, graph, step_models)

@@ -87,11 +87,7 @@ class StreamPaths:
 def find_stream_paths(
     ensemble: str, inputs: Iterable[str], graph: EnsembleGraph, decoupled: frozenset[int]
 ) -> StreamPaths:
-    """Return the streams of an ensemble whose `decoupled` steps give any number of responses.
-
-    Raises INVALID, in Triton's words, for a step whose inputs come from streams that do not contain each
-    other.
-    """
+    """Return an ensemble's streams. Raises INVALID for a step whose inputs come from unrelated streams."""
     by_step: dict[int, StreamPath] = {}
     by_tensor: dict[str, StreamPath] = dict.fromkeys(inputs, ())
     waiting = list(graph.steps)

@@ -37,10 +37,7 @@ _TENSORRT_KEYS = {
 
 
 def build_session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
-    """Build the options of a session. Raises INVALID for invalid values.
-
-    `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
-    """
+    """Build a session's options. `num_threads`: the default of intra-op threads, 0 is onnxruntime's. Raises INVALID."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

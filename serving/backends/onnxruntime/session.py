@@ -55,10 +55,7 @@ class OnnxSession(ArraySession):
     strings_are_text = True
 
     def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider], num_threads: int = 0) -> None:
-        """Open the file: call it on a thread. Raises SluiceError with onnxruntime's reason.
-
-        `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
-        """
+        """Open the file, on a thread. `num_threads` as in `build_session_options`. Raises onnxruntime's reason."""
         import onnxruntime
 
         try:

@@ -170,7 +170,7 @@ def convert_error(error: Exception, doing: str) -> SluiceError:
 
 
 def convert_read_error(error: Exception) -> SluiceError:
-    """Convert an error of reading: to UNIMPLEMENTED, naming them, where OpenVINO lacks operations, else to INTERNAL."""
+    """Convert an error of reading to UNIMPLEMENTED for operations that OpenVINO lacks, else to INTERNAL."""
     found = _UNCONVERTED.search(str(error))
     if found is None:
         return convert_error(error, "reading model")

@@ -1,7 +1,4 @@
-"""Python interpreters that workers run in: the server's own, another one, or that of an environment a model brings.
-
-`EXECUTION_ENV_PATH` in config.pbtxt names an environment, which may be packed.
-"""
+"""Interpreters of workers: the server's, another, or that of an environment (`EXECUTION_ENV_PATH`), also packed."""
 
 import asyncio
 import importlib.util

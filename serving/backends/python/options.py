@@ -28,10 +28,7 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """Options of the server. `start_timeout_s` is for a worker process to come up, before it loads its model.
-
-    `runtime` is another interpreter for models without an environment of their own.
-    """
+    """The server's options. `start_timeout_s` limits a process's start; `runtime` runs models without environment."""
 
     start_timeout_s: float = START_TIMEOUT_S
     runtime: Path | None = None
@@ -63,10 +60,7 @@ def _parse_timeout(text: str | None) -> float:
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing because tensors are always in the CPU's memory.
-
-    Raises UNIMPLEMENTED, in Triton's words, for an invalid value.
-    """
+    """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing here. Raises UNIMPLEMENTED in Triton's words."""
     value = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if value not in ("yes", "no"):
         raise SluiceError(ErrorCode.UNIMPLEMENTED, f"Incorrect value for {_FORCE_CPU}: '{value}'")

@@ -1,7 +1,4 @@
-"""Inputs and outputs of a model from its configuration, and their positions among its arguments and results.
-
-PyTorch's files do not declare types and dims. The rules for names are Triton's.
-"""
+"""A model's inputs and outputs by its configuration, as PyTorch's files lack them, and their positions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,20 +173,14 @@ def _check_positions(model: str, positions: Mapping[str, int], num_arguments: in
 
 
 def parse_input_paths(spec: str) -> dict[str, int]:
-    """Return the inputs' positions by name: ARGS[0], ARGS[2][key], KWARGS[mask]; for keywords also by plain name.
-
-    `spec` is a tree of tuples, lists and dicts as JSON. Raises UNIMPLEMENTED for other containers.
-    """
+    """Return positions by name, ARGS[0], ARGS[2][key], KWARGS[mask], in a JSON tree. Raises UNIMPLEMENTED."""
     arguments, keywords = _parse_tree(spec)["children_spec"]
     paths = [f"ARGS{path}" for path in _leaf_paths(arguments)] + [f"KWARGS{path}" for path in _leaf_paths(keywords)]
     return _number_paths(paths, "KWARGS")
 
 
 def parse_output_paths(spec: str) -> dict[str, int]:
-    """Return the outputs' positions by name: RESULT, RESULT[0], RESULT[logits]; for keys also by plain name.
-
-    Raises UNIMPLEMENTED for containers other than tuple, list and dict.
-    """
+    """Return positions by name, RESULT, RESULT[0], RESULT[logits], in a JSON tree. Raises UNIMPLEMENTED."""
     return _number_paths([f"RESULT{path}" for path in _leaf_paths(_parse_tree(spec))], "RESULT")
 
 

@@ -37,10 +37,7 @@ def _find_tensors(tensors: "dict[str, Output]", names: Iterable[str]) -> "list[O
 
 
 def _name_tensors(model: "Model") -> "dict[str, Output]":
-    """Add operation names to the tensors and return the tensors by those names.
-
-    Outputs of an operation after its first have their number in the name.
-    """
+    """Name tensors by their operations, later outputs with a number too, and return them by those names."""
     found = {}
     for operation in model.get_ordered_ops():
         # A result has the tensor of another operation, and its names.

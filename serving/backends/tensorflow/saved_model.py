@@ -61,10 +61,7 @@ class SavedModel:
 
 
 def read_saved_model(folder: Path, tag: str = "", signature: str = "") -> SavedModel:
-    """Read one signature. An empty `tag` or `signature` chooses the default one, else the first.
-
-    Raises UNAVAILABLE where `folder` is not a SavedModel, INVALID for a tag or signature that it lacks.
-    """
+    """Read a signature, by default the default or first one. Raises UNAVAILABLE without a model, INVALID without it."""
     message = _read_message(folder)
     graph = _choose_graph(message, tag)
     chosen = _choose_signature(graph, signature)

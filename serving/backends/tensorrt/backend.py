@@ -1,7 +1,4 @@
-"""The backend `tensorrt`: chooses a plan for each GPU that has instances, and opens its engine and session.
-
-`cc_model_filenames` chooses the plan by compute capability; the others are `default_model_filename`.
-"""
+"""The backend `tensorrt`: chooses each GPU's plan by compute capability (`cc_model_filenames`) and opens it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Inputs that the sequence batcher adds to requests: controls (`control_input`) and states (`state`).
-
-Clients never set them. Rules and error messages are Triton's.
-"""
+"""Inputs that the sequence batcher sets, and no client: controls and states. Rules and errors are Triton's."""
 
 from collections.abc import Iterable, Mapping
 from math import prod

@@ -64,10 +64,7 @@ class Mirror:
     """The cache of one store. For threads; the caller excludes concurrent changes of one model."""
 
     def __init__(self, text: str, cache: Path | None) -> None:
-        """Use the folder `cache`, which stays and is shared with other stores; None is a temporary one.
-
-        Raises OSError, and INVALID where another server uses the folder.
-        """
+        """Use the folder `cache`, None for a temporary one. Raises OSError, INVALID where another server uses it."""
         # A temporary folder is also removed where the process ends without a close.
         self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
         parent = Path(self._temporary.name) if self._temporary is not None else cache or Path()

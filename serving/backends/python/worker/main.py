@@ -1,7 +1,4 @@
-"""Runs one instance of a Python model as a process. `start.py` calls it.
-
-Imports numpy and little else, because a server may have many workers.
-"""
+"""Runs one instance of a Python model as a process; `start.py` calls it. Imports little: workers may be many."""
 
 import gc
 import os

@@ -1,7 +1,4 @@
-"""Calls of models to the server itself: the repository (`load_model`, `unload_model`, `is_model_ready`) and metrics.
-
-A metric here refers to a series on the server, which outlives it.
-"""
+"""Calls of models to the server itself: its repository, and metrics, whose series on the server outlive them."""
 
 import itertools
 import sys
@@ -47,10 +44,7 @@ class ServerProxy:
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model, or reload what has changed of it, and wait for that.
-
-    `config` is JSON that replaces config.pbtxt; `files` are contents by `file:PATH` that replace the model's folder.
-    """
+    """Load or reload a model, and wait. `config` is JSON in place of config.pbtxt, `files` are by `file:PATH`."""
     name = check_str(model_name, "model_name")
     ServerProxy.call(
         frames.LoadModel(name, check_str(config, "config"), _check_files(name, files)), "Failed to load model"
