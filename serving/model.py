@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -181,11 +182,9 @@ class Model(ABC):
     async def unload(self, timeout_s: float | None = None) -> None:
         """Accept no new requests, wait up to `timeout_s` for those in flight, and free everything."""
         self.retire()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.wait_idle()
-        except TimeoutError:
-            pass
         await self.close()
 
     @abstractmethod

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b, file_digest
 from itertools import count
-from pathlib import Path
 from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -217,7 +216,8 @@ def request_key(request: InferRequest, scope: bytes) -> Key:
 def fingerprint(source: ModelSource) -> str:
     """Return a hash of the files and fields that determine responses. Reads files: for a thread. Raises OSError."""
     digest = blake2b(_response_fields(source.config), digest_size=8)
-    for path in _files(source.version_folder):
+    files = (path for path in source.version_folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for path in sorted(files):
         with path.open("rb") as file:
             content = file_digest(file, "blake2b").digest()
         digest.update(repr((str(path.relative_to(source.version_folder)), content)).encode())
@@ -230,7 +230,3 @@ def _response_fields(config: ModelConfig) -> bytes:
     for field in _NOT_IN_RESPONSES:
         kept.ClearField(field)
     return bytes(kept.SerializeToString(deterministic=True))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.errors import SluiceError, invalid
+from sluice.errors import invalid
 
 FLAG = "--cache-config"
 _MIN_LOCAL_BYTES = 1024
@@ -174,10 +174,6 @@ def _check_keys(kind: str, values: Mapping[str, str], known: set[str]) -> None:
 def _integer(kind: str, key: str, text: str, low: int, high: int | None = None) -> int:
     number = int(text) if text.isdecimal() else -1
     if number < low or (high is not None and number > high):
-        raise _wrong_number(kind, key, text, low, high)
+        bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise invalid(FLAG, f"{FLAG} {kind},{key} must be a whole number {bounds}, got {text!r}")
     return number
-
-
-def _wrong_number(kind: str, key: str, text: str, low: int, high: int | None) -> SluiceError:
-    bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
-    return invalid(FLAG, f"{FLAG} {kind},{key} must be a whole number {bounds}, got {text!r}")

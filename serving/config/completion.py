@@ -34,7 +34,7 @@ def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path
             "name",
             f'name: "{name}", or no name at all',
         )
-    if _is_ensemble(config):
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return
     if not config.backend and config.platform:
         config.backend = _find_by_platform(config, backends)
@@ -96,10 +96,6 @@ def _fill_instance_groups(config: ModelConfig) -> None:
 def has_gpu() -> bool:
     """Return whether the machine has an NVIDIA GPU. A backend may still be unable to use it."""
     return num_gpus() > 0
-
-
-def _is_ensemble(config: ModelConfig) -> bool:
-    return bool(config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"))
 
 
 def _find_by_platform(config: ModelConfig, backends: BackendRegistry) -> str:

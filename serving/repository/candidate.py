@@ -205,7 +205,8 @@ def _build_candidate(
             step.model_name = member(step.model_namespace, step.model_name)
     fill_defaults(config)
     versions = _select_versions(config, available)
-    signatures = {version: _signature(config, folder, state, version) for version in versions}
+    serialized = config.SerializeToString(deterministic=True)
+    signatures = {version: (serialized, folder.origin, state.of_version(version)) for version in versions}
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
 
 
@@ -229,10 +230,6 @@ def _select_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int
             return tuple(available[-count:]) if count else ()
 
 
-def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
-    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
-
-
 def run_agents(config: ModelConfig, folder: Path) -> None:
     """Run repository agents over `folder`, in order. Raises INVALID where one rejects it, UNIMPLEMENTED if unknown."""
     for agent in config.model_repository_agents.agents:
@@ -252,15 +249,11 @@ def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
             listed = ", ".join(each.upper() for each in _ALGORITHMS)
             message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
-        found = _checksum(folder / inner_path(path), path, algorithm.lower())
+        try:
+            with (folder / inner_path(path)).open("rb") as content:
+                found = hashlib.file_digest(content, algorithm.lower()).hexdigest()
+        except OSError as error:
+            raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
         if found != checksum.strip().lower():
             message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {checksum}, got: {found}"
             raise invalid_argument(message)
-
-
-def _checksum(file: Path, path: str, algorithm: str) -> str:
-    try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, algorithm).hexdigest()
-    except OSError as error:
-        raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None

@@ -48,11 +48,6 @@ def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
     return SluiceError(ErrorCode.INTERNAL, f"{message}: {cause.message}" if cause else message)
 
 
-def load_failed(name: str, reason: str) -> ModelFailure:
-    """Return the error for a model that cannot be loaded as a whole."""
-    return ModelFailure(name, reason)
-
-
 def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
     """Return the error for a model some of whose versions cannot be loaded."""
     each = (

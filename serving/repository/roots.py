@@ -233,8 +233,7 @@ def _open_root(text: str, cache: Path | None, rest_s: float) -> Root:
     location = store_location(text)
     if location is None:
         return LocalRoot(Path(local_path(text)))
-    # fsspec is slow to import.
-    from serving.repository.stores.root import StoreRoot
+    from serving.repository.stores.root import StoreRoot  # slow: it imports fsspec
 
     return StoreRoot(location, cache, rest_s)
 

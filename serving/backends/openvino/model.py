@@ -99,11 +99,15 @@ def adapt_model(model: "Model", config: ModelConfig, options: OpenVinoOptions) -
     """Return the model, changed or another, with its configuration's types and dims. Raises what OpenVINO raises."""
     model = _convert_types(model, config)
     if options.reshapes:
-        _reshape(model, config)
+        leading = [_OPEN] if config.max_batch_size else []
+        dims = {each.name: each.reshape.shape if each.HasField("reshape") else each.dims for each in config.input}
+        model.reshape({name: [*leading, *sizes] for name, sizes in dims.items()})
     if options.has_fixed_batch and config.max_batch_size:
         _set_batch(model, config.max_batch_size)
-    elif (config.max_batch_size or _has_batch_layout(model)) and not _has_open_batch(model):
-        _set_batch(model, _OPEN)
+    elif config.max_batch_size or _has_batch_layout(model):
+        is_open = all(_read_dims(port)[:1] == (_OPEN,) for port in model.inputs)
+        if not is_open:
+            _set_batch(model, _OPEN)
     return model
 
 
@@ -136,15 +140,6 @@ def _conversions(ports: "Iterable[Output]", given: Iterable[ModelInput | ModelOu
     }
 
 
-def _reshape(model: "Model", config: ModelConfig) -> None:
-    leading = [_OPEN] if config.max_batch_size else []
-    model.reshape({tensor.name: [*leading, *_model_dims(tensor)] for tensor in config.input})
-
-
-def _model_dims(tensor: ModelInput | ModelOutput) -> list[int]:
-    return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-
-
 def _has_batch_layout(model: "Model") -> bool:
     """Return whether the model's layouts say that each first dimension is the batch's."""
     from openvino import layout_helpers
@@ -152,10 +147,6 @@ def _has_batch_layout(model: "Model") -> bool:
     ports = (*model.inputs, *model.outputs)
     layouts = [layout_helpers.get_layout(port) for port in ports]
     return all(layout_helpers.has_batch(each) and layout_helpers.batch_idx(each) == 0 for each in layouts)
-
-
-def _has_open_batch(model: "Model") -> bool:
-    return all(_read_dims(port)[:1] == (_OPEN,) for port in model.inputs)
 
 
 def _set_batch(model: "Model", size: int) -> None:

@@ -64,9 +64,13 @@ def _parse_properties(given: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key in (_THREADS, "COMPILATION_NUM_THREADS"):
         if text := given.get(key):
-            found[key] = _check_number(key, text)
+            if not is_number(text):
+                raise _invalid(key, "a non-negative number", text)
+            found[key] = text
     if text := given.get("NUM_STREAMS"):
-        found["NUM_STREAMS"] = _check_streams(text)
+        if text.upper() not in _STREAMS and not is_number(text):
+            raise _invalid("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+        found["NUM_STREAMS"] = text.upper()
     if text := given.get("PERFORMANCE_HINT"):
         found["PERFORMANCE_HINT"] = _check_choice("PERFORMANCE_HINT", text, _HINTS)
     if text := given.get("INFERENCE_PRECISION_HINT"):
@@ -77,16 +81,9 @@ def _parse_properties(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _check_number(key: str, text: str) -> str:
-    if not (text.isascii() and text.isdigit()):
-        raise _invalid(key, "a non-negative number", text)
-    return text
-
-
-def _check_streams(text: str) -> str:
-    if text.upper() in _STREAMS or (text.isascii() and text.isdigit()):
-        return text.upper()
-    raise _invalid("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+def is_number(text: str) -> bool:
+    """Return whether a text is decimal digits alone."""
+    return text.isascii() and text.isdigit()
 
 
 def _check_choice(key: str, text: str, known: tuple[str, ...]) -> str:

@@ -96,7 +96,8 @@ class WorkerProcess:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        self._kill_group()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         self.connection.read_rest()
         self.connection.close()
         self.exited.set_result(code)
@@ -130,11 +131,6 @@ class WorkerProcess:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
-
-    def _kill_group(self) -> None:
-        assert self._process is not None
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self, timeout_s: float) -> None:
         """Let the model finalize for at most `timeout_s`, and end the process. Idempotent."""

@@ -152,12 +152,17 @@ class WorkerServices:
     def _handle_server_call(self, message: frames.CallServer) -> None:
         match message.request:
             case frames.LoadModel() | frames.UnloadModel() as request:
-                self._begin_change(message.number, request)
+                task = asyncio.get_running_loop().create_task(self._change(message.number, request))
+                self._changes.add(task)
+                task.add_done_callback(self._changes.discard)
                 return
             case frames.CheckModelReady(name, version):
                 response = frames.ServerResponse(message.number, self._is_ready(name, version))
             case frames.CreateMetricFamily() | frames.CreateMetric() | frames.UseMetric() as request:
-                response = self._use_metrics(message.number, request)
+                try:
+                    response = frames.ServerResponse(message.number, self._metrics.use(request))
+                except SluiceError as error:
+                    response = frames.ServerResponse(message.number, error=to_wire_error(error))
         self._connection.send(response)
 
     def _is_ready(self, name: str, version: int) -> bool:
@@ -165,19 +170,6 @@ class WorkerServices:
             return self._context.models.find(name, version).is_ready
         except SluiceError:
             return False
-
-    def _use_metrics(
-        self, number: int, request: frames.CreateMetricFamily | frames.CreateMetric | frames.UseMetric
-    ) -> frames.ServerResponse:
-        try:
-            return frames.ServerResponse(number, self._metrics.use(request))
-        except SluiceError as error:
-            return frames.ServerResponse(number, error=to_wire_error(error))
-
-    def _begin_change(self, number: int, request: frames.LoadModel | frames.UnloadModel) -> None:
-        task = asyncio.get_running_loop().create_task(self._change(number, request))
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
 
     async def _change(self, number: int, request: frames.LoadModel | frames.UnloadModel) -> None:
         response = frames.ServerResponse(number)

@@ -7,7 +7,6 @@ import socket
 import sys
 from pathlib import Path
 from time import perf_counter_ns
-from types import FrameType
 
 import msgspec
 
@@ -26,7 +25,7 @@ MAX_UNSENT_NS = 300_000
 
 def main(socket_fd: int, progress_fd: int) -> int:
     # The server decides when the worker ends. A handler, because processes of the model would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, _ignore_signal)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     sock = socket.socket(fileno=socket_fd)
     sock.set_inheritable(False)
     progress = BatchProgress(progress_fd)
@@ -43,10 +42,6 @@ def main(socket_fd: int, progress_fd: int) -> int:
             return _serve_model(channel, command, progress)
         case command:
             raise AssertionError(f"the first command is {command}")
-
-
-def _ignore_signal(signum: int, frame: FrameType | None) -> None:
-    """Ignore a signal."""
 
 
 def _install_pb_utils(channel: Channel) -> None:
