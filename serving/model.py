@@ -172,11 +172,9 @@ class Model(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in flight."""
         return self._num_in_flight == 0
 
     async def wait_idle(self) -> None:
-        """Wait until no request is in flight."""
         await self._idle.wait()
 
     async def unload(self, timeout_s: float | None = None) -> None:

@@ -95,8 +95,7 @@ def _batch_size(request: InferRequest, spec: ModelSpec) -> int:
             found = shape[0]
         elif shape[0] != found or found < 0:
             raise _invalid(
-                name,
-                f"{request.log_prefix}input '{name}' batch size does not match other inputs for '{spec.name}'",
+                name, f"{request.log_prefix}input '{name}' batch size does not match other inputs for '{spec.name}'"
             )
     if not 0 <= found <= spec.max_batch_size:
         bound = f"<= {spec.max_batch_size}"

@@ -50,7 +50,7 @@ class BackendRegistry:
     def _make(self, name: str) -> Backend:
         if name not in self._entry_points:
             raise invalid_argument(
-                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}",
+                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}"
             )
         entry_point = self._entry_points[name]
         try:

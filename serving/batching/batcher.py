@@ -40,16 +40,13 @@ class Batcher:
         self._is_dispatching = False
 
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises INVALID for too few resources."""
         self._pool.claim_resources()
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        """Run a batch on every instance. Raises the first SluiceError."""
         await self._pool.warm_up(new_batch)
 
     @property
     def is_ready(self) -> bool:
-        """Whether any instance is ready."""
         return self._pool.is_ready
 
     @property
@@ -62,10 +59,8 @@ class Batcher:
         if not is_dynamic and is_free_to_run and not self._queue and self._run_now(job):
             return
         self._enqueue(job, self._keys.of(job.request) if is_dynamic else None)
-        if is_free_to_run and self._pool.has_idle:
-            self._dispatch_later(is_dynamic)
-
-    def _dispatch_later(self, is_dynamic: bool) -> None:
+        if not is_free_to_run or not self._pool.has_idle:
+            return
         if is_dynamic:
             # Not at once: requests that arrive in the same turn of the event loop share the batch.
             self._wakeup.soon()
@@ -110,7 +105,9 @@ class Batcher:
             return
         self._is_dispatching = True
         try:
-            self._expire()
+            for job in self._queue.expire(perf_counter_ns()):
+                job.on_cancel = None
+                job.fail(SluiceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
             while self._queue and self._run_next():
                 pass
         finally:
@@ -119,11 +116,6 @@ class Batcher:
             self._wakeup.at(deadline_ns)
         if not self._queue and self._pool.is_limited:
             self._pool.withdraw()
-
-    def _expire(self) -> None:
-        for job in self._queue.expire(perf_counter_ns()):
-            job.on_cancel = None
-            job.fail(SluiceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
 
     def _run_next(self) -> bool:
         """Start one batch. False where none can start now."""

@@ -99,7 +99,6 @@ class JobQueue:
             heapify(self._deadlines)
 
     def remove(self, queued: QueuedJob) -> None:
-        """Remove a job, wherever it is."""
         level, job = queued.level, queued.job
         del (level.in_time if job in level.in_time else level.delayed)[job]
         self._size -= 1

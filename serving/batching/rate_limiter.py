@@ -50,7 +50,6 @@ class Claim:
         return self._limiter.take(self)
 
     async def acquire(self) -> None:
-        """Wait for all resources and take them."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take() -> None:

@@ -194,7 +194,7 @@ class WarmUpJob(InferJob):
     __slots__ = ("_ended",)
 
     def __init__(self, model: Model, request: InferRequest) -> None:
-        super().__init__(model, request, _ignore)
+        super().__init__(model, request, lambda _: None)
         self._ended = asyncio.Event()
         # An iterative model that asks for the request again has run it once, which is enough.
         self.on_reschedule = self._end
@@ -212,7 +212,6 @@ class WarmUpJob(InferJob):
         self._ended.set()
 
     async def wait(self) -> None:
-        """Wait for the final response."""
         await self._ended.wait()
 
 
@@ -248,7 +247,3 @@ async def gather_runs(runs: Iterable[Coroutine[Any, Any, None]]) -> None:
     for result in results:
         if result is not None:
             raise result
-
-
-def _ignore(response: InferResponse) -> None:
-    """Drop a response: no client made the request."""

@@ -117,7 +117,6 @@ class LocalCache(ResponseCache):
         return _LocalModelCache(self, scope, statistics)
 
     def find(self, key: Key) -> InferResponse | None:
-        """Return the response that is kept under `key`, else None."""
         found = self._entries.get(key)
         if found is None:
             self.usage.num_misses += 1

@@ -58,7 +58,6 @@ def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceErr
 
 
 def as_sluice_error(error: BaseException) -> SluiceError:
-    """Return any exception as the error of a load."""
     if isinstance(error, SluiceError):
         return error
     return SluiceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -115,7 +115,6 @@ class ModelFolder:
         return scan_folder(self.path)
 
     def acquire(self) -> None:
-        """Count one more user."""
         with self._lock:
             self._num_users += 1
 

@@ -69,7 +69,6 @@ class ModelReport:
         return Verdict.NOTES if self.notes else Verdict.OK
 
     def with_errors(self, *errors: Finding) -> "ModelReport":
-        """Return the report with more errors."""
         return replace(self, errors=(*self.errors, *errors))
 
 

@@ -163,7 +163,6 @@ class ModelRepository:
 
     @property
     def num_failed_loads(self) -> Mapping[str, int]:
-        """Number of failed loads of each model."""
         return self._updates.failed_loads
 
     def _managed(self, name: str) -> ManagedModel:

@@ -34,7 +34,6 @@ class Naming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], has_namespaces: bool) -> "Naming":
-        """Return the naming of these (namespace, folder) pairs."""
         by_name: dict[str, list[tuple[str, str]]] = {}
         for namespace, name in pairs:
             by_name.setdefault(name, []).append((namespace, name))
@@ -209,7 +208,6 @@ class Roots:
             root.stop()
 
     def close(self) -> None:
-        """Close every root."""
         for root in self._roots.values():
             root.close()
 
@@ -246,5 +244,4 @@ def choose_namespaces(roots: Sequence[str]) -> dict[str, str]:
 
 
 def qualified(namespace: str, name: str) -> str:
-    """Return `NAMESPACE::NAME`."""
     return f"{namespace}{SEPARATOR}{name}"

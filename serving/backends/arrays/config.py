@@ -61,7 +61,7 @@ def _complete_batching(config: ModelConfig, signature: Signature, default_max_ba
         if config.max_batch_size:
             raise invalid_argument(
                 f"autofill failed for model '{config.name}': model does not support batching while non-zero "
-                "max_batch_size is specified",
+                "max_batch_size is specified"
             )
         return
     config.max_batch_size = config.max_batch_size or max(default_max_batch_size, 0)

@@ -303,7 +303,6 @@ class EnsembleRun:
         self.job.fail(SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s))
 
     def stop(self) -> None:
-        """Cancel all running steps."""
         self.is_over = True
         for step_run in list(self._running):
             step_run.cancel()

@@ -67,7 +67,6 @@ def read_run_entries(config: ModelConfig) -> dict[str, str]:
 
 
 def build_run_options(entries: dict[str, str]) -> "RunOptions":
-    """Build the options of one run."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()

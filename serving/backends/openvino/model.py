@@ -46,7 +46,6 @@ class TensorNames:
 
 
 def configured_names(config: ModelConfig) -> TensorNames:
-    """Return the names in the configuration."""
     states = config.sequence_batching.state
     return TensorNames(
         {each.name for each in config.input} | inputs_set_by_server(config),

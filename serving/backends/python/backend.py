@@ -214,7 +214,6 @@ def _can_queue_ahead(config: ModelConfig) -> bool:
 
 
 def _initialize_command(source: ModelSource, placement: Placement) -> Initialize:
-    """Return the command that starts an instance."""
     return Initialize(
         str(source.model_file),
         {

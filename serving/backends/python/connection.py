@@ -198,7 +198,6 @@ class Connection:
         self.send(frames.FreedSegments(self._mapped.take_freed()))
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
         self._far_end.close()
         if self._socket.fileno() < 0:
             return

@@ -287,7 +287,6 @@ Message = (
 
 
 def encode_frame(frame: Command | Message) -> bytes:
-    """Encode a message as a frame."""
     body = _encoder.encode(frame)
     return _LENGTH.pack(len(body)) + body
 

@@ -54,7 +54,7 @@ def _parse_timeout(text: str | None) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise invalid_argument(
-            f"--backend-config=python,stub-timeout-seconds takes a number of seconds above 0, not '{text}'",
+            f"--backend-config=python,stub-timeout-seconds takes a number of seconds above 0, not '{text}'"
         )
     return seconds
 

@@ -75,7 +75,6 @@ class WorkerCalls:
             job.cancel()
 
     def close(self) -> None:
-        """Cancel all calls."""
         for number in list(self._jobs):
             self.cancel(number)
 

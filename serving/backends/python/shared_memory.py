@@ -181,7 +181,6 @@ class SegmentPool:
         return segments + forwarded, DroppedSegments(dropped) if dropped else None
 
     def close(self) -> None:
-        """Unmap all segments."""
         with self._lock:
             for _, _, fd in self._new:
                 os.close(fd)
@@ -252,7 +251,6 @@ class MappedSegments:
         self._maps.clear()
 
     def take_freed(self) -> list[int]:
-        """Return the segments that were freed since the last call."""
         numbers = []
         while self.freed:
             numbers.append(self.freed.popleft())

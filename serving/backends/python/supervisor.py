@@ -87,7 +87,6 @@ class SupervisedWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the present process."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:

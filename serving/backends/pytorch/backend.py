@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +33,7 @@ class PyTorchBackend(Backend):
     """Loads TorchScript models and AOTInductor packages, whose inputs and outputs only config.pbtxt declares."""
 
     name = "pytorch"
-    model_files: tuple[ModelFile, ...] = (
-        ModelFile("model.pt", _TORCHSCRIPT),
-        ModelFile("model.pt2", _PACKAGE),
-    )
+    model_files: tuple[ModelFile, ...] = (ModelFile("model.pt", _TORCHSCRIPT), ModelFile("model.pt2", _PACKAGE))
     detection_order = 30
     supported_fields = frozenset({"batch_input", "batch_output", "instance_group.gpus", "instance_group.host_policy"})
 
@@ -82,41 +78,34 @@ class PyTorchBackend(Backend):
             log.warning("model '%s': not obeyed: %s", source.name, "; ".join(ignored))
         self._threads.apply(source.name, options.intra_op_threads, options.inter_op_threads)
         placements = place_instances(config, num_usable_gpus())
-        opener = _SessionOpener(path, tensors, options, is_package=_resolve_platform(config) == _PACKAGE)
-        return list(zip(placements, opener.open(placements), strict=True))
-
-
-class _SessionOpener:
-    """Opens one model for its instances."""
-
-    def __init__(self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, *, is_package: bool) -> None:
-        self._path = path
-        self._tensors = tensors
-        self._options = options
-        self._is_package = is_package
-
-    def open(self, placements: Sequence[Placement]) -> "list[TorchSession]":
-        """Return a session for each placement, shared on one device if the options say so. Called on a thread."""
-        if not self._options.shares_weights:
-            return [self._open_session(placement, 1) for placement in placements]
+        is_package = _resolve_platform(config) == _PACKAGE
+        if not options.shares_weights:
+            return [(each, _open_session(path, tensors, options, each, 1, is_package)) for each in placements]
         counts = Counter((each.kind, each.gpu) for each in placements)
         shared = {
-            (each.kind, each.gpu): self._open_session(each, counts[each.kind, each.gpu])
+            (each.kind, each.gpu): _open_session(path, tensors, options, each, counts[each.kind, each.gpu], is_package)
             for each in {(each.kind, each.gpu): each for each in placements}.values()
         }
-        return [shared[each.kind, each.gpu] for each in placements]
+        return [(each, shared[each.kind, each.gpu]) for each in placements]
 
-    def _open_session(self, placement: Placement, num_threads: int) -> "TorchSession":
-        import torch
 
-        from serving.backends.pytorch.package import PackageSession
-        from serving.backends.pytorch.torchscript import TorchScriptSession
+def _open_session(
+    path: Path,
+    tensors: ConfiguredTensors,
+    options: TorchOptions,
+    placement: Placement,
+    num_threads: int,
+    is_package: bool,
+) -> "TorchSession":
+    import torch
 
-        device = torch.device("cpu") if placement.gpu is None else torch.device("cuda", placement.gpu)
-        if self._is_package:
-            return PackageSession(self._path, self._tensors, self._options, device, num_threads)
-        is_placed = placement.kind != "MODEL"
-        return TorchScriptSession(self._path, self._tensors, self._options, device, is_placed=is_placed)
+    from serving.backends.pytorch.package import PackageSession
+    from serving.backends.pytorch.torchscript import TorchScriptSession
+
+    device = torch.device("cpu") if placement.gpu is None else torch.device("cuda", placement.gpu)
+    if is_package:
+        return PackageSession(path, tensors, options, device, num_threads)
+    return TorchScriptSession(path, tensors, options, device, is_placed=placement.kind != "MODEL")
 
 
 def _resolve_platform(config: ModelConfig) -> str:

@@ -22,12 +22,7 @@ class PackageSession(TorchSession):
     """Runs a package. It has tensors only, addressed by their paths in the call that the model was compiled with."""
 
     def __init__(
-        self,
-        path: Path,
-        tensors: ConfiguredTensors,
-        options: TorchOptions,
-        device: torch.device,
-        num_runners: int = 1,
+        self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, device: torch.device, num_runners: int = 1
     ) -> None:
         """Unpack and load the file: call it on a thread.
 
@@ -73,7 +68,7 @@ def _check_is_compiled(path: Path, model: str) -> None:
     if not is_compiled:
         raise invalid_argument(
             f"failed to load model '{model}': {path} holds no compiled model; write it with "
-            "torch._inductor.aoti_compile_and_package(torch.export.export(...), package_path=...)",
+            "torch._inductor.aoti_compile_and_package(torch.export.export(...), package_path=...)"
         )
 
 

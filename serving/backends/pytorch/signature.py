@@ -75,7 +75,11 @@ def match_inputs(
     batcher sets, have no order: each matches an argument or has an index. Raises INVALID.
     """
     check_not_empty("input", configured, f"forward takes {', '.join(arguments) or 'none'}")
-    positions = _match_names(configured, arguments) or _match_indices(configured) or _match_order(configured)
+    positions = (
+        _match_names(configured, arguments)
+        or _match_indices(configured)
+        or {name: index for index, name in enumerate(configured)}
+    )
     for name in controls:
         position = arguments.index(name) if name in arguments else parse_index(name)
         if position is None:
@@ -88,7 +92,7 @@ def match_inputs(
 def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str, int]:
     """Return each output's position: all by index, else in order; `states` by index. Raises INVALID."""
     check_not_empty("output", configured, "named <name>__<index>, or in the order of forward's results")
-    positions = _match_indices(configured) or _match_order(configured)
+    positions = _match_indices(configured) or {name: index for index, name in enumerate(configured)}
     for name in states:
         index = parse_index(name)
         if index is None:
@@ -145,10 +149,6 @@ def _match_names(names: Sequence[str], arguments: Sequence[str]) -> dict[str, in
 def _match_indices(names: Sequence[str]) -> dict[str, int]:
     found = {name: index for name in names if (index := parse_index(name)) is not None}
     return found if len(found) == len(names) else {}
-
-
-def _match_order(names: Sequence[str]) -> dict[str, int]:
-    return {name: index for index, name in enumerate(names)}
 
 
 def _check_positions(model: str, positions: Mapping[str, int], num_arguments: int) -> None:

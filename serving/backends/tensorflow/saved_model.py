@@ -20,7 +20,6 @@ _TAG, _SIGNATURE = "serve", "serving_default"
 """Tag and signature that OpenVINO serves, and that Triton serves by default."""
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 _PACKAGE = "tensorflow"
-_STRING = FieldDescriptorProto.TYPE_STRING
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "TensorInfo": {"name": (1, "string")},
     "NamedTensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
@@ -145,13 +144,9 @@ def _descriptor() -> FileDescriptorProto:
             field = described.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
             if kind.startswith("*"):
                 field.label = FieldDescriptorProto.LABEL_REPEATED
-            _set_type(field, kind.removeprefix("*"))
+            name = kind.removeprefix("*")
+            if name == "string":
+                field.type = FieldDescriptorProto.TYPE_STRING
+            else:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{name}"
     return file
-
-
-def _set_type(field: FieldDescriptorProto, kind: str) -> None:
-    if kind == "string":
-        field.type = _STRING
-    else:
-        field.type = FieldDescriptorProto.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{kind}"

@@ -72,12 +72,11 @@ def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
         )
         raise invalid_argument(f"{reason} kind; write kind: KIND_GPU")
     if gpu >= len(gpus):
-        raise invalid_argument(_missing_gpu(source.name, gpu, gpus))
+        raise invalid_argument(
+            f"unable to load model '{source.name}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, "
+            "from 0"
+        )
     return PlanEngine(plan_path(source, gpus[gpu]), source.name, import_modules(), gpu)
-
-
-def _missing_gpu(model: str, gpu: int, gpus: list[InstalledGpu]) -> str:
-    return f"unable to load model '{model}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, from 0"
 
 
 def list_gpus() -> list[InstalledGpu]:

@@ -19,7 +19,6 @@ class CudaDevice:
         self._call("cudaSetDevice", self._index)
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate memory and return its address."""
         return int(self._call("cudaMalloc", size_bytes))
 
     def free(self, address: int) -> None:

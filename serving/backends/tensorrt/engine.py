@@ -99,7 +99,6 @@ class PlanEngine:
         return int(self._engine.num_optimization_profiles)
 
     def profile(self, index: int) -> OptimizationProfile:
-        """Return an optimization profile."""
         shapes = {name: self._engine.get_tensor_profile_shape(name, index) for name in self.signature.inputs}
         return OptimizationProfile(index, {name: ShapeRange(*map(tuple, each)) for name, each in shapes.items()})
 
@@ -175,7 +174,7 @@ def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> li
         if not 0 <= index < num_profiles:
             raise invalid_argument(
                 f"Can not set the specified optimization profile {index}[{index}] for {instance}. Expected "
-                f"optimization profile index range 0-{num_profiles - 1}",
+                f"optimization profile index range 0-{num_profiles - 1}"
             )
     return list(dict.fromkeys(indexes))
 

@@ -139,6 +139,6 @@ def _read_strategy(config: ModelConfig) -> str:
     if given not in _STRATEGIES:
         raise invalid_argument(
             f"Invalid value for '{_STRATEGY}': '{given}' for model instance '{config.name}'. Supported values are "
-            "'STATIC' and 'ON_PROFILE_CHANGE'.",
+            "'STATIC' and 'ON_PROFILE_CHANGE'."
         )
     return given

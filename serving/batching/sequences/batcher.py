@@ -184,7 +184,9 @@ class SequenceBatcher:
         sequence.current = None
         if sequence.slot is not None:
             sequence.slot.batcher.finished(job)
-        self._keep_states(job, sequence)
+        if job.outcome is None:
+            sequence.commit_states()
+        sequence.new_states = {}
         is_lost = not sequence.check_incarnation() if job.executed_batch_size else sequence.has_lost_state
         if is_lost:
             self._lose(sequence)
@@ -202,12 +204,6 @@ class SequenceBatcher:
             self._remove(sequence)
         else:
             self._advance(sequence)
-
-    def _keep_states(self, job: InferJob, sequence: RequestSequence) -> None:
-        """Commit the states of the present request, unless it failed."""
-        if job.outcome is None:
-            sequence.commit_states()
-        sequence.new_states = {}
 
     def _leaves_gap(self, job: InferJob) -> bool:
         """Return whether the sequence's state lacks the effect of a cancelled request."""

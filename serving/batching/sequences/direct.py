@@ -40,7 +40,6 @@ class SlotPolicy:
 
 
 def read_direct_policy(config: ModelConfig) -> SlotPolicy:
-    """Return the policy of a complete configuration."""
     given = config.sequence_batching.direct
     return SlotPolicy(
         max(config.max_batch_size, 1), given.max_queue_delay_microseconds * _NS_PER_US, given.minimum_slot_utilization
@@ -173,7 +172,7 @@ class NullRequestJob(InferJob):
 
     def __init__(self, beside: InferJob, request: InferRequest) -> None:
         """Belong to the model of `beside`, a job of the same batch."""
-        super().__init__(beside._model, request, _ignore)
+        super().__init__(beside._model, request, lambda _: None)
 
     def respond(self, response: InferResponse) -> None:
         self.is_finished = self.is_finished or response.is_final
@@ -183,7 +182,3 @@ def build_null_request(like: InferRequest, controls: ControlInputs) -> InferRequ
     """Return a request of zeros with the types and shapes of `like`, and with controls that mark it as not ready."""
     inputs = {name: Tensor.zeros(name, tensor.data_type, tensor.shape) for name, tensor in like.inputs.items()}
     return InferRequest(inputs | controls.of_null_request(), requested_outputs=like.requested_outputs)
-
-
-def _ignore(_: InferResponse) -> None:
-    """Drop a response: no client made the request."""

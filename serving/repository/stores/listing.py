@@ -32,7 +32,6 @@ class StoreListing:
         self._prefix = "/" if str(path).startswith("/") else ""
 
     def names(self) -> list[str]:
-        """Return the models' names."""
         with failing(self._text):
             self.filesystem.invalidate_cache()
             try:
@@ -44,7 +43,6 @@ class StoreListing:
         return sorted({name for name in found if _is_model(name)})
 
     def models(self) -> dict[str, FolderState]:
-        """Return the state of every model."""
         with failing(self._text):
             found = self._find(self._path)
         objects: dict[str, list[FileState]] = {}

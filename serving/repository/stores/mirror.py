@@ -95,7 +95,6 @@ class Mirror:
         return [file for file in state.files if not file.path.endswith("/") and not self._content(name, file).exists()]
 
     def staging_file(self) -> Path:
-        """Return the path for the next download."""
         return self._staging / str(next(self._numbers))
 
     def keep(self, name: str, file: FileState, staged: Path) -> None:
@@ -193,7 +192,6 @@ class DownloadProgress:
             self.note(f"model '{self.name}': downloading {self.total_bytes / _MB:.0f} MB")
 
     def add(self, num_bytes: int) -> None:
-        """Count downloaded bytes."""
         with self._lock:
             self._num_bytes += num_bytes
             now = self.clock()

@@ -117,12 +117,10 @@ def set_model_dir(folder: str) -> None:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Return the input of that name; None where the request has none."""
     return next((each for each in inference_request.inputs() if each.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """Return the output of that name; None where the response has none."""
     return next((each for each in inference_response.output_tensors() if each.name() == name), None)
 
 

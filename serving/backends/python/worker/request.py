@@ -161,7 +161,6 @@ class InferenceRequest:
         return self._model_version
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request."""
         return self._responder.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:

@@ -164,5 +164,4 @@ class InferenceResponseSender:
         self._responder.flush()
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request."""
         return self._responder.is_cancelled()

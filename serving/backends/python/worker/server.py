@@ -111,11 +111,9 @@ class Metric:
         self._use("increment", value)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
         self._use("set", value)
 
     def observe(self, value: float) -> None:
-        """Add an observation to a histogram."""
         self._use("observe", value)
 
     def value(self) -> float:
