@@ -70,10 +70,7 @@ class Backend(ABC):
         return any((version_folder / each.name).exists() for each in self.model_files)
 
     async def complete(self, source: ModelSource, context: "BackendContext") -> ModelConfig:
-        """Return the configuration with the fields that config.pbtxt leaves out and the model file tells.
-
-        By default the configuration is returned as it is. Raises INVALID where it contradicts the model.
-        """
+        """Return the configuration, completed from the model's file; by default as it is. Raises INVALID."""
         return source.config
 
     @abstractmethod
@@ -106,10 +103,7 @@ class ModelLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOverrides:
-    """The contents of a load request: a whole configuration as JSON, and files by path inside the model's folder.
-
-    With files, the model consists of them and the configuration, and its folder is not read.
-    """
+    """A load request's contents: a whole configuration as JSON, and files by path that replace the model's folder."""
 
     config_json: str | None = None
     files: tuple[tuple[str, bytes], ...] = ()

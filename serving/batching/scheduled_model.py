@@ -22,10 +22,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class SharedServices(Protocol):
-    """Services that the models of one server share: the part of a `BackendContext` that scheduling needs.
-
-    None stands for no rate limit, and for a cache of each model's own.
-    """
+    """The part of a `BackendContext` that scheduling needs; None: no rate limit, and a cache of each model's own."""
 
     @property
     def rate_limiter(self) -> RateLimiter | None: ...

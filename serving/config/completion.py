@@ -159,10 +159,7 @@ class DeclaredTensor:
 def complete_tensors(
     config: ModelConfig, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]
 ) -> ModelConfig:
-    """Return `config` with all inputs where it declares none, and all outputs where it declares none.
-
-    Raises INVALID for a declared tensor that is unknown or of another type, and for a missing required one.
-    """
+    """Return `config`, all inputs or outputs added where it has none. Raises INVALID where its own do not fit."""
     completed = ModelConfig()
     completed.CopyFrom(config)
     if not completed.input:

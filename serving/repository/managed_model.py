@@ -192,10 +192,7 @@ class ManagedModel:
         return bool(changed or removed)
 
     def unload(self, reason: str = UNLOADED) -> None:
-        """Unload every version; requests in flight end in the background. The caller holds the lock.
-
-        As in Triton, a failed version stays failed until a load succeeds.
-        """
+        """Unload every version, under the lock; requests in flight go on. As in Triton, a failed version stays so."""
         for version, each in self.versions.items():
             if not each.has_failed:
                 self._retire(version, reason)

@@ -67,10 +67,7 @@ class BatchInputTensor:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """A model's `batch_input` tensors, and its `batch_output` ones.
-
-    `scattered` maps the name of a batch output to the input whose shape each request's part of it has.
-    """
+    """A model's batch inputs. `scattered` has, by batch output, the input whose shapes its parts take."""
 
     inputs: tuple[BatchInputTensor, ...] = ()
     scattered: Mapping[str, str] = field(default_factory=dict)

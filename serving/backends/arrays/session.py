@@ -49,10 +49,9 @@ class ArrayRun(ABC):
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         """Return the arrays of `outputs`, in that order.
 
-        Called on a thread; blocks. May raise any exception of the library.
-
-        A run may be executed several times, one after the other. The caller owns the arrays: the library does not write
-        to them again. BYTES are object arrays, of `str` where the session's `strings_are_text`, else of `bytes`.
+        Called on a thread; blocks. May raise any exception of the library. A run may be executed several times, one
+        after the other. The caller owns the arrays: the library does not write to them again. BYTES are object arrays,
+        of `str` where the session's `strings_are_text`, else of `bytes`.
         """
 
     @abstractmethod
@@ -121,12 +120,6 @@ class ArraySession(ABC):
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system.
-
-    Call it on a thread after a model was read or freed: it takes up to 0.1 s a gigabyte.
-
-    glibc keeps memory that threads have freed: up to three times the size of a model, from reading it and from its
-    weights.
-    """
+    """Return memory that glibc keeps, up to three times a model's size. Takes 0.1 s a GB: call it on a thread."""
     if _trim is not None:
         _trim(0)

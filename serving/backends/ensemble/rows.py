@@ -23,11 +23,9 @@ def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:
 def fit_shape(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_size: int) -> Tensor:
     """Reshape a tensor for a reader that expects `dims`, after a batch dimension if `is_batching`.
 
-    Nothing is copied.
-
-    `batch_size` is that of the request that made the tensor, 0 where its model does not batch. Between models that
-    batch and models that do not, a batch dimension of one row is added or removed. A tensor that fits as it is passes a
-    whole batch as one tensor.
+    Nothing is copied. `batch_size` is that of the request that made the tensor, 0 where its model does not batch.
+    Between models that batch and models that do not, a batch dimension of one row is added or removed. A tensor that
+    fits as it is passes a whole batch as one tensor.
     """
     shape = tensor.shape
     if is_batching == (batch_size > 0):

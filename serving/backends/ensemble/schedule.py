@@ -27,12 +27,7 @@ _PREFIX = "step_parameters."
 
 @dataclass(frozen=True, slots=True)
 class StreamLevel:
-    """One stream.
-
-    A response of it is complete when it has `outputs`, the ensemble outputs that belong to the stream.
-
-    `inherited` are tensors of enclosing streams that steps within the stream read.
-    """
+    """A stream: the ensemble's `outputs` that complete a response, and tensors `inherited` from outer streams."""
 
     outputs: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
@@ -171,10 +166,7 @@ class StepLimit:
 
 @dataclass(frozen=True, slots=True)
 class StepParameters:
-    """Chooses the request parameters that each step gets: all but those that are for other models alone.
-
-    So two models may give one name (`top_k`) different meanings, and a key for one model stays with it.
-    """
+    """Chooses each step's request parameters, without those for other models alone: a name may mean two things."""
 
     owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Models that a parameter is for, by parameter. One that is absent is for all."""

@@ -17,10 +17,8 @@ _NAMES = {"sequence_id", "sequence_start", "sequence_end"}
 class TensorValue:
     """Value of an ensemble tensor.
 
-    `tensor` is None for an optional input that is absent, or an output that a step left out.
-
-    `batch_size` is that of the request that made it, 0 where its model does not batch. Inputs of the ensemble have no
-    `sequence` of their own.
+    `tensor` is None for an optional input that is absent, or an output that a step left out. `batch_size` is that of
+    the request that made it, 0 where its model does not batch. Inputs of the ensemble have no `sequence` of their own.
     """
 
     tensor: Tensor | None

@@ -24,12 +24,7 @@ class PackageSession(TorchSession):
     def __init__(
         self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, device: torch.device, num_runners: int = 1
     ) -> None:
-        """Unpack and load the file: call it on a thread.
-
-        `num_runners` threads may run it at the same time, with one set of weights.
-
-        Raises INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
-        """
+        """Load the file, for `num_runners` threads at once. Blocks. Raises INTERNAL, INVALID where it does not fit."""
         super().__init__(tensors, options, device)
         spec = tensors.spec
         self._loader: Any = _load(path, spec.name, device, num_runners)

@@ -80,10 +80,7 @@ def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
 
 
 def list_gpus() -> list[InstalledGpu]:
-    """Return the GPUs in the driver's order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver.
-
-    Asks the driver: call it on a thread.
-    """
+    """Return the GPUs in the driver's order (CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID). Call it on a thread."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

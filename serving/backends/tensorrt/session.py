@@ -29,10 +29,7 @@ class PlanSession(ArraySession):
     library = "TensorRT"
 
     def __init__(self, engine: PlanEngine, config: ModelConfig, placements: Sequence[Placement]) -> None:
-        """Create the contexts: call it on a thread. `placements` are the instances on the engine's GPU.
-
-        Raises INVALID for profiles that the engine does not have, else INTERNAL with TensorRT's reason.
-        """
+        """Create the contexts of `placements`, on a thread. Raises INVALID for unknown profiles, else INTERNAL."""
         self.signature = engine.signature
         self._engine = engine
         strategy = _read_strategy(config)

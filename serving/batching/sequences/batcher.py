@@ -52,10 +52,7 @@ class SequenceBatcher:
         on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """Take at least one instance. `on_executed` is called with each batch that has run.
-
-        Reads the files of initial states. Raises as `read_initial_states`.
-        """
+        """`on_executed` is called with each batch that has run. Reads files. Raises as `read_initial_states`."""
         given = source.config.sequence_batching
         self._model = spec.name
         self._is_iterative = given.iterative_sequence

@@ -94,10 +94,8 @@ class BlsCalls:
 class ResponseIterator:
     """Responses of a decoupled model, as they arrive.
 
-    The request is cancelled with the last reference to the iterator.
-
-    It keeps the responses: iterating again after the end gives them again, as in Triton. Coroutines may iterate with
-    `async for`, which does not block the event loop.
+    The request is cancelled with the last reference to the iterator. It keeps the responses: iterating again after the
+    end gives them again, as in Triton. Coroutines may iterate with `async for`, which does not block the event loop.
     """
 
     def __init__(self, calls: BlsCalls, call: PendingCall) -> None:

@@ -91,12 +91,7 @@ class InferenceRequest:
         return call(self._model_name, self._model_version, self._wire, self._inputs)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """Call the model from a coroutine.
-
-        The request is sent when this returns, whether the result is awaited or not.
-
-        With `decoupled` the result waits for the first response, and is an iterator of all.
-        """
+        """Call from a coroutine; sent when this returns, awaited or not. `decoupled` awaits the first response."""
         calls = self._required_calls()
         call = calls.open_stream_async if decoupled else calls.call_async
         return call(self._model_name, self._model_version, self._wire, self._inputs)
