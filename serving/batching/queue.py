@@ -19,18 +19,16 @@ _TIMER_NS = 1_000_000
 """Event loops round timers up to a millisecond. A shorter wait polls every turn: queue delays are often 100 us."""
 
 
+@dataclass(slots=True, eq=False)
 class QueuedJob:
     """A job in the queue. Times are perf_counter_ns; `deadline_ns` 0 is none. `level` is its priority's queue."""
 
-    __slots__ = ("deadline_ns", "enqueued_ns", "job", "key", "level", "rows")
-
-    def __init__(self, job: InferJob, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
-        self.job = job
-        self.key = key
-        self.rows = job.request.batch_size
-        self.enqueued_ns = now_ns
-        self.deadline_ns = deadline_ns
-        self.level = level
+    job: InferJob
+    key: object
+    rows: int
+    enqueued_ns: int
+    deadline_ns: int
+    level: "_Level"
 
 
 _Jobs = OrderedDict[InferJob, QueuedJob]
@@ -76,7 +74,8 @@ class JobQueue:
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{job.request.log_prefix}Exceeds maximum queue size")
-        queued = QueuedJob(job, key, now_ns, policy.deadline_ns(job.request, now_ns), level)
+        request = job.request
+        queued = QueuedJob(job, key, request.batch_size, now_ns, policy.deadline_ns(request, now_ns), level)
         level.in_time[job] = queued
         self._size += 1
         if queued.deadline_ns:

@@ -155,10 +155,7 @@ class OutputShapes:
             each.name: (each.reshape, each.dims) for each in spec.outputs.values() if each.reshape is not None
         }
         self._num_leading = 1 if spec.max_batch_size > 0 else 0
-
-    @property
-    def are_any(self) -> bool:
-        return bool(self._dims)
+        self.are_any = bool(self._dims)
 
     def restored(self, outputs: list[Tensor]) -> list[Tensor]:
         """Return the outputs in the declared shapes. One that the backend shaped otherwise stays as it is."""

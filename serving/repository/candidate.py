@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -125,7 +126,7 @@ def _read_found(
         backends,
         is_strict=is_strict,
         config_json=config_json,
-        member=lambda namespace, step: roots.member(found.namespace, namespace, step),
+        member=partial(roots.member, found.namespace),
     )
 
 

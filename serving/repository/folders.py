@@ -96,19 +96,13 @@ class ModelFolder:
 
     def __init__(self, path: Path, *, is_temporary: bool = False) -> None:
         self.path = path
+        self.origin = str(path)
+        """Identifies the folder; equal for two folders of which one replaces the other."""
         self.is_temporary = is_temporary
+        self.is_removable = is_temporary
+        """Whether it is removed after its last user."""
         self._num_users = 1
         self._lock = threading.Lock()
-
-    @property
-    def origin(self) -> str:
-        """Identifies the folder; equal for two folders of which one replaces the other."""
-        return str(self.path)
-
-    @property
-    def is_removable(self) -> bool:
-        """Whether it is removed after its last user."""
-        return self.is_temporary
 
     def state(self) -> FolderState:
         """Return its present state. Raises OSError where something vanishes meanwhile."""

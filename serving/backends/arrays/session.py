@@ -45,6 +45,8 @@ class Signature:
 class ArrayRun(ABC):
     """One run of a session."""
 
+    is_stopped: bool = False
+
     @abstractmethod
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         """Return the arrays of `outputs`, in that order.
@@ -58,29 +60,20 @@ class ArrayRun(ABC):
     def stop(self) -> None:
         """End the run early where the library can; `execute` then raises or returns. Thread-safe; idempotent."""
 
-    @property
-    @abstractmethod
-    def is_stopped(self) -> bool: ...
-
 
 class UninterruptibleRun(ArrayRun):
     """Run that its library cannot end early. A stopped one does not begin."""
 
     def __init__(self, run: Callable[[dict[str, Array], list[str]], list[Array]]) -> None:
         self._run = run
-        self._is_stopped = False
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        if self._is_stopped:
+        if self.is_stopped:
             raise SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
         return self._run(inputs, outputs)
 
     def stop(self) -> None:
-        self._is_stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
+        self.is_stopped = True
 
 
 class ArraySession(ABC):

@@ -32,6 +32,7 @@ class StepRun:
         self.scope = scope
         self._run = run
         self._step = step
+        self.model_name = step.model_name
         self._limit = run.plan.limits[step.index]
         self._level = run.schedule.inner.get(step.index)
         """Stream level that the step's responses open; None where it gives one response."""
@@ -42,10 +43,6 @@ class StepRun:
         self._has_answered = False
         self._is_ended = False
 
-    @property
-    def model_name(self) -> str:
-        return self._step.model_name
-
     def start(self) -> None:
         """Begin as soon as the step's limit admits it."""
         self._limit.acquire(self._begin)
@@ -54,7 +51,7 @@ class StepRun:
         if self._run.is_over:
             return False
         try:
-            self._model = model = self._run.model_for(self._step)
+            self._model = model = self._run.step_models[self._step.index]
             request = self._build_request(model)
             if self._level is None and model.is_decoupled_for(request):
                 problem = "gives any number of responses, which the request to the ensemble did not ask for"
@@ -184,8 +181,8 @@ class EnsembleRun:
         self._running: set[StepRun] = set()
         self._outer = TensorScope(self.schedule.outer)
         self._sequencer = ResponseSequencer(self._outer)
-        self._step_models: dict[int, Model] = {}
-        """Models by step index. Unloaded ones are kept until the request has ended."""
+        self.step_models: dict[int, Model] = {}
+        """Models by step index, the same throughout the request, also when they are unloaded."""
         self._num_unsent = 0
         """Responses that wait for their turn."""
         self._timer: asyncio.TimerHandle | None = None
@@ -210,8 +207,8 @@ class EnsembleRun:
         for step in self.schedule.steps:
             model = self.plan.models.find(step.model_name, step.version)
             model.hold()
-            self._step_models[step.index] = model
-        for model in self._step_models.values():
+            self.step_models[step.index] = model
+        for model in self.step_models.values():
             self._refuse_if_full(model)
 
     def _refuse_if_full(self, model: Model) -> None:
@@ -226,12 +223,8 @@ class EnsembleRun:
         """Release the models, when the request has ended. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-        while self._step_models:
-            self._step_models.popitem()[1].release()
-
-    def model_for(self, step: EnsembleStep) -> Model:
-        """Return the model of a step, which stays the same throughout the request."""
-        return self._step_models[step.index]
+        while self.step_models:
+            self.step_models.popitem()[1].release()
 
     def remaining_timeout_us(self) -> int:
         """Return the timeout of a step that starts now; 0 is none."""

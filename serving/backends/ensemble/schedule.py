@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -61,7 +62,7 @@ class EnsembleSchedule:
 
 
 def build_schedule(
-    spec: ModelSpec, graph: EnsembleGraph, requested: tuple[str, ...], streaming: frozenset[int]
+    spec: ModelSpec, graph: EnsembleGraph, requested: frozenset[str], streaming: frozenset[int]
 ) -> EnsembleSchedule:
     """Build the schedule for the outputs `requested`; none stands for all. The graph must have been checked."""
     # In reverse order, as in Triton, for clients that take outputs by position.
@@ -119,23 +120,13 @@ class _ScheduleBuilder:
         return (name for name in found if not is_within(by_tensor[name], stream))
 
 
-class ScheduleCache:
-    """Schedules of an ensemble, each built when it is first needed."""
+FindSchedule = Callable[[frozenset[str], frozenset[int]], EnsembleSchedule]
+"""Returns what `build_schedule` builds for these outputs and streaming steps."""
 
-    def __init__(self, spec: ModelSpec, graph: EnsembleGraph) -> None:
-        self._spec = spec
-        self._graph = graph
-        self._schedules: dict[tuple[frozenset[str], frozenset[int]], EnsembleSchedule] = {}
 
-    def get(self, requested: tuple[str, ...], streaming: frozenset[int]) -> EnsembleSchedule:
-        """Return the schedule that `build_schedule` would build."""
-        key = (frozenset(requested), streaming)
-        found = self._schedules.get(key)
-        if found is None:
-            if len(self._schedules) >= _MAX_CACHED:
-                self._schedules.clear()
-            found = self._schedules[key] = build_schedule(self._spec, self._graph, requested, streaming)
-        return found
+def cache_schedules(spec: ModelSpec, graph: EnsembleGraph) -> FindSchedule:
+    """Return a function that builds each schedule of an ensemble when it is first needed."""
+    return lru_cache(_MAX_CACHED)(partial(build_schedule, spec, graph))
 
 
 class StepLimit:
@@ -203,7 +194,7 @@ class EnsemblePlan:
     decoupled: frozenset[int]
     limits: Sequence[StepLimit]
     models: ModelLookup
-    schedules: ScheduleCache
+    find_schedule: FindSchedule
     parameters: StepParameters
 
     @property
@@ -221,7 +212,7 @@ class EnsemblePlan:
     def schedule_for(self, request: InferRequest) -> EnsembleSchedule:
         """Return how `request` runs. Raises SluiceError where the model of a step that may stream is gone."""
         streaming = frozenset(index for index in self.decoupled if self._is_streaming(self.graph.steps[index], request))
-        return self.schedules.get(request.requested_outputs, streaming)
+        return self.find_schedule(frozenset(request.requested_outputs), streaming)
 
     def _is_streaming(self, step: EnsembleStep, request: InferRequest) -> bool:
         """Return whether a step of a decoupled model streams for `request`: an LLM only streams where it is asked to.

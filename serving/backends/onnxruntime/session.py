@@ -41,11 +41,7 @@ class OnnxRun(ArrayRun):
         return self._session.run(inputs, outputs, self._options)
 
     def stop(self) -> None:
-        self._options.terminate = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return bool(self._options.terminate)
+        self.is_stopped = self._options.terminate = True
 
 
 class OnnxSession(ArraySession):

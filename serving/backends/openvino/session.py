@@ -25,7 +25,6 @@ class OpenVinoRun(ArrayRun):
     def __init__(self, session: "OpenVinoSession") -> None:
         self._session = session
         self._request: InferRequest | None = None
-        self._is_stopped = False
         self._lock = Lock()
         """Held to cancel `_request` and to return it, so that a cancellation cannot hit the request's next run."""
 
@@ -43,20 +42,16 @@ class OpenVinoRun(ArrayRun):
 
     def _infer(self, request: "InferRequest") -> None:
         request.start_async()
-        if self._is_stopped:
+        if self.is_stopped:
             # A cancellation that came before the start found nothing to cancel.
             request.cancel()
         request.wait()
 
     def stop(self) -> None:
         with self._lock:
-            self._is_stopped = True
+            self.is_stopped = True
             if self._request is not None:
                 self._request.cancel()
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
 
 
 class OpenVinoSession(ArraySession):

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from collections.abc import Sequence as Items
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -48,7 +47,7 @@ class SequenceBatcher:
         self,
         source: ModelSource,
         spec: ModelSpec,
-        instances: Items[Instance],
+        instances: Sequence[Instance],
         on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:

@@ -12,7 +12,6 @@ from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.inputs import ControlInputs
 from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
@@ -73,12 +72,12 @@ class DirectBatcher(SlotBatcher):
         limiter: RateLimiter | None,
     ) -> None:
         """`on_executed` is called with each batch that has run."""
-        super().__init__(instance, policy.num_slots)
+        self._pool = open_pool([instance], self._executed, limiter, self._dispatch)
+        super().__init__(instance, policy.num_slots, self._pool)
         self._policy = policy
         self._keys = keys
         self._controls = controls
         self._admit = admit
-        self._pool = open_pool([instance], self._executed, limiter, self._dispatch)
         self._on_executed = on_executed
         self._wakeup = Wakeup(self._dispatch)
         self._waiting: dict[int, _Waiting] = {}
@@ -86,12 +85,6 @@ class DirectBatcher(SlotBatcher):
     @property
     def num_pending(self) -> int:
         return len(self._waiting)
-
-    def claim_resources(self) -> None:
-        self._pool.claim_resources()
-
-    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        await self._pool.warm_up(new_batch)
 
     def start(self, job: InferJob, slot: int) -> None:
         self._waiting[slot] = _Waiting(job, self._keys.of(job.request), perf_counter_ns())

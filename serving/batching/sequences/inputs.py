@@ -85,10 +85,7 @@ class StateTensors:
         self.initial = dict(initial)
         self._input_of = {state.output_name: state.input_name for state in spec.states}
         self._outputs = tuple(spec.outputs)
-
-    @property
-    def has_states(self) -> bool:
-        return bool(self._input_of)
+        self.has_states = bool(spec.states)
 
     def request_outputs(self, request: InferRequest) -> frozenset[str]:
         """Request every state's output too. Returns those that the client did not request and must not see."""

@@ -1,8 +1,7 @@
 """Sequences in flight: their state, which are known by id, which wait for a slot, and the errors of their requests."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -185,7 +184,7 @@ class SequenceBacklog:
 class SlotAssigner:
     """Gives each sequence a slot, first come first served."""
 
-    def __init__(self, batchers: Items[SlotBatcher], on_assigned: Callable[[RequestSequence], None]) -> None:
+    def __init__(self, batchers: Sequence[SlotBatcher], on_assigned: Callable[[RequestSequence], None]) -> None:
         self.backlog = SequenceBacklog()
         self._batchers = batchers
         self._on_assigned = on_assigned

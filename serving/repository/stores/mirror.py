@@ -42,16 +42,9 @@ class Snapshot(ModelFolder):
 
     def __init__(self, path: Path, origin: str, state: FolderState) -> None:
         super().__init__(path)
-        self._origin = origin
+        self.origin = origin
+        self.is_removable = True
         self._state = state
-
-    @property
-    def origin(self) -> str:
-        return self._origin
-
-    @property
-    def is_removable(self) -> bool:
-        return True
 
     def state(self) -> FolderState:
         return self._state
