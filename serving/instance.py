@@ -18,7 +18,7 @@ _KINDS = {_Group.KIND_GPU: "GPU", _Group.KIND_MODEL: "MODEL"}
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What an instance holds of a resource while it runs. A global one exists once, others on each device."""
+    """A resource that an instance holds while it runs. A global one exists once, others once for each device."""
 
     name: str
     count: int

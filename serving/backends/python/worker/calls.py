@@ -10,7 +10,7 @@ from serving.backends.python.frames import CallModel, WireRequest, WireResponse
 from serving.backends.python.worker.channel import Channel, PendingCall
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode
 from serving.backends.python.worker.response import InferenceResponse
-from serving.backends.python.worker.tensor import Tensor
+from serving.backends.python.worker.tensor import PbTensor
 
 MAX_WAITING = 1024
 """Most threads that wait for the responses of coroutines. They are started as needed."""
@@ -22,18 +22,18 @@ class BlsCalls:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def call(self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]) -> InferenceResponse:
+    def call(self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]) -> InferenceResponse:
         """Return the one response of a model that is not decoupled. It has the error, if there is one."""
         return self._wait_response(self._begin(model_name, version, request, inputs, is_decoupled=False))
 
     def open_stream(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
+        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
     ) -> "ResponseIterator":
         """Return an iterator of any number of responses. They have the errors."""
         return ResponseIterator(self, self._begin(model_name, version, request, inputs, is_decoupled=True))
 
     def call_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
+        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
     ) -> "asyncio.Future[InferenceResponse]":
         """Call a model from a coroutine. The request is sent when this returns, and cancelled with the future."""
         call = self._begin(model_name, version, request, inputs, is_decoupled=False)
@@ -42,7 +42,7 @@ class BlsCalls:
         return future
 
     def open_stream_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
+        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
     ) -> "asyncio.Future[ResponseIterator]":
         """Open a stream from a coroutine. The future waits for the first response, which can then be read at once."""
         responses = self.open_stream(model_name, version, request, inputs)
@@ -65,7 +65,7 @@ class BlsCalls:
         return ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="model-calls")
 
     def _begin(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor], is_decoupled: bool
+        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor], is_decoupled: bool
     ) -> PendingCall:
         wire = WireRequest(
             0,
@@ -87,7 +87,9 @@ class BlsCalls:
             code, message = response.error
             return InferenceResponse(error=TritonError(message, TritonErrorCode(code)))
         open_ = self.channel.open
-        tensors = [Tensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs]
+        tensors = [
+            PbTensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs
+        ]
         return InferenceResponse(tensors, parameters=response.parameters)
 
 

@@ -24,7 +24,7 @@ from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.backends.python.worker.errors import TritonModelException
 
 if TYPE_CHECKING:
-    from serving.backends.python.worker.tensor import Tensor
+    from serving.backends.python.worker.tensor import PbTensor
 
 MAX_POSTED = 4096
 """Posted messages that may wait for the socket; a thread with more waits with them."""
@@ -212,7 +212,7 @@ class Channel:
         assert response is not None
         return response
 
-    def wire_tensor(self, tensor: "Tensor") -> frames.WireTensor:
+    def wire_tensor(self, tensor: "PbTensor") -> frames.WireTensor:
         """Return the tensor's present contents for a frame."""
         raw = tensor.wire_form()
         stored: bytes | frames.SegmentRef

@@ -18,7 +18,7 @@ from serving.backends.python.worker.channel import Channel
 from serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
 from serving.backends.python.worker.request import InferenceRequest
 from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, Responder
-from serving.backends.python.worker.tensor import Tensor
+from serving.backends.python.worker.tensor import PbTensor
 
 _CLASS_NAME = "TritonPythonModel"
 _WORKER_FOLDER = str(Path(__file__).parent)
@@ -69,7 +69,7 @@ class Executor:
         responder = Responder(self._channel, wire.number, wire.outputs, self._is_decoupled, self._label)
         channel = self._channel
         inputs = [
-            Tensor.from_wire(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs
+            PbTensor.from_wire(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs
         ]
         return InferenceRequest.from_wire(wire, inputs, responder, self._model_name, self._model_version)
 

@@ -24,13 +24,13 @@ from serving.backends.python.worker.server import (
 )
 from serving.backends.python.worker.tensor import (
     TRITON_STRING_TO_NUMPY,
-    Tensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
+from serving.backends.python.worker.tensor import PbTensor as Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

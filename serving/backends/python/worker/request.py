@@ -17,7 +17,7 @@ from serving.backends.python.worker.errors import (
     check_str,
 )
 from serving.backends.python.worker.response import InferenceResponseSender, Responder
-from serving.backends.python.worker.tensor import Tensor, check_tensors
+from serving.backends.python.worker.tensor import PbTensor, check_tensors
 
 _REQUIRED: Any = object()
 RELEASE_ALL = 1
@@ -37,7 +37,7 @@ class InferenceRequest:
     __slots__ = ("_inputs", "_model_name", "_model_version", "_preferred_memory", "_responder", "_trace", "_wire")
 
     _responder: Responder
-    _inputs: list[Tensor]
+    _inputs: list[PbTensor]
     _model_name: str
     _model_version: int
     _wire: WireRequest
@@ -49,7 +49,7 @@ class InferenceRequest:
         self,
         request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = _REQUIRED,
+        inputs: Sequence[PbTensor] = _REQUIRED,
         requested_output_names: Sequence[str | bytes] = _REQUIRED,
         model_name: str | bytes = _REQUIRED,
         model_version: int = -1,
@@ -103,7 +103,7 @@ class InferenceRequest:
 
     @classmethod
     def from_wire(
-        cls, wire: WireRequest, inputs: list[Tensor], responder: Responder, model_name: str, model_version: int
+        cls, wire: WireRequest, inputs: list[PbTensor], responder: Responder, model_name: str, model_version: int
     ) -> "InferenceRequest":
         self = cls.__new__(cls)
         self._wire = wire
@@ -114,7 +114,7 @@ class InferenceRequest:
         self._preferred_memory = self._trace = None
         return self
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[PbTensor]:
         return self._inputs
 
     def request_id(self) -> str:

@@ -23,7 +23,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 """Scalar types of numpy by the types of config.pbtxt, as in TYPE_FP32."""
 
 
-class Tensor:
+class PbTensor:
     """A named array. An input's belongs to the model, which may write to it and keep it after the request."""
 
     __slots__ = ("_array", "_name", "_raw", "_shape", "_type")
@@ -44,7 +44,7 @@ class Tensor:
         self._array: Array | None = array
 
     @classmethod
-    def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
+    def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "PbTensor":
         """Make a tensor of wire bytes that fit. A memoryview is shared memory, which lives as long as the tensor."""
         self = cls.__new__(cls)
         self._name, self._type, self._shape, self._raw, self._array = name, DATA_TYPES[datatype], shape, raw, None
@@ -81,13 +81,13 @@ class Tensor:
         return (1, 0)
 
     @classmethod
-    def from_dlpack(cls, name: str, value: Any) -> "Tensor":
+    def from_dlpack(cls, name: str, value: Any) -> "PbTensor":
         """Make a tensor that shares the memory of a DLPack capsule or provider, which must be the CPU's."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if value is None:
             raise TritonModelException("from_dlpack takes a DLPack capsule, or an object that gives one, not None.")
-        if isinstance(value, Tensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
+        if isinstance(value, PbTensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
             return cls(name, value.as_numpy())
         if not hasattr(value, "__dlpack__"):
             value = _Capsule(value)
@@ -114,13 +114,16 @@ class Tensor:
         return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
 
 
-def check_tensors(given: Any, what: str) -> list[Tensor]:
+PbTensor.__name__ = "Tensor"  # the name that models know it by, in messages too
+
+
+def check_tensors(given: Any, what: str) -> list[PbTensor]:
     """Return the tensors as a list. Raises TypeError for other objects, as Triton TritonModelException for None."""
     found = list(given)
     for each in found:
         if each is None:
             raise TritonModelException(f"{what} are a list of Tensor, and None is found")
-        if not isinstance(each, Tensor):
+        if not isinstance(each, PbTensor):
             raise TypeError(f"{what} are a list of Tensor, and {type(each).__name__} is found")
     return found
 
