@@ -96,23 +96,17 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
 
 
 def _build_input(name: str, given: ModelWarmup.Input, rows: int, folder: Path) -> Tensor:
-    """Return an input of equal rows. With `rows` 0 the model has no batch dimension."""
-    data_type = read_data_type(given.data_type)
-    if data_type is None:
-        raise invalid_argument(f"warmup setting expects input '{name}' to have data_type set")
-    dims = list(given.dims)
-    if any(size < 0 for size in dims):
-        raise invalid_argument(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    """Return a checked input of equal rows. With `rows` 0 the model has no batch dimension."""
+    data_type, dims = read_data_type(given.data_type), list(given.dims)
+    assert data_type is not None, "the configuration has been checked"
     match given.WhichOneof("input_data_type"):
         case "zero_data":
             row = np.full(dims, b"" if data_type is BYTES else 0, data_type.dtype)
         case "random_data":
             row = _random_row(data_type, dims)
-        case "input_data_file":
+        case _:
             path = folder / DATA_FOLDER / inner_path(given.input_data_file)
             row = _read_row(path, given.input_data_file, data_type, dims)
-        case _:
-            raise invalid_argument(f"warmup setting expects input '{name}' to have input_data_type set")
     array = np.repeat(row[np.newaxis], rows, axis=0) if rows else row
     return Tensor(name, data_type.name, array.shape, array=array)
 

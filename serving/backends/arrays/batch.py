@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from tritonclient.grpc import model_config_pb2
-from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelConfig
+from tritonclient.grpc.model_config_pb2 import BatchInput, ModelConfig
 
 from serving.backends.arrays.session import ArraySession
 from serving.request import InferRequest
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors import datatypes
+from serving.spec import ModelSpec, TensorSpec, read_data_type
 from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
@@ -26,7 +23,6 @@ from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _Shapes = Sequence[tuple[int, ...]]
 """Shapes of one input, one for each request, including the batch dimension."""
-_DATA_TYPES = ("TYPE_INT32", "TYPE_FP32")
 
 
 def _counts(shapes: _Shapes) -> list[int]:
@@ -79,46 +75,24 @@ class BatchTensors:
 
 
 def parse_batch_tensors(config: ModelConfig) -> BatchTensors:
-    """Parse `batch_input` and `batch_output`. Raises INVALID, in Triton's words, for entries that no model can have."""
+    """Parse `batch_input` and `batch_output` of a checked configuration. Raises INVALID for an optional source."""
+    optional = {each.name for each in config.input if each.optional}
+    for side, given in (("input", config.batch_input), ("output", config.batch_output)):
+        for source in (each.source_input[0] for each in given):
+            if source in optional:
+                raise invalid_argument(
+                    f"source input '{source}' of a batch {side} must not be optional for {config.name}"
+                )
     return BatchTensors(
-        tuple(_parse_batch_input(config, each) for each in config.batch_input),
-        {
-            name: _find_source(config, each, "output")
-            for each in config.batch_output
-            for name in _find_targets(config, each)
-        },
+        tuple(_parse_batch_input(each) for each in config.batch_input),
+        {name: each.source_input[0] for each in config.batch_output for name in each.target_name},
     )
 
 
-def _parse_batch_input(config: ModelConfig, given: BatchInput) -> BatchInputTensor:
-    source = _find_source(config, given, "input")
-    data_type = datatypes.of_config(model_config_pb2.DataType.Name(given.data_type))
-    if data_type is None or data_type.config_name not in _DATA_TYPES:
-        raise invalid_argument(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
-    return BatchInputTensor(tuple(given.target_name), source, data_type, _VALUES[given.kind])
-
-
-def _find_source(config: ModelConfig, given: BatchInput | BatchOutput, side: str) -> str:
-    sources = given.source_input
-    if len(sources) != 1:
-        kind: Any = type(given).Kind
-        raise invalid_argument(
-            f"batch {side} kind '{kind.Name(given.kind)}' expects 1 source input, got {len(sources)} for {config.name}"
-        )
-    found = next((each for each in config.input if each.name == sources[0]), None)
-    if found is None:
-        raise invalid_argument(f"unknown source input name '{sources[0]}' for {config.name}")
-    if found.optional:
-        raise invalid_argument(f"source input '{found.name}' of a batch {side} must not be optional for {config.name}")
-    return str(found.name)
-
-
-def _find_targets(config: ModelConfig, given: BatchOutput) -> Sequence[str]:
-    outputs = {each.name for each in config.output}
-    for name in given.target_name:
-        if name not in outputs:
-            raise invalid_argument(f"unknown target output name '{name}' for {config.name}")
-    return list(given.target_name)
+def _parse_batch_input(given: BatchInput) -> BatchInputTensor:
+    data_type = read_data_type(given.data_type)
+    assert data_type is not None, "the configuration has been checked"
+    return BatchInputTensor(tuple(given.target_name), given.source_input[0], data_type, _VALUES[given.kind])
 
 
 class BatchAssembler:

@@ -22,30 +22,15 @@ class BlsCalls:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def call(self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]) -> InferenceResponse:
-        """Return the one response of a model that is not decoupled. It has the error, if there is one."""
-        return self._wait_response(self._begin(model_name, version, request, inputs, is_decoupled=False))
-
-    def open_stream(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
-    ) -> "ResponseIterator":
-        """Return an iterator of any number of responses. They have the errors."""
-        return ResponseIterator(self, self._begin(model_name, version, request, inputs, is_decoupled=True))
-
-    def call_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
-    ) -> "asyncio.Future[InferenceResponse]":
-        """Call a model from a coroutine. The request is sent when this returns, and cancelled with the future."""
-        call = self._begin(model_name, version, request, inputs, is_decoupled=False)
-        future = self.run_in_thread(lambda: self._wait_response(call))
+    def wait_async(self, call: PendingCall) -> "asyncio.Future[InferenceResponse]":
+        """Return the one response of a call for a coroutine. The call is cancelled with the future."""
+        future = self.run_in_thread(lambda: self.wait(call))
         future.add_done_callback(lambda future: self.channel.cancel_call(call) if future.cancelled() else None)
         return future
 
-    def open_stream_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor]
-    ) -> "asyncio.Future[ResponseIterator]":
-        """Open a stream from a coroutine. The future waits for the first response, which can then be read at once."""
-        responses = self.open_stream(model_name, version, request, inputs)
+    def stream_async(self, call: PendingCall) -> "asyncio.Future[ResponseIterator]":
+        """Return a call's stream for a coroutine, once it has the first response, which can then be read at once."""
+        responses = ResponseIterator(self, call)
 
         def wait() -> ResponseIterator:
             responses.wait()
@@ -64,9 +49,10 @@ class BlsCalls:
         # The event loop's own executor has too few threads for models with many concurrent calls.
         return ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="model-calls")
 
-    def _begin(
+    def begin(
         self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor], is_decoupled: bool
     ) -> PendingCall:
+        """Send a request to a model. Without `is_decoupled` it gets one response."""
         wire = WireRequest(
             0,
             [self.channel.wire_tensor(tensor) for tensor in inputs],
@@ -79,7 +65,8 @@ class BlsCalls:
         )
         return self.channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
 
-    def _wait_response(self, call: PendingCall) -> InferenceResponse:
+    def wait(self, call: PendingCall) -> InferenceResponse:
+        """Return the one response of a model that is not decoupled. It has the error, if there is one."""
         return self.to_response(self.channel.next_response(call))
 
     def to_response(self, response: WireResponse) -> InferenceResponse:

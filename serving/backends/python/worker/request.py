@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from serving.backends.python.frames import WireRequest
-from serving.backends.python.worker.calls import BlsCalls
+from serving.backends.python.worker.calls import BlsCalls, ResponseIterator
+from serving.backends.python.worker.channel import PendingCall
 from serving.backends.python.worker.errors import (
     INT64,
     UINT32,
@@ -86,20 +87,19 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> Any:
         """Call the model and return its response, or with `decoupled` an iterator. Responses have the errors."""
-        calls = self._required_calls()
-        call = calls.open_stream if decoupled else calls.call
-        return call(self._model_name, self._model_version, self._wire, self._inputs)
+        calls, call = self._begin_call(decoupled)
+        return ResponseIterator(calls, call) if decoupled else calls.wait(call)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
         """Call from a coroutine; sent when this returns, awaited or not. `decoupled` awaits the first response."""
-        calls = self._required_calls()
-        call = calls.open_stream_async if decoupled else calls.call_async
-        return call(self._model_name, self._model_version, self._wire, self._inputs)
+        calls, call = self._begin_call(decoupled)
+        return calls.stream_async(call) if decoupled else calls.wait_async(call)
 
-    def _required_calls(self) -> BlsCalls:
+    def _begin_call(self, is_decoupled: bool) -> tuple[BlsCalls, PendingCall]:
         if self._calls is None:
             raise RuntimeError("models can be asked in a worker process only")
-        return self._calls
+        call = self._calls.begin(self._model_name, self._model_version, self._wire, self._inputs, is_decoupled)
+        return self._calls, call
 
     @classmethod
     def from_wire(
