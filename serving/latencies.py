@@ -103,8 +103,7 @@ class LatencyRecorder:
 
     def add_request(self, job: InferJob, now_ns: int, compute_started_ns: int, parts_ns: tuple[int, int, int]) -> None:
         """Add a request that succeeded. `parts_ns`: time of gathering inputs, of inference, of handing out outputs."""
-        if self.first_response_ms is not None:
-            self._add_only_response(job, now_ns)
+        self._add_only_response(job, now_ns)
         if self.summaries is not None:
             self.summaries.add_served(job.started_ns, compute_started_ns, now_ns)
             self.summaries.add_computed(parts_ns, now_ns)
@@ -116,8 +115,7 @@ class LatencyRecorder:
             self.first_response_ms.add((perf_counter_ns() - job.started_ns) / _NS_PER_MS)
 
     def add_hit(self, job: InferJob, now_ns: int, lookup_started_ns: int, lookup_ended_ns: int) -> None:
-        if self.first_response_ms is not None:
-            self._add_only_response(job, now_ns)
+        self._add_only_response(job, now_ns)
         if self.summaries is not None:
             self.summaries.add_served(job.started_ns, lookup_started_ns, now_ns)
             self.summaries.cache_hit.add((lookup_ended_ns - lookup_started_ns) / _NS_PER_US, now_ns)
@@ -131,10 +129,9 @@ class LatencyRecorder:
         self._answered.discard(job)
 
     def _add_only_response(self, job: InferJob, now_ns: int) -> None:
-        assert self.first_response_ms is not None
         if job in self._answered:
             self._answered.remove(job)
-        else:
+        elif self.first_response_ms is not None:
             self.first_response_ms.add((now_ns - job.started_ns) / _NS_PER_MS)
 
 

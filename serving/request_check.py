@@ -55,7 +55,8 @@ def check_request(request: InferRequest, spec: ModelSpec) -> None:
         except ValueError:
             raise _wrong_size(tensor, request, spec) from None
         if declared.reshape is not None:
-            inputs[name] = _reshaped(tensor, declared, tensor.shape[: len(tensor.shape) - len(dims)])
+            leading = tensor.shape[: len(tensor.shape) - len(dims)]
+            inputs[name] = tensor.reshaped(leading + reshaped_dims(dims, declared.dims, declared.reshape))
 
 
 def reshaped_dims(dims: tuple[int, ...], declared: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,12 +108,6 @@ def _fits(dims: tuple[int, ...], declared: tuple[int, ...]) -> bool:
     if len(dims) != len(declared):
         return False
     return all(size >= 0 and expected in (size, -1) for size, expected in zip(dims, declared, strict=True))
-
-
-def _reshaped(tensor: Tensor, declared: TensorSpec, leading: tuple[int, ...]) -> Tensor:
-    assert declared.reshape is not None
-    dims = tensor.shape[len(leading) :]
-    return tensor.reshaped(leading + reshaped_dims(dims, declared.dims, declared.reshape))
 
 
 def _unexpected_input(name: str, spec: ModelSpec) -> SluiceError:

@@ -150,12 +150,12 @@ class Batcher:
 class OrderedReceiver:
     """Holds one request's responses back until all earlier requests have ended."""
 
-    __slots__ = ("_has_ended", "_held", "_order", "_receive", "job")
+    __slots__ = ("_has_ended", "_order", "_receive", "held", "job")
 
     def __init__(self, receive: ReceiveResponse, order: "ResponseOrder") -> None:
         self._receive = receive
         self._order = order
-        self._held: list[InferResponse] = []
+        self.held: list[InferResponse] = []
         self._has_ended = False
         self.job: InferJob | None = None
         """None until the request is submitted, and again after its last response: the job refers to its receiver."""
@@ -169,13 +169,9 @@ class OrderedReceiver:
             self.job = job
 
     @property
-    def has_held(self) -> bool:
-        return bool(self._held)
-
-    @property
     def is_done(self) -> bool:
         """Whether all its responses were passed on. A cancelled request gets no final response."""
-        return not self._held and (self._has_ended or (self.job is not None and self.job.is_finished))
+        return not self.held and (self._has_ended or (self.job is not None and self.job.is_finished))
 
     def receive(self, response: InferResponse) -> None:
         """Take a response, and pass it on in its turn. An error of the queue, such as a timeout, does not wait."""
@@ -183,12 +179,12 @@ class OrderedReceiver:
         if response.error is not None and self.job is not None and not self.job.executed_batch_size:
             self._receive(response)
         else:
-            self._held.append(response)
+            self.held.append(response)
         self._order.advance()
 
     def release(self) -> None:
         """Pass on the responses that were held back."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         for response in held:
             self._receive(response)
 
@@ -223,7 +219,7 @@ class ResponseOrder:
                 if first.is_done:
                     first.job = None
                     self._receivers.popleft()
-                elif not first.has_held:
+                elif not first.held:
                     return
         finally:
             self._is_advancing = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
@@ -108,18 +108,13 @@ def _queue_policy(given: ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-class WaitingRequest(Protocol):
-    """A request in the queue, as the plan needs it."""
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request in the queue, as the plan needs it. Requests with equal keys may share a batch."""
 
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def key(self) -> object:
-        """Requests with equal keys may share a batch."""
-
-    @property
-    def enqueued_ns(self) -> int: ...
+    rows: int
+    key: object
+    enqueued_ns: int
 
 
 class BatchPlan(NamedTuple):

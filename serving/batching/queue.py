@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from time import perf_counter_ns
 
-from serving.batching.plan import BatchPolicy, QueuePolicy
+from serving.batching.plan import BatchPolicy, QueuePolicy, WaitingRequest
 from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
@@ -20,13 +20,10 @@ _TIMER_NS = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
-class QueuedJob:
+class QueuedJob(WaitingRequest):
     """A job in the queue. Times are perf_counter_ns; `deadline_ns` 0 is none. `level` is its priority's queue."""
 
     job: InferJob
-    key: object
-    rows: int
-    enqueued_ns: int
     deadline_ns: int
     level: "_Level"
 
@@ -75,7 +72,7 @@ class JobQueue:
         if policy.max_size and len(level) >= policy.max_size:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{job.request.log_prefix}Exceeds maximum queue size")
         request = job.request
-        queued = QueuedJob(job, key, request.batch_size, now_ns, policy.deadline_ns(request, now_ns), level)
+        queued = QueuedJob(request.batch_size, key, now_ns, job, policy.deadline_ns(request, now_ns), level)
         level.in_time[job] = queued
         self._size += 1
         if queued.deadline_ns:

@@ -43,7 +43,7 @@ class Claim:
 
     @property
     def is_waiting(self) -> bool:
-        return self._limiter.has_waiting(self)
+        return self in self._limiter.waiting
 
     def take(self) -> bool:
         """Take all resources. Where that fails, it waits: `wake` is called when trying again will succeed."""
@@ -90,7 +90,7 @@ class RateLimiter:
         self._claims: list[Claim] = []
         self._turns: dict[ResourceKey, int] = {}
         """The latest turn that was granted a resource, by resource. A new claim starts there."""
-        self._waiting: list[Claim] = []
+        self.waiting: list[Claim] = []
         """Waiting claims, in order."""
         self._arrivals = count(1)
         self._is_granting = False
@@ -116,18 +116,15 @@ class RateLimiter:
     @property
     def is_idle(self) -> bool:
         """Whether no resource is held and no claim waits."""
-        return self._resources.are_free and not self._waiting
-
-    def has_waiting(self, claim: Claim) -> bool:
-        return claim in self._waiting
+        return self._resources.are_free and not self.waiting
 
     def take(self, claim: Claim) -> bool:
         assert not claim.is_granted, "an instance runs one batch at a time"
-        if claim not in self._waiting:
+        if claim not in self.waiting:
             self._join(claim)
         if not any(each is claim for each in self._runnable()):
             return False
-        self._waiting.remove(claim)
+        self.waiting.remove(claim)
         self._resources.take(claim.needs)
         for key in claim.needs:
             self._turns[key] = max(self._turns.get(key, 0), claim.turn)
@@ -139,12 +136,12 @@ class RateLimiter:
         if not claim.since:
             claim.since = next(self._arrivals)
             claim.turn = max(claim.turn, max((self._turns.get(key, 0) for key in claim.needs), default=0))
-        insort(self._waiting, claim, key=attrgetter("order"))
+        insort(self.waiting, claim, key=attrgetter("order"))
 
     def _runnable(self) -> Iterator[Claim]:
         """Yield the waiting claims that can be granted, in order, after the needs of those before them."""
         left = {key: self._resources.free(key) for key in self._resources.keys}
-        for claim in list(self._waiting):
+        for claim in list(self.waiting):
             if all(left[key] >= needed for key, needed in claim.needs.items()):
                 yield claim
             for key, needed in claim.needs.items():
@@ -157,8 +154,8 @@ class RateLimiter:
 
     def withdraw(self, claim: Claim) -> None:
         claim.since = 0
-        if claim in self._waiting:
-            self._waiting.remove(claim)
+        if claim in self.waiting:
+            self.waiting.remove(claim)
             self.grant_waiting()
 
     def remove(self, claim: Claim) -> None:
@@ -166,8 +163,8 @@ class RateLimiter:
             return
         self.release(claim)
         self._claims.remove(claim)
-        if claim in self._waiting:
-            self._waiting.remove(claim)
+        if claim in self.waiting:
+            self.waiting.remove(claim)
         self._update_needs()
         self.grant_waiting()
 
@@ -178,7 +175,7 @@ class RateLimiter:
         self._is_granting = True
         try:
             while (claim := next(self._runnable(), None)) is not None:
-                self._waiting.remove(claim)
+                self.waiting.remove(claim)
                 claim.wake()
         finally:
             self._is_granting = False

@@ -67,7 +67,7 @@ class ScheduledModel(Model):
             self._order = ResponseOrder() if policy.preserves_order else None
         self._output_shapes = OutputShapes(self.spec)
         store = context.response_cache if context is not None else None
-        self._cache = open_model_cache(source, self.statistics, store, self._schedule)
+        self._cache = open_model_cache(source, self.statistics, store, self._accept)
         self.statistics.count_pending = self._count_pending
 
     @property
@@ -102,10 +102,7 @@ class ScheduledModel(Model):
 
     def _start(self, job: InferJob) -> None:
         if self._cache is None or not self._cache.answer(job):
-            self._schedule(job)
-
-    def _schedule(self, job: InferJob) -> None:
-        self._accept(job)
+            self._accept(job)
 
     def responded(self, job: InferJob, response: InferResponse) -> None:
         if self._cache is not None:

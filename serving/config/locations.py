@@ -92,16 +92,11 @@ NOWHERE = FieldLocations()
 
 
 def locate_fields(text: str) -> FieldLocations:
-    """Return the locations of the fields that can be read."""
-    return FieldLocations(read_fields(text))
-
-
-def read_fields(text: str) -> tuple[WrittenField, ...]:
-    """Return the fields of `text` in its order, up to the first place that cannot be read."""
+    """Return the locations of the fields, in order, up to the first place that cannot be read."""
     reader = _Reader(text)
     with suppress(_UnreadableError, RecursionError):  # protobuf's parser stops there too, with the reason
         reader.read_fields((), "")
-    return tuple(reader.fields)
+    return FieldLocations(tuple(reader.fields))
 
 
 class _UnreadableError(Exception):

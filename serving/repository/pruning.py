@@ -122,12 +122,9 @@ def _hide(removal: Removal) -> Path:
 def _read_models(root: Path) -> Iterator[_ModelFolder]:
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
-            yield _ModelFolder(path.name, path, _read_config(path), tuple(list_versions(path)))
-
-
-def _read_config(path: Path) -> ModelConfig:
-    file = path / CONFIG_FILENAME
-    return read_pbtxt(file).config if file.exists() else ModelConfig()
+            file = path / CONFIG_FILENAME
+            config = read_pbtxt(file).config if file.exists() else ModelConfig()
+            yield _ModelFolder(path.name, path, config, tuple(list_versions(path)))
 
 
 def _is_complete(model: _ModelFolder, version: int, backends: Sequence[Backend]) -> bool:

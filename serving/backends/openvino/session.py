@@ -29,7 +29,7 @@ class OpenVinoRun(ArrayRun):
         """Held to cancel `_request` and to return it, so that a cancellation cannot hit the request's next run."""
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        rows = _num_rows(inputs)
+        rows = next((len(array) for array in inputs.values() if array.ndim), 0)
         request = self._request = self._session.take_request()
         try:
             self._session.fill(request, inputs, rows)
@@ -116,10 +116,6 @@ class OpenVinoSession(ArraySession):
         """Return copies of the outputs, because the request's next run overwrites its memory."""
         arrays = [_copy_output(request.get_output_tensor(self._outputs[name])) for name in outputs]
         return [array[:rows] for array in arrays] if self._fixed_batch else arrays
-
-
-def _num_rows(inputs: Mapping[str, Array]) -> int:
-    return next((len(array) for array in inputs.values() if array.ndim), 0)
 
 
 def _pad(array: Array, num_rows: int) -> Array:

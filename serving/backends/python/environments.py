@@ -126,7 +126,10 @@ class EnvironmentCache:
             return InterpreterLease(await find_environment_interpreter(path, str(path)))
         key = await asyncio.to_thread(_read_key, path)
         entry = self._unpacked.get(key) or self._unpack(key)
-        self._hold(entry)
+        entry.num_users += 1
+        if entry.removal is not None:
+            entry.removal.cancel()
+            entry.removal = None
         try:
             # One of several models that wait for it may be cancelled; the others go on.
             interpreter = await asyncio.shield(entry.ready)
@@ -142,12 +145,6 @@ class EnvironmentCache:
         entry = self._unpacked[key] = _Unpacked(ready, lambda: None)
         entry.remove = weakref.finalize(entry, shutil.rmtree, folder, ignore_errors=True)
         return entry
-
-    def _hold(self, entry: _Unpacked) -> None:
-        entry.num_users += 1
-        if entry.removal is not None:
-            entry.removal.cancel()
-            entry.removal = None
 
     def _release(self, key: _Key, entry: _Unpacked) -> None:
         entry.num_users -= 1

@@ -79,7 +79,7 @@ class SequenceBatcher:
         self._members[job] = _Member(sequence, hidden)
         if self._is_iterative:
             job.on_reschedule = partial(self._run_again, job, sequence)
-        self._wait_in_queue(job, sequence)
+        job.on_cancel = partial(self._drop, job, sequence)
         sequence.queue.append(job)
         self._touch(sequence)
         self._slots.backlog.limit(sequence, job.request, sequence.used_ns)
@@ -87,9 +87,6 @@ class SequenceBatcher:
             self._wakeup.at(deadline_ns)
         sequence.is_ended = SequenceFlag.END in job.request.sequence
         self._advance(sequence)
-
-    def _wait_in_queue(self, job: InferJob, sequence: RequestSequence) -> None:
-        job.on_cancel = partial(self._drop, job, sequence)
 
     def _find_or_open(self, request: InferRequest) -> RequestSequence:
         if request.batch_size > 1:
@@ -211,7 +208,7 @@ class SequenceBatcher:
         sequence.commit_states()
         sequence.current = None
         sequence.queue.appendleft(job)
-        self._wait_in_queue(job, sequence)
+        job.on_cancel = partial(self._drop, job, sequence)
         self._touch(sequence)
         if sequence.check_incarnation():
             self._advance(sequence)

@@ -123,19 +123,13 @@ def _states(path: str, entry: Mapping[str, Any]) -> list[FileState]:
     """Return an object's state; nothing for the model's own folder. A folder's path ends in a slash."""
     if not path.strip("/") or "__pycache__" in path.split("/"):
         return []
-    with _naming(entry["name"]):
+    try:
         inner = inner_path(path.rstrip("/"))
+    except SluiceError as error:
+        raise StoreFailure(f"object {entry['name']}: {error.message}") from None
     if _is_folder(entry):
         return [FileState(f"{inner}/", 0)]
     return [FileState(inner, int(entry.get("size") or 0), tag=_tag(entry))]
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except SluiceError as error:
-        raise StoreFailure(f"object {name}: {error.message}") from None
 
 
 def _tag(entry: Mapping[str, Any]) -> str:
