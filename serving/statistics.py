@@ -194,11 +194,8 @@ class ModelStatistics:
         if self.latencies is not None:
             self.latencies.forget(job)
         if reason is FailureReason.CANCELED and job.num_responses and self.responses:
-            self._record_cancelled_response(job, now)
-
-    def _record_cancelled_response(self, job: InferJob, now: int) -> None:
-        found = self.responses.setdefault(job.num_responses, ResponseStatistics())
-        found.cancel.add(now - (job.compute_started_ns or job.started_ns))
+            found = self.responses.setdefault(job.num_responses, ResponseStatistics())
+            found.cancel.add(now - (job.compute_started_ns or job.started_ns))
 
     def _record_batch(self, rows: int, parts: tuple[int, int, int]) -> None:
         self.last_inference_ms = int(time() * 1000)

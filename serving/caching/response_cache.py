@@ -123,7 +123,9 @@ class LocalCache(ResponseCache):
             return None
         self._entries.move_to_end(key)
         self.usage.num_hits += 1
-        return _copy(found[1])
+        response = found[1]
+        # A copy that its receiver may change, all but the tensors.
+        return InferResponse(list(response.outputs), dict(response.parameters))
 
     def keep(self, key: Key, response: InferResponse) -> bool:
         """Keep a copy. False where it is there already, or larger than the whole cache."""
@@ -171,11 +173,6 @@ class _LocalModelCache(ModelCache):
         started = perf_counter_ns()
         if self._cache.keep(key, response):
             self._statistics.record_cache_miss(lookup_ns + perf_counter_ns() - started)
-
-
-def _copy(response: InferResponse) -> InferResponse:
-    """Return a copy that its receiver may change, all but the tensors."""
-    return InferResponse(list(response.outputs), dict(response.parameters))
 
 
 def _copy_tensors(response: InferResponse) -> InferResponse:

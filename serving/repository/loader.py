@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-requested_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
+requested_by_model: ContextVar[bool] = ContextVar("requested_by_model", default=False)
 """Whether a model requested the load, perhaps while it is loaded itself: such a load must not wait for others."""
 
 

@@ -34,7 +34,7 @@ class ControlInputs:
         for given in config.sequence_batching.control_input:
             for control in given.control:
                 if control.kind == ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
-                    self._id = (given.name, _correlation_type(control.data_type))
+                    self._id = (given.name, read_data_type(control.data_type) or DATA_TYPES["UINT64"])
                     self._of_null_request[given.name] = Tensor.zeros(*self._id, self._shape)
                 else:
                     self._add(given.name, control)
@@ -225,7 +225,3 @@ def _as_number(correlation_id: int | str, data_type: DataType) -> "NDArray[np.in
     else:
         wire = byte_strings.pack([correlation_id.encode()])
     return np.frombuffer(wire[: data_type.itemsize].ljust(data_type.itemsize, b"\0"), data_type.dtype)
-
-
-def _correlation_type(number: int) -> DataType:
-    return read_data_type(number) or DATA_TYPES["UINT64"]
