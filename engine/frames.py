@@ -38,7 +38,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     info: EngineInfo
 
 
-class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="ModelFailure"):
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
     """The model could not be loaded; the engine ends."""
 
     code: ErrorCode
