@@ -70,10 +70,7 @@ class Backend(ABC):
         return any((version_folder / each.name).exists() for each in self.model_files)
 
     async def complete(self, source: ModelSource, context: "BackendContext") -> ModelConfig:
-        """Return the configuration with the fields that config.pbtxt leaves out and the model file tells.
-
-        By default the configuration is returned as it is. Raises SluiceError INVALID where it contradicts the model.
-        """
+        """Return the configuration, completed from the model's file; by default as it is. Raises INVALID."""
         return source.config
 
     @abstractmethod
@@ -106,10 +103,7 @@ class ModelLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadOverrides:
-    """The contents of a load request: a whole configuration as JSON, and files by path inside the model's folder.
-
-    With files, the model consists of them and the configuration, and its folder is not read.
-    """
+    """A load request's contents: a whole configuration as JSON, and files by path that replace the model's folder."""
 
     config_json: str | None = None
     files: tuple[tuple[str, bytes], ...] = ()
@@ -137,16 +131,16 @@ class CustomMetric(Protocol):
     """One labelled series of a model's own metric. Event loop's thread only."""
 
     def increment(self, value: float) -> None:
-        """Add to the value. Raises SluiceError INVALID below 0 for a counter, UNIMPLEMENTED for a histogram."""
+        """Add to the value. Raises INVALID below 0 for a counter, UNIMPLEMENTED for a histogram."""
 
     def set(self, value: float) -> None:
-        """Set the value. Raises SluiceError UNIMPLEMENTED unless it is a gauge."""
+        """Set the value. Raises UNIMPLEMENTED unless it is a gauge."""
 
     def observe(self, value: float) -> None:
-        """Count an observation. Raises SluiceError UNIMPLEMENTED unless it is a histogram."""
+        """Count an observation. Raises UNIMPLEMENTED unless it is a histogram."""
 
     def value(self) -> float:
-        """Return the value. Raises SluiceError UNIMPLEMENTED for a histogram."""
+        """Return the value. Raises UNIMPLEMENTED for a histogram."""
 
     def release(self) -> None:
         """Note that the model has dropped it. As in Triton the series stays, and may be created again. Idempotent."""
@@ -156,7 +150,7 @@ class CustomMetricFamily(Protocol):
     """A metric's name with its series. Event loop's thread only."""
 
     def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> CustomMetric:
-        """Return the series of those labels, the same for equal ones. Raises SluiceError INVALID for wrong buckets."""
+        """Return the series of those labels, the same for equal ones. Raises INVALID for wrong buckets."""
 
     def release(self) -> None:
         """Note that the model has deleted it. It goes with its series once all its creators have. Idempotent."""
@@ -166,7 +160,7 @@ class CustomMetrics(Protocol):
     """The metrics of a server's models (Triton's custom metrics)."""
 
     def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
-        """Return the family of that name. Raises SluiceError ALREADY_EXISTS where it exists with another kind."""
+        """Return the family of that name. Raises ALREADY_EXISTS where it exists with another kind."""
 
 
 @dataclass(frozen=True, slots=True)

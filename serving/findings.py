@@ -39,7 +39,6 @@ class InvalidConfig(SluiceError):
 
 
 def invalid_field(message: str, path: str = "", fix: str = "") -> InvalidConfig:
-    """Return the error for one field."""
     return InvalidConfig([Finding(message, path, fix)])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from serving.job import InferJob
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _NODES = Path("/sys/devices/system/node")
 _Group = ModelInstanceGroup
@@ -18,10 +18,7 @@ _KINDS = {_Group.KIND_GPU: "GPU", _Group.KIND_MODEL: "MODEL"}
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A share of a rate limiter's resource that an instance holds while it runs a batch.
-
-    A global resource exists once, others once for each device.
-    """
+    """A resource that an instance holds while it runs. A global one exists once, others once for each device."""
 
     name: str
     count: int
@@ -139,7 +136,7 @@ def choose_host_policy(placement: Placement, policies: Mapping[str, HostPolicy])
 
 
 def parse_host_policies(texts: Iterable[str]) -> dict[str, HostPolicy]:
-    """Parse `NAME,SETTING=VALUE` texts; settings of one name add up. Raises SluiceError INVALID.
+    """Parse `NAME,SETTING=VALUE` texts; settings of one name add up. Raises INVALID.
 
     Settings are `numa-node`, a number, and `cpu-cores`, cores and ranges of them: 0-3,8. A node without cores means
     all of its cores. The calling thread must be allowed to use the cores.
@@ -149,7 +146,7 @@ def parse_host_policies(texts: Iterable[str]) -> dict[str, HostPolicy]:
         name, comma, setting = text.partition(",")
         key, equals, value = setting.partition("=")
         if not (name and comma and key and equals and value):
-            raise _invalid(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
+            raise invalid_argument(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {text}")
         policies[name] = _with_setting(policies.get(name, HostPolicy(name)), key, value)
     allowed = frozenset(os.sched_getaffinity(0))
     return {name: replace(policy, cores=_usable_cores(policy, allowed)) for name, policy in policies.items()}
@@ -158,35 +155,37 @@ def parse_host_policies(texts: Iterable[str]) -> dict[str, HostPolicy]:
 def _usable_cores(policy: HostPolicy, allowed: frozenset[int]) -> frozenset[int]:
     missing = policy.cores - allowed
     if missing:
-        raise _invalid(
+        raise invalid_argument(
             f"host policy '{policy.name}' asks for cores {_listed(missing)}, and the server may use {_listed(allowed)}"
         )
     if policy.cores or policy.numa_node is None:
         return policy.cores
     cores = _node_cores(policy.numa_node, policy.name) & allowed
     if not cores:
-        raise _invalid(f"host policy '{policy.name}': the server may use no core of NUMA node {policy.numa_node}")
+        raise invalid_argument(
+            f"host policy '{policy.name}': the server may use no core of NUMA node {policy.numa_node}"
+        )
     return cores
 
 
 def _with_setting(policy: HostPolicy, key: str, value: str) -> HostPolicy:
     if key == "numa-node":
         if not value.isdecimal():
-            raise _invalid(f"Parsing 'numa-node' value: Can't parse '{value}' to integer")
+            raise invalid_argument(f"Parsing 'numa-node' value: Can't parse '{value}' to integer")
         return replace(policy, numa_node=int(value))
     if key == "cpu-cores":
         return replace(policy, cores=parse_cores(value))
-    raise _invalid(f"host policy '{policy.name}' has no setting '{key}', there are numa-node and cpu-cores")
+    raise invalid_argument(f"host policy '{policy.name}' has no setting '{key}', there are numa-node and cpu-cores")
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Parse `0-3,8` into numbers. Raises SluiceError INVALID."""
+    """Parse `0-3,8` into numbers. Raises INVALID."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
         bounds = (first, last) if dash else (first, first)
         if not all(each.isdecimal() for each in bounds) or int(bounds[0]) > int(bounds[1]):
-            raise _invalid(
+            raise invalid_argument(
                 "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>', or one core, "
                 f"with commas between several. Got {part}"
             )
@@ -199,13 +198,9 @@ def _node_cores(node: int, policy: str) -> frozenset[int]:
     try:
         text = path.read_text()
     except OSError:
-        raise _invalid(f"host policy '{policy}' asks for NUMA node {node}, which this host has not") from None
+        raise invalid_argument(f"host policy '{policy}' asks for NUMA node {node}, which this host has not") from None
     return parse_cores(text) if text.strip() else frozenset()
 
 
 def _listed(cores: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(cores)))
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

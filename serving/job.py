@@ -96,7 +96,6 @@ class InferJob:
             self._model.finished(self)
 
     def fail(self, error: SluiceError) -> None:
-        """End the job with `error`."""
         self.respond(InferResponse(error=error))
 
     def cancel(self) -> None:

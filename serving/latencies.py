@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp, inf, log, nan
 from time import perf_counter_ns
@@ -68,11 +68,8 @@ class SlidingSketch:
             return [nan for _ in ranks]
         buckets = sorted(merged)
         totals = list(accumulate(merged[bucket] for bucket in buckets))
-        return [_middle(buckets[bisect_left(totals, rank * totals[-1])]) for rank in ranks]
-
-
-def _middle(bucket: int) -> float:
-    return exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0
+        found = (buckets[bisect_left(totals, rank * totals[-1])] for rank in ranks)
+        return [exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0 for bucket in found]
 
 
 class Histogram:
@@ -106,8 +103,7 @@ class LatencyRecorder:
 
     def add_request(self, job: InferJob, now_ns: int, compute_started_ns: int, parts_ns: tuple[int, int, int]) -> None:
         """Add a request that succeeded. `parts_ns`: time of gathering inputs, of inference, of handing out outputs."""
-        if self.first_response_ms is not None:
-            self._add_only_response(job, now_ns)
+        self._add_only_response(job, now_ns)
         if self.summaries is not None:
             self.summaries.add_served(job.started_ns, compute_started_ns, now_ns)
             self.summaries.add_computed(parts_ns, now_ns)
@@ -119,8 +115,7 @@ class LatencyRecorder:
             self.first_response_ms.add((perf_counter_ns() - job.started_ns) / _NS_PER_MS)
 
     def add_hit(self, job: InferJob, now_ns: int, lookup_started_ns: int, lookup_ended_ns: int) -> None:
-        if self.first_response_ms is not None:
-            self._add_only_response(job, now_ns)
+        self._add_only_response(job, now_ns)
         if self.summaries is not None:
             self.summaries.add_served(job.started_ns, lookup_started_ns, now_ns)
             self.summaries.cache_hit.add((lookup_ended_ns - lookup_started_ns) / _NS_PER_US, now_ns)
@@ -134,26 +129,23 @@ class LatencyRecorder:
         self._answered.discard(job)
 
     def _add_only_response(self, job: InferJob, now_ns: int) -> None:
-        assert self.first_response_ms is not None
         if job in self._answered:
             self._answered.remove(job)
-        else:
+        elif self.first_response_ms is not None:
             self.first_response_ms.add((now_ns - job.started_ns) / _NS_PER_MS)
 
 
+@dataclass(slots=True)
 class LatencySummaries:
     """Quantiles of one model version. Their counts and sums are in the statistics."""
 
-    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
-
-    def __init__(self) -> None:
-        self.request = SlidingSketch()
-        self.queue = SlidingSketch()
-        self.compute_input = SlidingSketch()
-        self.compute_infer = SlidingSketch()
-        self.compute_output = SlidingSketch()
-        self.cache_hit = SlidingSketch()
-        self.cache_miss = SlidingSketch()
+    request: SlidingSketch = field(default_factory=SlidingSketch)
+    queue: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_input: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_infer: SlidingSketch = field(default_factory=SlidingSketch)
+    compute_output: SlidingSketch = field(default_factory=SlidingSketch)
+    cache_hit: SlidingSketch = field(default_factory=SlidingSketch)
+    cache_miss: SlidingSketch = field(default_factory=SlidingSketch)
 
     def add_served(self, started_ns: int, queue_ended_ns: int, now_ns: int) -> None:
         self.request.add((now_ns - started_ns) / _NS_PER_US, now_ns)
@@ -166,10 +158,7 @@ class LatencySummaries:
 
 
 def build_latency_recorder(config: ModelConfig, options: LatencyOptions) -> LatencyRecorder | None:
-    """Return a recorder of what `options` turn on, with the configuration's buckets; None where they turn on nothing.
-
-    Raises SluiceError INVALID for buckets that do not ascend, in any case.
-    """
+    """Return a recorder of what `options` turn on, None for nothing. Raises INVALID for buckets that do not ascend."""
     buckets_ms = read_first_response_buckets(config)
     return LatencyRecorder(options, buckets_ms) if options.has_summaries or options.has_histograms else None
 

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -88,10 +89,7 @@ class Model(ABC):
         """Raise OVERLOADED where a request would be rejected now. An ensemble asks before it runs earlier steps."""
 
     def hold(self) -> None:
-        """Keep the model from being closed until `release`: a request in an ensemble must find the steps to come.
-
-        Raises UNAVAILABLE for a model that is being unloaded.
-        """
+        """Keep the model open until `release`, for an ensemble's steps. Raises UNAVAILABLE where it is unloading."""
         self._refuse_if_closing()
         self._enter()
 
@@ -144,16 +142,10 @@ class Model(ABC):
             self._idle.set()
 
     def claim_resources(self) -> None:  # noqa: B027 - what has no instances needs nothing
-        """Register its needs with the rate limiter; called once, before the version is ready.
-
-        Raises SluiceError INVALID for needs that exceed the server's resources.
-        """
+        """Register its needs with the rate limiter before it is ready. Raises INVALID for more than there is."""
 
     async def warm_up(self, request: InferRequest) -> None:
-        """Run `request` once on everything that runs such requests, without a trace in the statistics.
-
-        Called before the version is ready. Raises the model's SluiceError.
-        """
+        """Run `request` once on all that runs such requests, uncounted, before it is ready. Raises its error."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def receive(response: InferResponse) -> None:
@@ -180,21 +172,17 @@ class Model(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in flight."""
         return self._num_in_flight == 0
 
     async def wait_idle(self) -> None:
-        """Wait until no request is in flight."""
         await self._idle.wait()
 
     async def unload(self, timeout_s: float | None = None) -> None:
         """Accept no new requests, wait up to `timeout_s` for those in flight, and free everything."""
         self.retire()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.wait_idle()
-        except TimeoutError:
-            pass
         await self.close()
 
     @abstractmethod
@@ -203,10 +191,7 @@ class Model(ABC):
 
 
 async def infer_one(model: Model, request: InferRequest) -> InferResponse:
-    """Return the one response of a model that is not decoupled. Raises its error.
-
-    Cancelling the task cancels the request.
-    """
+    """Return the response of a model that is not decoupled. Raises its error. Cancellation reaches the request."""
     future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
     def receive(response: InferResponse) -> None:

@@ -11,7 +11,7 @@ from struct import unpack_from
 from serving.request import InferRequest
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Tensor
+from serving.tensors.tensor import Tensor, format_shape
 from sluice.errors import ErrorCode, SluiceError
 
 _BATCH_NOTE = (
@@ -25,10 +25,7 @@ _LENGTH_BYTES = 4
 
 
 def check_request(request: InferRequest, spec: ModelSpec) -> None:
-    """Check a request. Sets its batch size, and reshapes inputs as the backend expects them.
-
-    Raises SluiceError INVALID for a request that does not fit, UNIMPLEMENTED for a correlation id that is too long.
-    """
+    """Check a request, set its batch size, reshape its inputs. Raises INVALID, UNIMPLEMENTED for a long sequence id."""
     correlation_id = request.correlation_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > _MAX_CORRELATION_ID_BYTES:
         message = f"string correlation ID cannot be longer than {_MAX_CORRELATION_ID_BYTES} characters"
@@ -58,7 +55,8 @@ def check_request(request: InferRequest, spec: ModelSpec) -> None:
         except ValueError:
             raise _wrong_size(tensor, request, spec) from None
         if declared.reshape is not None:
-            inputs[name] = _reshaped(tensor, declared, tensor.shape[: len(tensor.shape) - len(dims)])
+            leading = tensor.shape[: len(tensor.shape) - len(dims)]
+            inputs[name] = tensor.reshaped(leading + reshaped_dims(dims, declared.dims, declared.reshape))
 
 
 def reshaped_dims(dims: tuple[int, ...], declared: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,8 +96,7 @@ def _batch_size(request: InferRequest, spec: ModelSpec) -> int:
             found = shape[0]
         elif shape[0] != found or found < 0:
             raise _invalid(
-                name,
-                f"{request.log_prefix}input '{name}' batch size does not match other inputs for '{spec.name}'",
+                name, f"{request.log_prefix}input '{name}' batch size does not match other inputs for '{spec.name}'"
             )
     if not 0 <= found <= spec.max_batch_size:
         bound = f"<= {spec.max_batch_size}"
@@ -111,12 +108,6 @@ def _fits(dims: tuple[int, ...], declared: tuple[int, ...]) -> bool:
     if len(dims) != len(declared):
         return False
     return all(size >= 0 and expected in (size, -1) for size, expected in zip(dims, declared, strict=True))
-
-
-def _reshaped(tensor: Tensor, declared: TensorSpec, leading: tuple[int, ...]) -> Tensor:
-    assert declared.reshape is not None
-    dims = tensor.shape[len(leading) :]
-    return tensor.reshaped(leading + reshaped_dims(dims, declared.dims, declared.reshape))
 
 
 def _unexpected_input(name: str, spec: ModelSpec) -> SluiceError:
@@ -139,21 +130,18 @@ def _wrong_shape(tensor: Tensor, declared: TensorSpec, request: InferRequest, sp
         return _invalid(
             declared.name,
             f"{request.log_prefix}All input dimensions should be specified for input '{declared.name}' "
-            f"for model '{spec.name}', got {_shape(tensor.shape)}",
+            f"for model '{spec.name}', got {format_shape(tensor.shape)}",
         )
     expected = (-1, *declared.dims) if is_batched else declared.dims
     return _invalid(
         declared.name,
         f"{request.log_prefix}unexpected shape for input '{declared.name}' for model '{spec.name}'. "
-        f"Expected {_shape(expected)}, got {_shape(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}",
+        f"Expected {format_shape(expected)}, got {format_shape(tensor.shape)}. {_BATCH_NOTE if is_batched else ''}",
     )
 
 
 def _no_rows(tensor: Tensor, request: InferRequest, spec: ModelSpec) -> SluiceError:
-    """Return the error for an input without rows.
-
-    Triton complains that the bytes of the other inputs' rows, or of one row, are missing; it accepts them if present.
-    """
+    """Return the error for an input without rows. Triton tells of missing bytes, and accepts them if present."""
     expected = Tensor(tensor.name, tensor.datatype, (request.batch_size, *tensor.shape[1:]), tensor.raw)
     try:
         expected.check_size()
@@ -209,10 +197,6 @@ def _string_fault(raw: memoryview, expected: int, name: str, prefix: str, model:
 
 def _names(names: Iterable[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def _invalid(name: str | None, message: str) -> SluiceError:

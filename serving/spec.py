@@ -8,7 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.tensors import datatypes
 from serving.tensors.datatypes import BYTES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class TensorSpec:
     allows_ragged: bool = False
     reshape: tuple[int, ...] | None = None
     label_filename: str = ""
+
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """The dims that the backend sees."""
+        return self.dims if self.reshape is None else self.reshape
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +113,7 @@ def read_data_type(number: int) -> DataType | None:
 
 
 def _tensor_type(number: int) -> DataType:
-    found = read_data_type(number)
-    return found if found is not None else BYTES
+    return read_data_type(number) or BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +143,10 @@ class ModelSource:
 
 
 def inner_path(path: str) -> str:
-    """Return `path`, which is relative to a model's folder. Raises SluiceError INVALID where it leads out of it."""
+    """Return `path`, which is relative to a model's folder. Raises INVALID where it leads out of it."""
     inner = PurePosixPath(path)
     if not inner.parts or inner.is_absolute() or ".." in inner.parts or "\0" in path:
-        raise SluiceError(ErrorCode.INVALID, f"'{path}' is not a path inside a model's folder")
+        raise invalid_argument(f"'{path}' is not a path inside a model's folder")
     return str(inner)
 
 

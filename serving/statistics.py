@@ -6,7 +6,7 @@ requests included; `inference_count` counts the rows of successful requests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter_ns, time
 
@@ -29,68 +29,53 @@ class FailureReason(StrEnum):
     OTHER = "OTHER"
 
 
+@dataclass(slots=True)
 class Duration:
     """A count of events and their total time."""
 
-    __slots__ = ("count", "ns")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ns = 0
+    count: int = 0
+    ns: int = 0
 
     def add(self, ns: int) -> None:
         self.count += 1
         self.ns += ns
 
 
-class InferStatistics:
-    """Durations of requests: `success` and `fail` from submission to the end, the others parts of a success."""
-
-    __slots__ = (
-        "cache_hit",
-        "cache_miss",
-        "compute_infer",
-        "compute_input",
-        "compute_output",
-        "fail",
-        "queue",
-        "success",
-    )
-
-    def __init__(self) -> None:
-        self.success = Duration()
-        self.fail = Duration()
-        self.queue = Duration()
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.cache_hit = Duration()
-        self.cache_miss = Duration()
-
-
+@dataclass(slots=True)
 class BatchStatistics:
     """Durations of the executions of one batch size."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output")
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
 
-    def __init__(self) -> None:
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+    def add(self, parts_ns: tuple[int, int, int]) -> None:
+        self.compute_input.add(parts_ns[0])
+        self.compute_infer.add(parts_ns[1])
+        self.compute_output.add(parts_ns[2])
 
 
+@dataclass(slots=True)
+class InferStatistics(BatchStatistics):
+    """Durations of requests: `success` and `fail` from submission to the end, the others parts of a success."""
+
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
 class ResponseStatistics:
     """Durations of the responses at one position in the streams of a decoupled model."""
 
-    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
-
-    def __init__(self) -> None:
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.success = Duration()
-        self.fail = Duration()
-        self.empty_response = Duration()
-        self.cancel = Duration()
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
 
 
 @dataclass(slots=True)
@@ -150,9 +135,7 @@ class ModelStatistics:
         parts = _compute_parts(job, now)
         if self.latencies is not None:
             self.latencies.add_request(job, now, compute_started, parts)
-        infer.compute_input.add(parts[0])
-        infer.compute_infer.add(parts[1])
-        infer.compute_output.add(parts[2])
+        infer.add(parts)
         if job.executed_batch_size == 0:
             self._record_batch(rows, parts)
 
@@ -211,11 +194,8 @@ class ModelStatistics:
         if self.latencies is not None:
             self.latencies.forget(job)
         if reason is FailureReason.CANCELED and job.num_responses and self.responses:
-            self._record_cancelled_response(job, now)
-
-    def _record_cancelled_response(self, job: InferJob, now: int) -> None:
-        found = self.responses.setdefault(job.num_responses, ResponseStatistics())
-        found.cancel.add(now - (job.compute_started_ns or job.started_ns))
+            found = self.responses.setdefault(job.num_responses, ResponseStatistics())
+            found.cancel.add(now - (job.compute_started_ns or job.started_ns))
 
     def _record_batch(self, rows: int, parts: tuple[int, int, int]) -> None:
         self.last_inference_ms = int(time() * 1000)
@@ -223,9 +203,7 @@ class ModelStatistics:
         found = self.batches.get(rows)
         if found is None:
             found = self.batches[rows] = BatchStatistics()
-        found.compute_input.add(parts[0])
-        found.compute_infer.add(parts[1])
-        found.compute_output.add(parts[2])
+        found.add(parts)
 
 
 def _compute_parts(job: InferJob, now: int) -> tuple[int, int, int]:

@@ -60,7 +60,6 @@ class RequestTasks:
         task.cancel()
 
     async def cancel_all(self) -> None:
-        """Cancel all tasks and wait for the last one to end."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

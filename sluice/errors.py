@@ -46,3 +46,8 @@ class SluiceError(Exception):
 def invalid(param: str, message: str) -> SluiceError:
     """Make an INVALID error about the request field `param`."""
     return SluiceError(ErrorCode.INVALID, message, param=param)
+
+
+def invalid_argument(message: str) -> SluiceError:
+    """Make an INVALID error that is about no one field."""
+    return SluiceError(ErrorCode.INVALID, message)

@@ -4,7 +4,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from serving.backend import Backend
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 GROUP = "sluice.backends"
 
@@ -29,10 +29,7 @@ class BackendRegistry:
         return sorted({*self._entry_points, *self._backends})
 
     def get(self, name: str) -> Backend:
-        """Return the backend that config.pbtxt calls `name`.
-
-        Raises SluiceError INVALID where none is installed, INTERNAL where it cannot be imported or constructed.
-        """
+        """Return the backend called `name`. Raises INVALID where none is installed, INTERNAL where it fails to load."""
         if name not in self._backends:
             # Two threads may both get here: setdefault lets one of their backends win.
             self._backends.setdefault(name, self._make(name))
@@ -52,9 +49,8 @@ class BackendRegistry:
 
     def _make(self, name: str) -> Backend:
         if name not in self._entry_points:
-            raise SluiceError(
-                ErrorCode.INVALID,
-                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}",
+            raise invalid_argument(
+                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}"
             )
         entry_point = self._entry_points[name]
         try:

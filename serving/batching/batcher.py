@@ -40,16 +40,13 @@ class Batcher:
         self._is_dispatching = False
 
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
         self._pool.claim_resources()
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        """Run a batch on every instance. Raises the first SluiceError."""
         await self._pool.warm_up(new_batch)
 
     @property
     def is_ready(self) -> bool:
-        """Whether any instance is ready."""
         return self._pool.is_ready
 
     @property
@@ -57,15 +54,13 @@ class Batcher:
         return len(self._queue)
 
     def start(self, job: InferJob) -> None:
-        """Run or queue a job. Raises SluiceError UNAVAILABLE where the queue is full."""
+        """Run or queue a job. Raises UNAVAILABLE where the queue is full."""
         is_dynamic, is_free_to_run = self._policy.is_dynamic, not self._is_dispatching
         if not is_dynamic and is_free_to_run and not self._queue and self._run_now(job):
             return
         self._enqueue(job, self._keys.of(job.request) if is_dynamic else None)
-        if is_free_to_run and self._pool.has_idle:
-            self._dispatch_later(is_dynamic)
-
-    def _dispatch_later(self, is_dynamic: bool) -> None:
+        if not is_free_to_run or not self._pool.has_idle:
+            return
         if is_dynamic:
             # Not at once: requests that arrive in the same turn of the event loop share the batch.
             self._wakeup.soon()
@@ -110,7 +105,9 @@ class Batcher:
             return
         self._is_dispatching = True
         try:
-            self._expire()
+            for job in self._queue.expire(perf_counter_ns()):
+                job.on_cancel = None
+                job.fail(SluiceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
             while self._queue and self._run_next():
                 pass
         finally:
@@ -119,11 +116,6 @@ class Batcher:
             self._wakeup.at(deadline_ns)
         if not self._queue and self._pool.is_limited:
             self._pool.withdraw()
-
-    def _expire(self) -> None:
-        for job in self._queue.expire(perf_counter_ns()):
-            job.on_cancel = None
-            job.fail(SluiceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
 
     def _run_next(self) -> bool:
         """Start one batch. False where none can start now."""
@@ -158,12 +150,12 @@ class Batcher:
 class OrderedReceiver:
     """Holds one request's responses back until all earlier requests have ended."""
 
-    __slots__ = ("_has_ended", "_held", "_order", "_receive", "job")
+    __slots__ = ("_has_ended", "_order", "_receive", "held", "job")
 
     def __init__(self, receive: ReceiveResponse, order: "ResponseOrder") -> None:
         self._receive = receive
         self._order = order
-        self._held: list[InferResponse] = []
+        self.held: list[InferResponse] = []
         self._has_ended = False
         self.job: InferJob | None = None
         """None until the request is submitted, and again after its last response: the job refers to its receiver."""
@@ -177,13 +169,9 @@ class OrderedReceiver:
             self.job = job
 
     @property
-    def has_held(self) -> bool:
-        return bool(self._held)
-
-    @property
     def is_done(self) -> bool:
         """Whether all its responses were passed on. A cancelled request gets no final response."""
-        return not self._held and (self._has_ended or (self.job is not None and self.job.is_finished))
+        return not self.held and (self._has_ended or (self.job is not None and self.job.is_finished))
 
     def receive(self, response: InferResponse) -> None:
         """Take a response, and pass it on in its turn. An error of the queue, such as a timeout, does not wait."""
@@ -191,12 +179,12 @@ class OrderedReceiver:
         if response.error is not None and self.job is not None and not self.job.executed_batch_size:
             self._receive(response)
         else:
-            self._held.append(response)
+            self.held.append(response)
         self._order.advance()
 
     def release(self) -> None:
         """Pass on the responses that were held back."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         for response in held:
             self._receive(response)
 
@@ -231,7 +219,7 @@ class ResponseOrder:
                 if first.is_done:
                     first.job = None
                     self._receivers.popleft()
-                elif not first.has_held:
+                elif not first.held:
                     return
         finally:
             self._is_advancing = False

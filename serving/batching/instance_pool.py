@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from time import perf_counter_ns
 
 from serving.batching.rate_limiter import Claim, RateLimiter
@@ -88,7 +89,6 @@ class InstancePool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any instance is ready."""
         return any(each.instance.is_ready for each in self._all)
 
     def choose(self) -> PooledInstance | None:
@@ -96,10 +96,7 @@ class InstancePool:
 
         An instance that is being restarted is chosen only if all are: it runs the batch once it is back, or fails it.
         """
-        for each in self._idle:
-            if each.instance.is_ready:
-                return each
-        for each in self._spillover:
+        for each in chain(self._idle, self._spillover):
             if each.instance.is_ready:
                 return each
         idle = self._idle or self._spillover
@@ -118,7 +115,7 @@ class InstancePool:
         pooled.idle_queue.append(pooled)
 
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
+        """Register with the rate limiter, before anything runs. Raises INVALID for too few resources."""
 
     def withdraw(self) -> None:
         """Wait for resources no more: there is no batch to run."""
@@ -180,32 +177,24 @@ class RateLimitedPool(InstancePool):
         return claim is not None and claim.is_waiting
 
     def take(self, chosen: PooledInstance) -> PooledInstance | None:
-        for each in self._candidates(chosen):
+        for each in [*self._by_turn(self._idle), *self._by_turn(self._spillover)] or [chosen]:
             claim = self._claims.get(each)
             if claim is None or claim.take():
                 return super().take(each)
         return None
 
-    def _candidates(self, chosen: PooledInstance) -> list[PooledInstance]:
-        """Return the instances that could run the batch, by turn; spill-over last."""
-        found = [*self._in_order(self._idle), *self._in_order(self._spillover)]
-        return found or [chosen]
+    def _by_turn(self, idle: Iterable[PooledInstance]) -> list[PooledInstance]:
+        def turn(pooled: PooledInstance) -> int:
+            claim = self._claims.get(pooled)
+            return claim.turn if claim is not None else 0
 
-    def _in_order(self, idle: Iterable[PooledInstance]) -> list[PooledInstance]:
-        return sorted((each for each in idle if each.instance.is_ready), key=self._turn)
-
-    def _turn(self, pooled: PooledInstance) -> int:
-        claim = self._claims.get(pooled)
-        return claim.turn if claim is not None else 0
+        return sorted((each for each in idle if each.instance.is_ready), key=turn)
 
     def put_back(self, pooled: PooledInstance) -> None:
-        self._release(pooled)
-        super().put_back(pooled)
-
-    def _release(self, pooled: PooledInstance) -> None:
         claim = self._claims.get(pooled)
         if claim is not None:
             claim.release()
+        super().put_back(pooled)
 
     def _ran(self, jobs: list[InferJob]) -> None:
         # The model's own queue first: its turn may be next, and only a claim that waits is granted.
@@ -237,10 +226,7 @@ class RateLimitedPool(InstancePool):
 def open_pool(
     instances: Sequence[Instance], on_done: OnDone, limiter: RateLimiter | None, wake: Callable[[], None]
 ) -> InstancePool:
-    """Return a pool of the instances, rate-limited where any of them needs resources: the plain pool is faster.
-
-    `wake` is called when an instance that waited for resources may try again.
-    """
+    """Return a pool, rate-limited where an instance needs resources; `wake` is called when one may try again."""
     if limiter is None or not any(each.placement is not None and each.placement.resources for each in instances):
         return InstancePool(instances, on_done)
     return RateLimitedPool(instances, on_done, limiter, wake)

@@ -1,11 +1,8 @@
-"""Batching decisions: the policy that config.pbtxt sets, and which waiting requests become the next batch.
-
-Everything here is pure: no clock, no effects.
-"""
+"""Batching decisions, all pure: the policy that config.pbtxt sets, and which requests become the next batch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
@@ -111,18 +108,13 @@ def _queue_policy(given: ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-class WaitingRequest(Protocol):
-    """A request in the queue, as the plan needs it."""
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request in the queue, as the plan needs it. Requests with equal keys may share a batch."""
 
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def key(self) -> object:
-        """Requests with equal keys may share a batch."""
-
-    @property
-    def enqueued_ns(self) -> int: ...
+    rows: int
+    key: object
+    enqueued_ns: int
 
 
 class BatchPlan(NamedTuple):
@@ -184,10 +176,7 @@ def _find_front(waiting: Iterable[WaitingRequest], policy: BatchPolicy) -> _Fron
 
 
 class BatchKeys:
-    """Tells which requests may share a batch.
-
-    As in Triton only what can differ is compared: variable sizes, and which optional inputs are present.
-    """
+    """Tells which requests may share a batch, by what can differ: variable sizes and absent optional inputs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         has_optional = any(each.is_optional for each in spec.inputs.values())

@@ -4,11 +4,12 @@ import asyncio
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from time import perf_counter_ns
 
-from serving.batching.plan import BatchPolicy, QueuePolicy
+from serving.batching.plan import BatchPolicy, QueuePolicy, WaitingRequest
 from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 
@@ -18,39 +19,29 @@ _TIMER_NS = 1_000_000
 """Event loops round timers up to a millisecond. A shorter wait polls every turn: queue delays are often 100 us."""
 
 
-class QueuedJob:
+@dataclass(slots=True, eq=False)
+class QueuedJob(WaitingRequest):
     """A job in the queue. Times are perf_counter_ns; `deadline_ns` 0 is none. `level` is its priority's queue."""
 
-    __slots__ = ("deadline_ns", "enqueued_ns", "job", "key", "level", "rows")
-
-    def __init__(self, job: InferJob, key: object, now_ns: int, deadline_ns: int, level: "_Level") -> None:
-        self.job = job
-        self.key = key
-        self.rows = job.request.batch_size
-        self.enqueued_ns = now_ns
-        self.deadline_ns = deadline_ns
-        self.level = level
+    job: InferJob
+    deadline_ns: int
+    level: "_Level"
 
 
 _Jobs = OrderedDict[InferJob, QueuedJob]
 
 
+@dataclass(slots=True, eq=False)
 class _Level:
     """The queue of one priority: jobs in time, then those that timed out and are served last."""
 
-    __slots__ = ("delayed", "in_time", "policy", "priority")
-
-    def __init__(self, priority: int, policy: QueuePolicy) -> None:
-        self.priority = priority
-        self.policy = policy
-        self.in_time: _Jobs = OrderedDict()
-        self.delayed: _Jobs = OrderedDict()
+    priority: int
+    policy: QueuePolicy
+    in_time: _Jobs = field(default_factory=OrderedDict)
+    delayed: _Jobs = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.in_time) + len(self.delayed)
-
-    def jobs_with(self, job: InferJob) -> _Jobs:
-        return self.in_time if job in self.in_time else self.delayed
 
 
 class JobQueue:
@@ -75,12 +66,13 @@ class JobQueue:
         return (each for level in levels for jobs in (level.in_time, level.delayed) for each in jobs.values())
 
     def add(self, job: InferJob, key: object, now_ns: int) -> QueuedJob:
-        """Queue a job. Raises SluiceError UNAVAILABLE where its priority's queue is full."""
+        """Queue a job. Raises UNAVAILABLE where its priority's queue is full."""
         level = self._level(self._policy.priority_of(job.request))
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{job.request.log_prefix}Exceeds maximum queue size")
-        queued = QueuedJob(job, key, now_ns, policy.deadline_ns(job.request, now_ns), level)
+        request = job.request
+        queued = QueuedJob(request.batch_size, key, now_ns, job, policy.deadline_ns(request, now_ns), level)
         level.in_time[job] = queued
         self._size += 1
         if queued.deadline_ns:
@@ -103,8 +95,8 @@ class JobQueue:
             heapify(self._deadlines)
 
     def remove(self, queued: QueuedJob) -> None:
-        """Remove a job, wherever it is."""
-        del queued.level.jobs_with(queued.job)[queued.job]
+        level, job = queued.level, queued.job
+        del (level.in_time if job in level.in_time else level.delayed)[job]
         self._size -= 1
 
     def take(self, count: int) -> list[InferJob]:

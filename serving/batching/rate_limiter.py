@@ -13,7 +13,7 @@ from itertools import count
 from operator import attrgetter
 
 from serving.instance import Placement
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 ResourceKey = tuple[str, int | None]
 """A resource by name and device; device None: one for the whole server."""
@@ -43,14 +43,13 @@ class Claim:
 
     @property
     def is_waiting(self) -> bool:
-        return self._limiter.has_waiting(self)
+        return self in self._limiter.waiting
 
     def take(self) -> bool:
         """Take all resources. Where that fails, it waits: `wake` is called when trying again will succeed."""
         return self._limiter.take(self)
 
     async def acquire(self) -> None:
-        """Wait for all resources and take them."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take() -> None:
@@ -91,16 +90,13 @@ class RateLimiter:
         self._claims: list[Claim] = []
         self._turns: dict[ResourceKey, int] = {}
         """The latest turn that was granted a resource, by resource. A new claim starts there."""
-        self._waiting: list[Claim] = []
+        self.waiting: list[Claim] = []
         """Waiting claims, in order."""
         self._arrivals = count(1)
         self._is_granting = False
 
     def claim(self, placement: Placement, wake: Callable[[], None]) -> Claim:
-        """Return the claim of an instance, to be closed with it.
-
-        Raises SluiceError INVALID, in Triton's words, for needs that could never be met.
-        """
+        """Return an instance's claim, to be closed with it. Raises INVALID for needs that could never be met."""
         needs = instance_needs(placement)
         self._resources.check(needs)
         claim = Claim(self, needs, max(placement.priority, 1), wake)
@@ -120,18 +116,15 @@ class RateLimiter:
     @property
     def is_idle(self) -> bool:
         """Whether no resource is held and no claim waits."""
-        return self._resources.are_free and not self._waiting
-
-    def has_waiting(self, claim: Claim) -> bool:
-        return claim in self._waiting
+        return self._resources.are_free and not self.waiting
 
     def take(self, claim: Claim) -> bool:
         assert not claim.is_granted, "an instance runs one batch at a time"
-        if claim not in self._waiting:
+        if claim not in self.waiting:
             self._join(claim)
         if not any(each is claim for each in self._runnable()):
             return False
-        self._waiting.remove(claim)
+        self.waiting.remove(claim)
         self._resources.take(claim.needs)
         for key in claim.needs:
             self._turns[key] = max(self._turns.get(key, 0), claim.turn)
@@ -143,12 +136,12 @@ class RateLimiter:
         if not claim.since:
             claim.since = next(self._arrivals)
             claim.turn = max(claim.turn, max((self._turns.get(key, 0) for key in claim.needs), default=0))
-        insort(self._waiting, claim, key=attrgetter("order"))
+        insort(self.waiting, claim, key=attrgetter("order"))
 
     def _runnable(self) -> Iterator[Claim]:
         """Yield the waiting claims that can be granted, in order, after the needs of those before them."""
         left = {key: self._resources.free(key) for key in self._resources.keys}
-        for claim in list(self._waiting):
+        for claim in list(self.waiting):
             if all(left[key] >= needed for key, needed in claim.needs.items()):
                 yield claim
             for key, needed in claim.needs.items():
@@ -161,8 +154,8 @@ class RateLimiter:
 
     def withdraw(self, claim: Claim) -> None:
         claim.since = 0
-        if claim in self._waiting:
-            self._waiting.remove(claim)
+        if claim in self.waiting:
+            self.waiting.remove(claim)
             self.grant_waiting()
 
     def remove(self, claim: Claim) -> None:
@@ -170,8 +163,8 @@ class RateLimiter:
             return
         self.release(claim)
         self._claims.remove(claim)
-        if claim in self._waiting:
-            self._waiting.remove(claim)
+        if claim in self.waiting:
+            self.waiting.remove(claim)
         self._update_needs()
         self.grant_waiting()
 
@@ -182,18 +175,14 @@ class RateLimiter:
         self._is_granting = True
         try:
             while (claim := next(self._runnable(), None)) is not None:
-                self._waiting.remove(claim)
+                self.waiting.remove(claim)
                 claim.wake()
         finally:
             self._is_granting = False
 
 
 class Resources:
-    """Counts of resources: how many there are, and how many are held.
-
-    Where no count is given at all, there are as many of each as the largest need; otherwise a resource without a count
-    has none.
-    """
+    """Counts of resources, and what is held. Ungiven counts are the largest need, or 0 where any other is given."""
 
     def __init__(self, given: Mapping[tuple[str, int | None], int]) -> None:
         """`given`: counts by name and device. Device None: on each device, or in all for a global resource."""
@@ -202,17 +191,17 @@ class Resources:
         self._held: dict[ResourceKey, int] = {}
 
     def check(self, needs: ResourceNeeds) -> None:
-        """Raise SluiceError INVALID, in Triton's words, for needs that could never be met."""
+        """Raise INVALID, in Triton's words, for needs that could never be met."""
         for (name, device), needed in needs.items():
             given = self._given_count(name, device)
             if given is not None and given < needed:
-                raise _invalid(
+                raise invalid_argument(
                     f'Resource count for "{name}" is limited to {given} which will prevent scheduling of one or more '
                     f"model instances, the minimum required count is {needed}"
                 )
             known = {*needs, *self._totals}
             if (name, None) in known and any(other == name and at is not None for other, at in known):
-                raise _invalid(
+                raise invalid_argument(
                     f'Resource "{name}" is present as both global and device-specific resource in the model '
                     "configuration."
                 )
@@ -269,10 +258,10 @@ def instance_needs(placement: Placement) -> dict[ResourceKey, int]:
 
 
 def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
-    """Parse `NAME:COUNT` or `NAME:COUNT:DEVICE` into key and count. Raises SluiceError INVALID in Triton's words."""
+    """Parse `NAME:COUNT` or `NAME:COUNT:DEVICE` into key and count. Raises INVALID in Triton's words."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(each.isdecimal() for each in numbers):
-        raise _invalid(
+        raise invalid_argument(
             "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
             f"Got {text}"
         )
@@ -282,7 +271,3 @@ def parse_resource(text: str) -> tuple[tuple[str, int | None], int]:
 def parse_resources(texts: Iterable[str]) -> dict[tuple[str, int | None], int]:
     """Parse a command line's resources. Of equal keys the last one counts."""
     return dict(map(parse_resource, texts))
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

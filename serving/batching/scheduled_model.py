@@ -22,10 +22,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class SharedServices(Protocol):
-    """Services that the models of one server share: the part of a `BackendContext` that scheduling needs.
-
-    None stands for no rate limit, and for a cache of each model's own.
-    """
+    """The part of a `BackendContext` that scheduling needs; None: no rate limit, and a cache of each model's own."""
 
     @property
     def rate_limiter(self) -> RateLimiter | None: ...
@@ -70,7 +67,7 @@ class ScheduledModel(Model):
             self._order = ResponseOrder() if policy.preserves_order else None
         self._output_shapes = OutputShapes(self.spec)
         store = context.response_cache if context is not None else None
-        self._cache = open_model_cache(source, self.statistics, store, self._schedule)
+        self._cache = open_model_cache(source, self.statistics, store, self._accept)
         self.statistics.count_pending = self._count_pending
 
     @property
@@ -105,10 +102,7 @@ class ScheduledModel(Model):
 
     def _start(self, job: InferJob) -> None:
         if self._cache is None or not self._cache.answer(job):
-            self._schedule(job)
-
-    def _schedule(self, job: InferJob) -> None:
-        self._accept(job)
+            self._accept(job)
 
     def responded(self, job: InferJob, response: InferResponse) -> None:
         if self._cache is not None:
@@ -158,10 +152,7 @@ class OutputShapes:
             each.name: (each.reshape, each.dims) for each in spec.outputs.values() if each.reshape is not None
         }
         self._num_leading = 1 if spec.max_batch_size > 0 else 0
-
-    @property
-    def are_any(self) -> bool:
-        return bool(self._dims)
+        self.are_any = bool(self._dims)
 
     def restored(self, outputs: list[Tensor]) -> list[Tensor]:
         """Return the outputs in the declared shapes. One that the backend shaped otherwise stays as it is."""

@@ -19,9 +19,10 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.request_check import check_request
 from serving.spec import ModelSource, ModelSpec, StateSpec, inner_path, read_data_type
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +47,7 @@ class WarmUpSample:
 
 
 async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -> None:
-    """Run every sample of `model_warmup`.
-
-    Raises SluiceError INVALID, in Triton's words, for a sample that cannot be made or that fails, DEADLINE where they
-    take longer than `limit_s` in all.
-    """
+    """Run every sample of `model_warmup`. Raises INVALID for one that fails, DEADLINE where all exceed `limit_s`."""
     if not source.config.model_warmup:
         return
     started = perf_counter()
@@ -72,7 +69,7 @@ async def _run(model: Model, sample: WarmUpSample) -> None:
         try:
             await model.warm_up(InferRequest(dict(sample.inputs)))
         except SluiceError as error:
-            raise _invalid(f"failed to run warmup sample '{sample.name}': {error.message}") from error
+            raise invalid_argument(f"failed to run warmup sample '{sample.name}': {error.message}") from error
 
 
 def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
@@ -90,7 +87,7 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
             for name, each in given.inputs.items()
         }
         if config.max_batch_size == 0 and given.batch_size > 1:
-            raise _invalid(
+            raise invalid_argument(
                 f"failed to run warmup sample '{given.name}': batch size {given.batch_size} for '{config.name}', max "
                 "allowed is 0"
             )
@@ -99,23 +96,17 @@ def read_samples(config: ModelConfig, folder: Path) -> list[WarmUpSample]:
 
 
 def _build_input(name: str, given: ModelWarmup.Input, rows: int, folder: Path) -> Tensor:
-    """Return an input of equal rows. With `rows` 0 the model has no batch dimension."""
-    data_type = read_data_type(given.data_type)
-    if data_type is None:
-        raise _invalid(f"warmup setting expects input '{name}' to have data_type set")
-    dims = list(given.dims)
-    if any(size < 0 for size in dims):
-        raise _invalid(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    """Return a checked input of equal rows. With `rows` 0 the model has no batch dimension."""
+    data_type, dims = read_data_type(given.data_type), list(given.dims)
+    assert data_type is not None, "the configuration has been checked"
     match given.WhichOneof("input_data_type"):
         case "zero_data":
             row = np.full(dims, b"" if data_type is BYTES else 0, data_type.dtype)
         case "random_data":
             row = _random_row(data_type, dims)
-        case "input_data_file":
+        case _:
             path = folder / DATA_FOLDER / inner_path(given.input_data_file)
             row = _read_row(path, given.input_data_file, data_type, dims)
-        case _:
-            raise _invalid(f"warmup setting expects input '{name}' to have input_data_type set")
     array = np.repeat(row[np.newaxis], rows, axis=0) if rows else row
     return Tensor(name, data_type.name, array.shape, array=array)
 
@@ -136,9 +127,7 @@ def _random_row(data_type: DataType, dims: list[int]) -> Array:
 def _random_strings(generator: np.random.Generator, dims: list[int]) -> Array:
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
     lengths = generator.integers(1, _LONGEST_STRING + 1, prod(dims))
-    array = np.empty(prod(dims), BYTES.dtype)
-    array[:] = [generator.choice(letters, length).tobytes() for length in lengths]
-    return array.reshape(dims)
+    return object_array([generator.choice(letters, length).tobytes() for length in lengths], dims)
 
 
 def _read_row(path: Path, name: str, data_type: DataType, dims: list[int]) -> Array:
@@ -146,25 +135,21 @@ def _read_row(path: Path, name: str, data_type: DataType, dims: list[int]) -> Ar
     try:
         raw = path.read_bytes()
     except OSError as error:
-        reason = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to open text file for read {path}: {error.strerror}") from error
     size = (data_type.itemsize or _LENGTH_BYTES) * prod(dims)
     if len(raw) < size:
-        raise _invalid(
+        raise invalid_argument(
             f"warmup setting expects {size} bytes, but the data provided from {name} only has {len(raw)} bytes"
         )
     tensor = Tensor("", data_type.name, dims, raw if data_type is BYTES else raw[:size])
     try:
         return tensor.array
     except ValueError as error:
-        raise _invalid(f"warmup data of {name} does not fit the dims {dims}: {error}") from error
+        raise invalid_argument(f"warmup data of {name} does not fit the dims {dims}: {error}") from error
 
 
 def warm_up_requests(request: InferRequest, spec: ModelSpec, config: ModelConfig) -> list[InferRequest]:
-    """Return a checked request for each row, as clients would send it, with controls and states for a sequence model.
-
-    Raises SluiceError as `check_request`.
-    """
+    """Return a checked request for each row, with controls and states for sequences. Raises as `check_request`."""
     own = spec.control_inputs | {state.input_name for state in spec.states}
     given = {name: request.inputs.pop(name) for name in own & request.inputs.keys()}
     check_request(request, spec)
@@ -203,7 +188,7 @@ class WarmUpJob(InferJob):
     __slots__ = ("_ended",)
 
     def __init__(self, model: Model, request: InferRequest) -> None:
-        super().__init__(model, request, _ignore)
+        super().__init__(model, request, lambda _: None)
         self._ended = asyncio.Event()
         # An iterative model that asks for the request again has run it once, which is enough.
         self.on_reschedule = self._end
@@ -221,7 +206,6 @@ class WarmUpJob(InferJob):
         self._ended.set()
 
     async def wait(self) -> None:
-        """Wait for the final response."""
         await self._ended.wait()
 
 
@@ -257,11 +241,3 @@ async def gather_runs(runs: Iterable[Coroutine[Any, Any, None]]) -> None:
     for result in results:
         if result is not None:
             raise result
-
-
-def _ignore(response: InferResponse) -> None:
-    """Drop a response: no client made the request."""
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

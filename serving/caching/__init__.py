@@ -8,10 +8,7 @@ if TYPE_CHECKING:
 
 
 def open_cache(settings: "CacheSettings") -> "ResponseCache":
-    """Open the server's cache, on the event loop that will use it. Never fails: an absent Redis is tried again.
-
-    Most servers have no Redis, and its client takes 0.2 s to import.
-    """
+    """Open the server's cache, on its event loop. Never fails. Redis's client takes 0.2 s to import."""
     from serving.caching.settings import LocalCacheSettings
 
     if isinstance(settings, LocalCacheSettings):

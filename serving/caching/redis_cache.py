@@ -46,7 +46,6 @@ class RedisCache(ResponseCache):
 
     @property
     def is_up(self) -> bool:
-        """Whether Redis answers."""
         return self._availability.is_up
 
     def for_model(self, source: ModelSource, statistics: ModelStatistics, run: RunJob) -> ModelCache:
@@ -120,12 +119,7 @@ def _pool(settings: RedisCacheSettings) -> BlockingConnectionPool:
 def _tls_options(tls: RedisTls | None) -> dict[str, Any]:
     if tls is None:
         return {}
-    return {
-        "ssl_certfile": tls.cert,
-        "ssl_keyfile": tls.key,
-        "ssl_ca_certs": tls.cacert,
-        "ssl_ca_path": tls.cacert_dir,
-    }
+    return {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.cacert, "ssl_ca_path": tls.cacert_dir}
 
 
 class _RedisModelCache(ModelCache):

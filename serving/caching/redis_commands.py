@@ -68,13 +68,10 @@ class Availability:
                     self._warn(error)
                 is_reported = True
             else:
-                self._note_up(is_reported)
-                return
-
-    def _note_up(self, was_reported: bool) -> None:
+                break
         self._num_failures = 0
         self._usage.is_up = True
-        if was_reported:
+        if is_reported:
             _log.warning("the response cache at %s answers again", self._name)
 
     def _warn(self, error: Exception) -> None:

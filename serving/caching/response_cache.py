@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b, file_digest
 from itertools import count
-from pathlib import Path
 from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -118,14 +117,15 @@ class LocalCache(ResponseCache):
         return _LocalModelCache(self, scope, statistics)
 
     def find(self, key: Key) -> InferResponse | None:
-        """Return the response that is kept under `key`, else None."""
         found = self._entries.get(key)
         if found is None:
             self.usage.num_misses += 1
             return None
         self._entries.move_to_end(key)
         self.usage.num_hits += 1
-        return _copy(found[1])
+        response = found[1]
+        # A copy that its receiver may change, all but the tensors.
+        return InferResponse(list(response.outputs), dict(response.parameters))
 
     def keep(self, key: Key, response: InferResponse) -> bool:
         """Keep a copy. False where it is there already, or larger than the whole cache."""
@@ -175,11 +175,6 @@ class _LocalModelCache(ModelCache):
             self._statistics.record_cache_miss(lookup_ns + perf_counter_ns() - started)
 
 
-def _copy(response: InferResponse) -> InferResponse:
-    """Return a copy that its receiver may change, all but the tensors."""
-    return InferResponse(list(response.outputs), dict(response.parameters))
-
-
 def _copy_tensors(response: InferResponse) -> InferResponse:
     """Return a copy with tensors of its own: a backend may use the memory of the original again."""
     outputs = [Tensor(each.name, each.datatype, each.shape, bytes(each.raw)) for each in response.outputs]
@@ -202,10 +197,7 @@ def is_cached(config: ModelConfig) -> bool:
 
 
 def request_key(request: InferRequest, scope: bytes) -> Key:
-    """Return a key that is equal for requests to the model of `scope` with equal inputs, outputs and parameters.
-
-    The order of inputs and outputs does not matter.
-    """
+    """Return a key, equal for equal inputs, outputs and parameters in any order to the model of `scope`."""
     digest = blake2b(scope, digest_size=16)
     if request.requested_outputs or request.parameters:
         digest.update(repr((sorted(request.requested_outputs), sorted(request.parameters.items()))).encode())
@@ -218,12 +210,10 @@ def request_key(request: InferRequest, scope: bytes) -> Key:
 
 
 def fingerprint(source: ModelSource) -> str:
-    """Return a hash of the version's files and of the configuration as far as it determines responses.
-
-    Reads the whole version folder: for a thread. Raises OSError where it is gone.
-    """
+    """Return a hash of the files and fields that determine responses. Reads files: for a thread. Raises OSError."""
     digest = blake2b(_response_fields(source.config), digest_size=8)
-    for path in _files(source.version_folder):
+    files = (path for path in source.version_folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for path in sorted(files):
         with path.open("rb") as file:
             content = file_digest(file, "blake2b").digest()
         digest.update(repr((str(path.relative_to(source.version_folder)), content)).encode())
@@ -236,7 +226,3 @@ def _response_fields(config: ModelConfig) -> bytes:
     for field in _NOT_IN_RESPONSES:
         kept.ClearField(field)
     return bytes(kept.SerializeToString(deterministic=True))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.errors import SluiceError, invalid
+from sluice.errors import invalid
 
 FLAG = "--cache-config"
 _MIN_LOCAL_BYTES = 1024
@@ -66,10 +66,7 @@ CacheSettings = LocalCacheSettings | RedisCacheSettings
 def parse_cache_settings(
     texts: Iterable[str], byte_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> CacheSettings | None:
-    """Return the settings of all `--cache-config` texts, or of `--response-cache-byte-size`; None for no cache.
-
-    `environ` holds Redis credentials that the texts leave out. Raises SluiceError INVALID.
-    """
+    """Return the cache's settings, None for no cache. `environ` may have Redis credentials. Raises INVALID."""
     given = [_parse_setting(text) for text in texts]
     if byte_size is not None and given:
         raise invalid(
@@ -177,10 +174,6 @@ def _check_keys(kind: str, values: Mapping[str, str], known: set[str]) -> None:
 def _integer(kind: str, key: str, text: str, low: int, high: int | None = None) -> int:
     number = int(text) if text.isdecimal() else -1
     if number < low or (high is not None and number > high):
-        raise _wrong_number(kind, key, text, low, high)
+        bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise invalid(FLAG, f"{FLAG} {kind},{key} must be a whole number {bounds}, got {text!r}")
     return number
-
-
-def _wrong_number(kind: str, key: str, text: str, low: int, high: int | None) -> SluiceError:
-    bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
-    return invalid(FLAG, f"{FLAG} {kind},{key} must be a whole number {bounds}, got {text!r}")

@@ -26,10 +26,7 @@ _SIMILARITY = 0.4
 
 
 def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
-    """Fill in name, backend, platform and default file name. Reads folders and imports backends: for a thread.
-
-    Raises InvalidConfig where the name is not the folder's, or the backend cannot be determined.
-    """
+    """Fill in name, backend, platform and file name. Reads folders: for a thread. Raises InvalidConfig."""
     config.name = config.name or name
     if config.name != name:
         raise invalid_field(
@@ -37,7 +34,7 @@ def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path
             "name",
             f'name: "{name}", or no name at all',
         )
-    if _is_ensemble(config):
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return
     if not config.backend and config.platform:
         config.backend = _find_by_platform(config, backends)
@@ -101,10 +98,6 @@ def has_gpu() -> bool:
     return num_gpus() > 0
 
 
-def _is_ensemble(config: ModelConfig) -> bool:
-    return bool(config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"))
-
-
 def _find_by_platform(config: ModelConfig, backends: BackendRegistry) -> str:
     platforms = {
         file.platform: backend.name
@@ -166,10 +159,7 @@ class DeclaredTensor:
 def complete_tensors(
     config: ModelConfig, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]
 ) -> ModelConfig:
-    """Return `config` with all inputs where it declares none, and all outputs where it declares none.
-
-    Raises SluiceError INVALID for a declared tensor that is unknown or of another type, and for a missing required one.
-    """
+    """Return `config`, all inputs or outputs added where it has none. Raises INVALID where its own do not fit."""
     completed = ModelConfig()
     completed.CopyFrom(config)
     if not completed.input:

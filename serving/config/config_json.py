@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.config.pbtxt import explain_unknown_field
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _LEFT_AS_STRINGS = frozenset(
     {
@@ -34,9 +34,9 @@ _INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 
-def config_dict(config: ModelConfig) -> dict[str, Any]:
-    """Return the configuration as the members of its JSON object, in order."""
-    return _message(config)
+def config_dict(config: Message) -> dict[str, Any]:
+    """Return the members of a configuration's JSON object, or of a message's in it, in order."""
+    return {field.name: _field(config, field) for field in _shown_fields(config)}
 
 
 def config_json(config: ModelConfig) -> bytes:
@@ -45,22 +45,18 @@ def config_json(config: ModelConfig) -> bytes:
 
 
 def parse_config_json(text: str | bytes) -> ModelConfig:
-    """Parse protobuf's JSON or Triton's. Raises SluiceError INVALID with the field and the reason."""
+    """Parse protobuf's JSON or Triton's. Raises INVALID with the field and the reason."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the model configuration is not JSON: {error}") from None
+        raise invalid_argument(f"the model configuration is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise SluiceError(ErrorCode.INVALID, "the model configuration is not JSON: Root element must be a message.")
+        raise invalid_argument("the model configuration is not JSON: Root element must be a message.")
     try:
         return json_format.ParseDict(_with_string_types(value), ModelConfig())
     except json_format.ParseError as error:
         message = explain_unknown_field(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
-        raise SluiceError(ErrorCode.INVALID, f"the model configuration does not fit: {message}") from None
-
-
-def _message(message: Message) -> dict[str, Any]:
-    return {field.name: _field(message, field) for field in _shown_fields(message)}
+        raise invalid_argument(f"the model configuration does not fit: {message}") from None
 
 
 def _shown_fields(message: Message) -> Iterator[FieldDescriptor]:
@@ -91,7 +87,7 @@ def _field(message: Message, field: FieldDescriptor) -> Any:
 
 def _single(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is not None:
-        return _message(value)
+        return config_dict(value)
     if field.enum_type is not None:
         named = field.enum_type.values_by_number.get(value)
         return named.name if named is not None else value

@@ -1,7 +1,4 @@
-"""Locations of the fields in a config.pbtxt, which protobuf's text parser does not keep.
-
-The reader accepts any text, also an invalid one, as far as it can tell fields, values and brackets apart.
-"""
+"""Locations of the fields in a config.pbtxt, also an invalid one: protobuf's text parser does not keep them."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -95,16 +92,11 @@ NOWHERE = FieldLocations()
 
 
 def locate_fields(text: str) -> FieldLocations:
-    """Return the locations of the fields that can be read."""
-    return FieldLocations(read_fields(text))
-
-
-def read_fields(text: str) -> tuple[WrittenField, ...]:
-    """Return the fields of `text` in its order, up to the first place that cannot be read."""
+    """Return the locations of the fields, in order, up to the first place that cannot be read."""
     reader = _Reader(text)
     with suppress(_UnreadableError, RecursionError):  # protobuf's parser stops there too, with the reason
         reader.read_fields((), "")
-    return tuple(reader.fields)
+    return FieldLocations(tuple(reader.fields))
 
 
 class _UnreadableError(Exception):

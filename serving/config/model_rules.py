@@ -22,10 +22,7 @@ _WITHOUT_GPUS = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
 
 
 def tensor_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """Yield what is wrong with inputs, outputs and batch tensors.
-
-    Without `is_complete`, the model's file may still tell types, dims and further tensors.
-    """
+    """Yield what is wrong with tensors. Without `is_complete` the model's file may still tell types, dims and more."""
     for index, each in enumerate(config.input):
         yield from _tensor("input", f"input[{index}]", each, config, is_complete)
         yield from _input(f"input[{index}]", each, config)
@@ -74,8 +71,7 @@ def _reshape(begin: str, path: str, dims: list[int], shape: list[int], name: str
             path,
         )
     elif dims.count(-1) != shape.count(-1):
-        message = f"{begin} has different number of variable-size dimensions for dims and reshape for {name}"
-        yield Finding(message, path)
+        yield Finding(f"{begin} has different number of variable-size dimensions for dims and reshape for {name}", path)
     elif _runs(dims) != _runs(shape):
         yield Finding(f"{begin} has different size for dims and reshape for {name}", path)
 
@@ -96,8 +92,7 @@ def _names_once(what: str, tensors: Iterable[ModelInput | ModelOutput], name: st
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         if tensor.name and tensor.name in seen:
-            message = f"model {what} '{tensor.name}' is given more than once for {name}"
-            yield Finding(message, f"{what}[{index}].name")
+            yield Finding(f"model {what} '{tensor.name}' is given more than once for {name}", f"{what}[{index}].name")
         seen.add(tensor.name)
 
 
@@ -139,15 +134,11 @@ def _sources(
     known = {each.name for each in config.input}
     for number, source in enumerate(given):
         if source not in known and (is_complete or known):
-            message = f"unknown source input name '{source}' for {config.name}"
-            yield Finding(message, f"{path}.source_input[{number}]")
+            yield Finding(f"unknown source input name '{source}' for {config.name}", f"{path}.source_input[{number}]")
 
 
 def instance_findings(config: ModelConfig, *, is_complete: bool) -> Iterator[Finding]:
-    """Yield what is wrong with instance groups and warm-up samples.
-
-    Without `is_complete`, the model's file may still tell further inputs.
-    """
+    """Yield what is wrong with instance groups and samples. Without `is_complete` there may be more inputs."""
     for index, group in enumerate(config.instance_group):
         yield from _group(group, f"instance_group[{index}]", config.name)
     yield from _resources(config)
@@ -170,8 +161,7 @@ def _resources(config: ModelConfig) -> Iterator[Finding]:
             path = f"instance_group[{index}].rate_limiter.resources[{number}]"
             shared = bool(getattr(each, "global"))
             if not each.name:
-                message = f"a resource of the rate limiter must have a name for {config.name}"
-                yield Finding(message, path, 'name: "…"')
+                yield Finding(f"a resource of the rate limiter must have a name for {config.name}", path, 'name: "…"')
             elif is_global.setdefault(each.name, shared) != shared:
                 message = (
                     f'Resource "{each.name}" is present as both global and device-specific resource in the model '
@@ -201,14 +191,12 @@ def _warmup(sample: ModelWarmup, path: str, config: ModelConfig, is_complete: bo
 
 def _warmup_input(name: str, given: ModelWarmup.Input, path: str) -> Iterator[Finding]:
     if given.data_type == model_config_pb2.TYPE_INVALID:
-        message = f"warmup setting expects input '{name}' to have data_type set"
-        yield Finding(message, path, "data_type: TYPE_…")
+        yield Finding(f"warmup setting expects input '{name}' to have data_type set", path, "data_type: TYPE_…")
     if any(dim < 0 for dim in given.dims):
         message = f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         yield Finding(message, f"{path}.value.dims", "sizes as in a request, without the batch")
     if given.WhichOneof("input_data_type") is None:
-        message = f"warmup setting expects input '{name}' to have input_data_type set"
-        yield Finding(message, path, "zero_data: true")
+        yield Finding(f"warmup setting expects input '{name}' to have input_data_type set", path, "zero_data: true")
 
 
 def _known_inputs(config: ModelConfig) -> set[str]:

@@ -1,6 +1,5 @@
 """A typed reader of parameters: config.pbtxt's or a request's."""
 
-import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
@@ -15,10 +14,7 @@ _SHOWN_CHARS = 80
 
 
 class ParameterReader:
-    """Reads parameters by name, each with a default.
-
-    Every method raises SluiceError INVALID with the parameter, its value and what is expected.
-    """
+    """Reads parameters by name, each with a default. Raises INVALID with the value and what is expected."""
 
     def __init__(self, values: Mapping[str, Parameter], owner: str = "", *, are_texts: bool = False) -> None:
         """`owner` is named in errors. `are_texts`: numbers are given as decimal text."""
@@ -44,7 +40,7 @@ class ParameterReader:
 
     def integer(self, key: str, default: int, least: int, most: int) -> int:
         given = self._values.get(key, default)
-        value = _as_integer(given) if self._are_texts and isinstance(given, str) else given
+        value = _parse(int, given) if self._are_texts and isinstance(given, str) else given
         if type(value) is not int or not least <= value <= most:
             raise self._wrong(key, f"an integer from {least} to {most}")
         return value
@@ -52,7 +48,7 @@ class ParameterReader:
     def number(self, key: str, default: float, least: float, most: float) -> float:
         """Return a number from `least` to `most`, both included."""
         given = self._values.get(key, default)
-        value = _as_number(given) if self._are_texts and isinstance(given, str) else given
+        value = _parse(float, given) if self._are_texts and isinstance(given, str) else given
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise self._wrong(key, f"a number from {least:g} to {most:g}")
         return float(value)
@@ -69,15 +65,8 @@ class ParameterReader:
         return invalid(key, f"parameter '{key}'{self._owner} must be {expected}, got {shown}")
 
 
-def _as_integer(text: str) -> int | None:
+def _parse(kind: type[int] | type[float], text: str) -> float | None:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
         return None
-
-
-def _as_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

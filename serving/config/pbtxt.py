@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.config.lint import apply_fixes, describe_unknown_field, lint_text
 from serving.config.locations import FieldLocations, locate_fields
 from serving.findings import Finding, InvalidConfig
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 CONFIG_FILENAME = "config.pbtxt"
 _MAX_BYTES = 4 << 20
@@ -83,8 +83,7 @@ def _fix_accelerators(config: ModelConfig) -> Iterator[Finding]:
             if not accelerators[index].name:
                 del accelerators[index]
                 path = f"optimization.execution_accelerators.{kind}[{index}]"
-                message = f"this {kind} has no name, and is left out"
-                yield Finding(message, path, f'{kind} [ {{ name: "{example}" }} ]')
+                yield Finding(f"this {kind} has no name, and is left out", path, f'{kind} [ {{ name: "{example}" }} ]')
 
 
 def _note_scheduler_policy(config: ModelConfig) -> Iterator[Finding]:
@@ -108,7 +107,7 @@ def locate_error(error: InvalidConfig, locations: FieldLocations, path: Path) ->
 
 
 def _read_text(path: Path) -> str:
-    """Read a file. Raises SluiceError INVALID where it cannot be read, is too large or is no UTF-8."""
+    """Read a file. Raises INVALID where it cannot be read, is too large or is no UTF-8."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # a read of a pipe would wait for ever
@@ -117,14 +116,13 @@ def _read_text(path: Path) -> str:
             raise _unreadable(path, f"it has {status.st_size >> 20} MB, and no configuration has more than 4")
         return path.read_text("utf-8-sig")
     except OSError as error:
-        reason = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INVALID, reason) from None
+        raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise _unreadable(path, f"byte {error.start} is not UTF-8") from None
 
 
 def _unreadable(path: Path, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"failed to read text proto from {path}: {reason}")
+    return invalid_argument(f"failed to read text proto from {path}: {reason}")
 
 
 def finding_lines(findings: Iterable[Finding], file: str) -> list[str]:

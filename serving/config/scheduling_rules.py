@@ -150,8 +150,7 @@ def _cache(config: ModelConfig) -> Iterator[Finding]:
     begin = f"Response Cache does not currently support model {config.name} with"
     fix = "response_cache { enable: false }"
     if config.HasField(_SEQUENCE):
-        message = f"{begin} sequence batching scheduler. Please disable the response cache."
-        yield Finding(message, "response_cache", fix)
+        yield Finding(f"{begin} sequence batching scheduler. Please disable the response cache.", "response_cache", fix)
     if config.model_transaction_policy.decoupled:
         message = f"{begin} 'decoupled' transaction policy. Please disable the response cache."
         yield Finding(message, "response_cache", fix)

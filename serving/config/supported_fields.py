@@ -1,7 +1,4 @@
-"""Supported and ignored fields of config.pbtxt: a load names each ignored field that is set, with the reason.
-
-A path names a field from the top. The path of a message stands for everything in it.
-"""
+"""Supported and ignored fields of config.pbtxt, by path from the top; a message's path stands for all in it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -98,8 +95,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "cc_model_filenames": "one file serves on every device",
     "model_operations": "the backend loads no libraries of operations",
 }
-"""Reasons for which fields are ignored, by path. A backend excepts its `supported_fields` and adds its
-`ignored_fields`."""
+"""Reasons to ignore fields, by path. A backend excepts its `supported_fields` and adds its `ignored_fields`."""
 _ONLY_WITH_GPU = frozenset({"optimization.execution_accelerators.gpu_execution_accelerator"})
 """Fields that are ignored on a machine without a GPU, also by a backend that supports them."""
 
@@ -111,22 +107,18 @@ def ignored_fields_note(config: ModelConfig, backend: Backend | None, locations:
     where it is not installed.
     """
     rules = ignored_fields(backend)
-    found: dict[str, int | None] = {}
-    for path, numbered_path in _find_ignored(config, "", "", rules):
-        found.setdefault(path, locations.line_of(numbered_path))
-    positions = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in found.items()}
+    lines = {path: locations.line_of(numbered) for path, numbered in _first_ignored(config, rules).items()}
+    positions = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in lines.items()}
     listed = (f"{path} ({position}{rules[path]})" for path, position in positions.items())
-    notes = [f"not obeyed: {'; '.join(listed)}"] if found else []
+    notes = [f"not obeyed: {'; '.join(listed)}"] if lines else []
     return [*notes, *(each.message for each in _missing_gpu_findings(config))]
 
 
 def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[Finding]:
     """Return the findings of `ignored_fields_note`, one for each field."""
     rules = ignored_fields(backend)
-    found: dict[str, str] = {}
-    for path, numbered_path in _find_ignored(config, "", "", rules):
-        found.setdefault(path, numbered_path)
-    findings = [Finding(f"{path} is not obeyed: {rules[path]}", numbered) for path, numbered in found.items()]
+    found = _first_ignored(config, rules).items()
+    findings = [Finding(f"{path} is not obeyed: {rules[path]}", numbered) for path, numbered in found]
     return [*findings, *_missing_gpu_findings(config)]
 
 
@@ -159,6 +151,14 @@ def _missing_gpu_findings(config: ModelConfig) -> list[Finding]:
     if not gpu_groups or has_gpu():
         return []
     return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{gpu_groups[0]}].kind")]
+
+
+def _first_ignored(config: ModelConfig, rules: Mapping[str, str]) -> dict[str, str]:
+    """Return the path with numbers of the first field at each ignored path, in order."""
+    found: dict[str, str] = {}
+    for path, numbered in _find_ignored(config, "", "", rules):
+        found.setdefault(path, numbered)
+    return found
 
 
 def _find_ignored(

@@ -24,10 +24,7 @@ def check_structure(config: ModelConfig) -> None:
 
 
 def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
-    """Raise InvalidConfig for wrong tensors, instances and warm-up samples.
-
-    Without `is_complete`, no backend has completed the configuration, and missing fields are no error.
-    """
+    """Raise InvalidConfig for wrong tensors, instances and samples; for missing fields only with `is_complete`."""
     _raise_any((*tensor_findings(config, is_complete=is_complete), *instance_findings(config, is_complete=is_complete)))
 
 
@@ -127,7 +124,8 @@ class _EnsembleTensors:
             if tensor not in self._read:
                 # Here and below, the missing apostrophe is Triton's.
                 message = f"ensemble input '{tensor}' for ensemble {self._name}' is not used"
-                yield Finding(message, f"input[{index}].name", self._reading_fix(tensor))
+                fix = f'input_map {{ key: "…" value: "{tensor}" }} in the step that is to take it'
+                yield Finding(message, f"input[{index}].name", fix)
         for index, tensor in enumerate(self._outputs):
             if tensor not in self._written and tensor not in self._inputs:
                 message = f"ensemble output '{tensor}' for ensemble {self._name}' is not used"
@@ -189,9 +187,6 @@ class _EnsembleTensors:
                         f'{_STEPS}[{index}].output_map["{key}"].value',
                         f'an input_map or an output that takes "{tensor}", or leave this output_map out',
                     )
-
-    def _reading_fix(self, tensor: str) -> str:
-        return f'input_map {{ key: "…" value: "{tensor}" }} in the step that is to take it'
 
     def _writing_fix(self, tensor: str) -> str:
         """Return an output map that writes the tensor, preferably from an output that nothing reads."""

@@ -1,11 +1,9 @@
-"""Model candidates: models read from their folders or from load requests, not loaded yet.
-
-Everything here reads the file system: for threads.
-"""
+"""Model candidates: models read from folders or load requests, not loaded yet. Reads files: for threads."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -23,7 +21,7 @@ from serving.repository.failures import poll_failed
 from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
 from serving.repository.roots import FoundModel, Roots
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 CHECKSUM = "checksum"
 _ALGORITHMS = ("md5", "sha1", "sha256")
@@ -84,10 +82,7 @@ class ModelReading:
 def read_model(
     roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
 ) -> ModelReading:
-    """Read a model from the repository or from a load request. The caller releases the candidate's folder.
-
-    Reads the file system or the network: for a thread.
-    """
+    """Read a model from the repository or a request, on a thread. The caller releases the candidate's folder."""
     found = None
     try:
         found = _open(roots, name)
@@ -109,7 +104,7 @@ def _open(roots: Roots, name: str) -> FoundModel | None:
     try:
         return roots.open(name)
     except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+        raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
 
 
 def _read_found(
@@ -131,7 +126,7 @@ def _read_found(
         backends,
         is_strict=is_strict,
         config_json=config_json,
-        member=lambda namespace, step: roots.member(found.namespace, namespace, step),
+        member=partial(roots.member, found.namespace),
     )
 
 
@@ -158,7 +153,7 @@ def read_candidate(
 ) -> ModelCandidate:
     """Read the model in `folder`, with its own configuration or the given one, under the name `name`.
 
-    Raises SluiceError INVALID with the findings. With `is_strict`, config.pbtxt must exist.
+    Raises INVALID with the findings. With `is_strict`, config.pbtxt must exist.
     """
     written = _read_config(folder.path, is_strict, config_json)
     candidate = _build_candidate(name, folder.path.name, folder, written, backends, member)
@@ -168,7 +163,7 @@ def read_candidate(
 def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry) -> ModelCandidate:
     """Read the model that a load request contains, in a temporary folder. Raises as `read_candidate`."""
     if overrides.config_json is None:
-        raise SluiceError(ErrorCode.INVALID, "Load parameter 'config' must be specified for model file override")
+        raise invalid_argument("Load parameter 'config' must be specified for model file override")
     written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
     folder = write_files(overrides.files)
     try:
@@ -201,7 +196,7 @@ def _build_candidate(
         complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
         state = folder.state()
     except OSError as error:
-        raise SluiceError(ErrorCode.INVALID, f"the folder of model '{name}' cannot be read: {error}") from None
+        raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
     _check_config(written, folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
     ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
@@ -211,7 +206,8 @@ def _build_candidate(
             step.model_name = member(step.model_namespace, step.model_name)
     fill_defaults(config)
     versions = _select_versions(config, available)
-    signatures = {version: _signature(config, folder, state, version) for version in versions}
+    serialized = config.SerializeToString(deterministic=True)
+    signatures = {version: (serialized, folder.origin, state.of_version(version)) for version in versions}
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
 
 
@@ -235,15 +231,8 @@ def _select_versions(config: ModelConfig, available: Sequence[int]) -> tuple[int
             return tuple(available[-count:]) if count else ()
 
 
-def _signature(config: ModelConfig, folder: ModelFolder, state: FolderState, version: int) -> Signature:
-    return config.SerializeToString(deterministic=True), folder.origin, state.of_version(version)
-
-
 def run_agents(config: ModelConfig, folder: Path) -> None:
-    """Run the repository agents of a configuration over `folder`, in order (`model_repository_agents`).
-
-    Raises SluiceError INVALID where an agent rejects the folder, UNIMPLEMENTED for an unknown agent.
-    """
+    """Run repository agents over `folder`, in order. Raises INVALID where one rejects it, UNIMPLEMENTED if unknown."""
     for agent in config.model_repository_agents.agents:
         if agent.name != CHECKSUM:
             message = f"unable to find repository agent '{agent.name}' of model '{config.name}'; there is '{CHECKSUM}'"
@@ -256,21 +245,16 @@ def _check_checksums(expected: Mapping[str, str], folder: Path) -> None:
     for key, checksum in sorted(expected.items()):
         algorithm, colon, path = key.partition(":")
         if not colon:
-            raise SluiceError(ErrorCode.INVALID, f"failed to parse key: {key}; it should be ALGORITHM:PATH")
+            raise invalid_argument(f"failed to parse key: {key}; it should be ALGORITHM:PATH")
         if algorithm.lower() not in _ALGORITHMS:
             listed = ", ".join(each.upper() for each in _ALGORITHMS)
             message = f"Unsupported checksum algorithm: {algorithm}; supported are {listed}"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
-        found = _checksum(folder / inner_path(path), path, algorithm.lower())
+        try:
+            with (folder / inner_path(path)).open("rb") as content:
+                found = hashlib.file_digest(content, algorithm.lower()).hexdigest()
+        except OSError as error:
+            raise invalid_argument(f"failed to open text file for read {path}: {error.strerror}") from None
         if found != checksum.strip().lower():
             message = f"Mismatched {algorithm.upper()} hash for file {path}, expect: {checksum}, got: {found}"
-            raise SluiceError(ErrorCode.INVALID, message)
-
-
-def _checksum(file: Path, path: str, algorithm: str) -> str:
-    try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, algorithm).hexdigest()
-    except OSError as error:
-        message = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INVALID, message) from None
+            raise invalid_argument(message)

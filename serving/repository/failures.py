@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _KINDS = {
     ErrorCode.INVALID: "Invalid argument",
@@ -41,19 +41,11 @@ def index_reason(error: SluiceError) -> str:
 
 
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
-    """Return the error for a model that does not exist or has an invalid configuration.
-
-    Triton only logs the cause; here the client is told it, too.
-    """
+    """Return the error for an absent or invalid model. Triton only logs the cause; here the client is told, too."""
     message = f"failed to load '{name}', failed to poll from model repository"
     if isinstance(cause, StoreFailure):
         return StoreFailure(f"{message}: {cause.message}")
     return SluiceError(ErrorCode.INTERNAL, f"{message}: {cause.message}" if cause else message)
-
-
-def load_failed(name: str, reason: str) -> ModelFailure:
-    """Return the error for a model that cannot be loaded as a whole."""
-    return ModelFailure(name, reason)
 
 
 def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
@@ -62,11 +54,10 @@ def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceErr
         f"version {version} is at UNAVAILABLE state: {failure_reason(problems[version])};\n"
         for version in sorted(problems)
     )
-    return SluiceError(ErrorCode.INVALID, f"load failed for model '{name}': {''.join(each)}")
+    return invalid_argument(f"load failed for model '{name}': {''.join(each)}")
 
 
 def as_sluice_error(error: BaseException) -> SluiceError:
-    """Return any exception as the error of a load."""
     if isinstance(error, SluiceError):
         return error
     return SluiceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,7 +1,4 @@
-"""Folders of a model repository: its roots, the models' folders, their numbered versions, and the state of files.
-
-Everything here reads the file system: for threads.
-"""
+"""Folders of a repository: roots, models, numbered versions, and the state of files. Reads files: for threads."""
 
 import os
 import re
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16
@@ -99,26 +96,19 @@ class ModelFolder:
 
     def __init__(self, path: Path, *, is_temporary: bool = False) -> None:
         self.path = path
+        self.origin = str(path)
+        """Identifies the folder; equal for two folders of which one replaces the other."""
         self.is_temporary = is_temporary
+        self.is_removable = is_temporary
+        """Whether it is removed after its last user."""
         self._num_users = 1
         self._lock = threading.Lock()
-
-    @property
-    def origin(self) -> str:
-        """Identifies the folder; equal for two folders of which one replaces the other."""
-        return str(self.path)
-
-    @property
-    def is_removable(self) -> bool:
-        """Whether it is removed after its last user."""
-        return self.is_temporary
 
     def state(self) -> FolderState:
         """Return its present state. Raises OSError where something vanishes meanwhile."""
         return scan_folder(self.path)
 
     def acquire(self) -> None:
-        """Count one more user."""
         with self._lock:
             self._num_users += 1
 
@@ -133,7 +123,7 @@ class ModelFolder:
 
 
 def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
-    """Return a new temporary folder with these files. Raises SluiceError INVALID for a path that leads out of it."""
+    """Return a new temporary folder with these files. Raises INVALID for a path that leads out of it."""
     files = [(inner_path(path), content) for path, content in files]
     folder = ModelFolder(Path(tempfile.mkdtemp(prefix="sluice-model-")), is_temporary=True)
     try:
@@ -143,7 +133,7 @@ def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
             target.write_bytes(content)
     except OSError as error:
         folder.remove()
-        raise SluiceError(ErrorCode.INVALID, f"cannot write the files of the request: {error}") from None
+        raise invalid_argument(f"cannot write the files of the request: {error}") from None
     return folder
 
 

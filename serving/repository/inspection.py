@@ -1,13 +1,11 @@
-"""Inspection of a repository without serving it (`sluice repository check`): a report of each model.
-
-Reads the file system, but no model file: for threads.
-"""
+"""Inspection of a repository (`sluice repository check`): a report of each model. Reads files: for threads."""
 
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -25,8 +23,8 @@ from serving.config.validation import check_tensors
 from serving.findings import Finding, error_findings
 from serving.job import InferJob
 from serving.model import Model
-from serving.repository.candidate import ModelCandidate, ResolveMember, read_candidate
-from serving.repository.folders import ModelFolder, Root, list_versions
+from serving.repository.candidate import ModelCandidate, read_candidate
+from serving.repository.folders import Root, list_versions
 from serving.repository.loader import load_order
 from serving.repository.roots import SEPARATOR, FoundModel, Roots
 from serving.repository.routing import PARAMETER, configured_weights
@@ -72,7 +70,6 @@ class ModelReport:
         return Verdict.NOTES if self.notes else Verdict.OK
 
     def with_errors(self, *errors: Finding) -> "ModelReport":
-        """Return the report with more errors."""
         return replace(self, errors=(*self.errors, *errors))
 
 
@@ -110,22 +107,12 @@ def _inspect(roots: Roots, locations: tuple[str, ...], name: str, registry: Back
         return _unread(name, locations, FileNotFoundError(f"the folder of model '{name}' has gone"))
     try:
         location = locations[0] if len(locations) == 1 else str(found.folder.path)
-        return _inspect_found(roots, found, name, location, registry)
+        return _inspect_folder(name, found, location, registry, roots)
+    except OSError as error:
+        return _unread(name, (location,), error)
     finally:
         if found.folder.release():
             found.folder.remove()
-
-
-def _inspect_found(
-    roots: Roots, found: FoundModel, name: str, location: str, registry: BackendRegistry
-) -> InspectedModel:
-    def member(namespace: str, step: str) -> str:
-        return roots.member(found.namespace, namespace, step)
-
-    try:
-        return _inspect_folder(name, found.folder, location, registry, member)
-    except OSError as error:
-        return _unread(name, (location,), error)
 
 
 def _unread(name: str, locations: tuple[str, ...], error: Exception) -> InspectedModel:
@@ -134,9 +121,11 @@ def _unread(name: str, locations: tuple[str, ...], error: Exception) -> Inspecte
 
 
 def _inspect_folder(
-    name: str, folder: ModelFolder, location: str, registry: BackendRegistry, member: ResolveMember | None = None
+    name: str, found: FoundModel, location: str, registry: BackendRegistry, roots: Roots
 ) -> InspectedModel:
-    """Inspect one model. `location` is its folder in messages; `member` is that of `read_candidate`."""
+    """Inspect one model. `location` is its folder in messages."""
+    folder = found.folder
+    member = partial(roots.member, found.namespace)
     file = folder.path / CONFIG_FILENAME
     report = ModelReport(name, (location,), f"{location}/{CONFIG_FILENAME}" if file.exists() else "")
     written = WrittenConfig(ModelConfig(), NOWHERE)
@@ -328,8 +317,7 @@ def _check_members(
                 f'model_name: "{near[0]}"' if near else f"a folder {member} with that model",
             )
         elif reports[member].verdict is Verdict.ERROR:
-            message = f"ensemble '{name}' depends on '{member}' which would not load"
-            yield Finding(message, f"{path}.model_name")
+            yield Finding(f"ensemble '{name}' depends on '{member}' which would not load", f"{path}.model_name")
         elif step.model_version != LATEST and step.model_version not in candidates[member].versions:
             listed = ", ".join(map(str, candidates[member].versions))
             yield Finding(

@@ -1,7 +1,4 @@
-"""Loading one version of a model: its backend completes the configuration, and loads what is valid.
-
-Also here: the order in which models load, and the tasks in which loads and unloads go on.
-"""
+"""Loading of versions: completion and load by the backend, the order of models, and tasks in the background."""
 
 import asyncio
 import logging
@@ -26,13 +23,13 @@ from serving.model import Model
 from serving.repository.candidate import ModelCandidate
 from serving.repository.failures import as_sluice_error
 from serving.spec import ModelSource, inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-requested_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
+requested_by_model: ContextVar[bool] = ContextVar("requested_by_model", default=False)
 """Whether a model requested the load, perhaps while it is loaded itself: such a load must not wait for others."""
 
 
@@ -99,8 +96,7 @@ class VersionLoader:
                 raise
             except Exception as error:
                 if limit.expired():
-                    message = f"loading took longer than {self._timeout_s:g} s"
-                    raise SluiceError(ErrorCode.DEADLINE, message) from None
+                    raise SluiceError(ErrorCode.DEADLINE, f"loading took longer than {self._timeout_s:g} s") from None
                 _log.exception("model '%s' version %d cannot be loaded", candidate.name, version)
                 raise as_sluice_error(error) from error
 
@@ -162,15 +158,14 @@ async def _import_early(backend: Backend) -> None:
 
 def _check_active_instances(config: ModelConfig) -> None:
     if config.instance_group and all(group.passive for group in config.instance_group):
-        reason = f"all instances of model '{config.name}' are passive, and passive ones take no requests"
-        raise SluiceError(ErrorCode.INVALID, reason)
+        raise invalid_argument(f"all instances of model '{config.name}' are passive, and passive ones take no requests")
 
 
 def _check_model_file(source: ModelSource) -> None:
     """Raise INVALID where there is no model file. Where the GPU's capability chooses the file, the backend finds it."""
     name = source.config.default_model_filename
     if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
-        raise SluiceError(ErrorCode.INVALID, f"there is no model file {source.model_file} for {source.name}")
+        raise invalid_argument(f"there is no model file {source.model_file} for {source.name}")
 
 
 def _check_label_files(source: ModelSource) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from serving.model import Model
 from serving.repository.candidate import ModelCandidate, Signature
-from serving.repository.failures import as_sluice_error, failure_reason, load_failed, versions_failed
+from serving.repository.failures import ModelFailure, as_sluice_error, failure_reason, versions_failed
 from serving.repository.folders import ModelFolder
 from serving.repository.loader import BackgroundTasks, VersionLoader
 from serving.repository.routing import Routing, VersionWeights, configured_weights, routing_point
@@ -104,10 +104,7 @@ class ManagedModel:
         return Routing(self.weights, shares, self.set_weights is not None)
 
     def find(self, version: int) -> Model:
-        """Return a version, the highest ready one for LATEST.
-
-        Raises SluiceError in Triton's words: NOT_FOUND, or UNAVAILABLE for a version that is not ready.
-        """
+        """Return a version, the highest ready one for LATEST. Raises NOT_FOUND, UNAVAILABLE where it is not ready."""
         if version == LATEST:
             version = max((number for number, each in self.versions.items() if each.model is not None), default=LATEST)
             if version == LATEST:
@@ -169,14 +166,14 @@ class ManagedModel:
         everything stays as it was: raises SluiceError in Triton's words.
         """
         if self.is_external:
-            raise load_failed(self.name, "the server was started with a model of this name")
+            raise ModelFailure(self.name, "the server was started with a model of this name")
         if not candidate.versions:
             reason = f"at least one version must be available under the version policy of model '{self.name}'"
-            raise load_failed(self.name, reason)
+            raise ModelFailure(self.name, reason)
         try:
             weights = configured_weights(candidate.config)
         except SluiceError as error:
-            raise load_failed(self.name, error.message) from None
+            raise ModelFailure(self.name, error.message) from None
         changed = [version for version in candidate.versions if is_forced or not self._is_current(candidate, version)]
         loaded = await self._load(candidate, changed, loader)
         for version, model in loaded.items():
@@ -195,10 +192,7 @@ class ManagedModel:
         return bool(changed or removed)
 
     def unload(self, reason: str = UNLOADED) -> None:
-        """Unload every version; requests in flight end in the background. The caller holds the lock.
-
-        As in Triton, a failed version stays failed until a load succeeds.
-        """
+        """Unload every version, under the lock; requests in flight go on. As in Triton, a failed version stays so."""
         for version, each in self.versions.items():
             if not each.has_failed:
                 self._retire(version, reason)
@@ -261,7 +255,7 @@ class ManagedModel:
             self._undo(loaded, problems, candidate)
             failed = problems.values()
             if candidate.is_ensemble:
-                raise load_failed(self.name, next(iter(failed)).message)
+                raise ModelFailure(self.name, next(iter(failed)).message)
             raise versions_failed(self.name, problems)
         return loaded
 

@@ -1,7 +1,4 @@
-"""Pruning: the plan which old versions to remove, and their removal while a server may scan the repository.
-
-Everything here reads and changes the file system.
-"""
+"""Pruning: which old versions to remove, and their removal while a server may scan. Works on files."""
 
 import errno
 import os
@@ -19,7 +16,7 @@ from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
 from serving.repository.folders import list_versions
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _HIDDEN = ".sluice-pruned-"
 _LEFTOVER = re.compile(rf"{re.escape(_HIDDEN)}(?P<model>.+)-(?P<version>[0-9]+)-(?P<process>[0-9]+)")
@@ -71,7 +68,7 @@ class _ModelFolder:
 def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> PrunePlan:
     """Plan to keep the newest `keep` versions of each model, and those that a configuration names by number.
 
-    A version without its model file does not count, and stays: it may be being uploaded. Raises SluiceError INVALID
+    A version without its model file does not count, and stays: it may be being uploaded. Raises INVALID
     where a configuration cannot be read, since the versions that it names are unknown then.
     """
     installed = backends.in_detection_order()
@@ -93,10 +90,7 @@ def plan_prune(roots: Sequence[Path], keep: int, backends: BackendRegistry) -> P
 
 
 def remove_version(removal: Removal) -> None:
-    """Delete the version's folder. Raises OSError.
-
-    The folder is first moved away in one step, so that a scanning server sees all of the version or nothing.
-    """
+    """Delete the version's folder, moved away first: a scanning server sees all or nothing. Raises OSError."""
     folder = removal.folder
     if not folder.name.startswith(_HIDDEN):
         folder = _hide(removal)
@@ -128,12 +122,9 @@ def _hide(removal: Removal) -> Path:
 def _read_models(root: Path) -> Iterator[_ModelFolder]:
     for path in sorted(root.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
-            yield _ModelFolder(path.name, path, _read_config(path), tuple(list_versions(path)))
-
-
-def _read_config(path: Path) -> ModelConfig:
-    file = path / CONFIG_FILENAME
-    return read_pbtxt(file).config if file.exists() else ModelConfig()
+            file = path / CONFIG_FILENAME
+            config = read_pbtxt(file).config if file.exists() else ModelConfig()
+            yield _ModelFolder(path.name, path, config, tuple(list_versions(path)))
 
 
 def _is_complete(model: _ModelFolder, version: int, backends: Sequence[Backend]) -> bool:
@@ -188,11 +179,9 @@ def _leftovers(root: Path) -> Iterator[Removal]:
 
 
 def check_roots(roots: Sequence[Path]) -> None:
-    """Raise SluiceError INVALID for a path that is not a repository of model folders."""
+    """Raise INVALID for a path that is not a repository of model folders."""
     for root in roots:
         if not root.is_dir():
-            raise SluiceError(ErrorCode.INVALID, f"{root} is no folder")
+            raise invalid_argument(f"{root} is no folder")
         if (root / CONFIG_FILENAME).exists():
-            raise SluiceError(
-                ErrorCode.INVALID, f"{root} is a model, not a repository of models; its repository is {root.parent}"
-            )
+            raise invalid_argument(f"{root} is a model, not a repository of models; its repository is {root.parent}")

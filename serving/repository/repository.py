@@ -19,7 +19,7 @@ from serving.repository.routing import Routing, VersionWeights
 from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
 from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class ModelRepository:
     # What serves
 
     def find(self, name: str, version: int = LATEST) -> Model:
-        """Return a version, the highest ready one for -1. Raises SluiceError NOT_FOUND or UNAVAILABLE."""
+        """Return a version, the highest ready one for -1. Raises NOT_FOUND or UNAVAILABLE."""
         return self._managed(name).find(version)
 
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
@@ -102,18 +102,15 @@ class ModelRepository:
         return self._managed(name).route(version, key)
 
     def has_weights(self, name: str) -> bool:
-        """Return whether the model's versions share requests. Raises SluiceError NOT_FOUND."""
+        """Return whether the model's versions share requests. Raises NOT_FOUND."""
         return self._managed(name).weights is not None
 
     def routing(self, name: str) -> Routing:
-        """Return how the versions share requests that name none. Raises SluiceError NOT_FOUND."""
+        """Return how the versions share requests that name none. Raises NOT_FOUND."""
         return self._managed(name).routing()
 
     def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None:
-        """Share requests by `weights` from now on; None restores the configuration's.
-
-        Raises SluiceError NOT_FOUND, INVALID for invalid weights and for a version that does not serve.
-        """
+        """Share requests by `weights`; None restores the configuration's. Raises NOT_FOUND, INVALID for wrong ones."""
         known = self._managed(name)
         ready = [model.version for model in known.ready]
         for version in weights or {}:
@@ -124,7 +121,7 @@ class ModelRepository:
         known.set_weights = None if weights is None else VersionWeights(dict(weights))
 
     def versions(self, name: str) -> list[Model]:
-        """Return the ready versions, ascending, at least one. Raises SluiceError NOT_FOUND."""
+        """Return the ready versions, ascending, at least one. Raises NOT_FOUND."""
         known = self._managed(name)
         known.find(LATEST)
         return known.ready
@@ -166,7 +163,6 @@ class ModelRepository:
 
     @property
     def num_failed_loads(self) -> Mapping[str, int]:
-        """Number of failed loads of each model."""
         return self._updates.failed_loads
 
     def _managed(self, name: str) -> ManagedModel:
@@ -178,12 +174,12 @@ class ModelRepository:
         return managed
 
     def _find_plain(self, name: str, managed: ManagedModel | None) -> ManagedModel | None:
-        """Return the model of the plain name. Raises SluiceError INVALID for a name that several models share."""
+        """Return the model of the plain name. Raises INVALID for a name that several models share."""
         naming = self._roots.naming
         if name in naming.choices:
             listed = ", ".join(f"'{each}'" for each in naming.choices[name])
             message = f"Request for ambiguous model: '{name}' is in several repositories; name one of {listed}"
-            raise SluiceError(ErrorCode.INVALID, message)
+            raise invalid_argument(message)
         return self._models.get(naming.canonical(name), managed)
 
     async def refresh(self) -> None:
@@ -197,7 +193,7 @@ class ModelRepository:
     # What changes it
 
     def add(self, model: Model) -> None:
-        """Serve a model that was loaded elsewhere and has no folder. Raises SluiceError ALREADY_EXISTS."""
+        """Serve a model that was loaded elsewhere and has no folder. Raises ALREADY_EXISTS."""
         managed = self._updates.managed(model.name)
         if model.version in managed.versions:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"model '{model.name}' is already served")
@@ -214,7 +210,7 @@ class ModelRepository:
     async def start(self, load: Sequence[str] = ()) -> Failures:
         """Load the models that the control mode selects, and return what failed.
 
-        In explicit mode these are the models in `load`, "*" for all. Raises SluiceError INVALID for a root that is not
+        In explicit mode these are the models in `load`, "*" for all. Raises INVALID for a root that is not
         a folder or that nothing here reads, UNAVAILABLE for a store that does not answer.
         """
         names = [name for name in await self._read(self._names) if name not in self._updates.expected]
@@ -274,7 +270,7 @@ class ModelRepository:
         try:
             return self._roots.names()
         except OSError as error:
-            raise SluiceError(ErrorCode.INVALID, f"the model repository cannot be read: {error}") from None
+            raise invalid_argument(f"the model repository cannot be read: {error}") from None
 
     async def _canonical(self, name: str) -> str:
         """Return the repository's name for the model that a request names."""

@@ -1,7 +1,4 @@
-"""The roots of a repository, local folders and remote stores, and the names and namespaces of their models.
-
-Everything here reads the file system or the network: for threads.
-"""
+"""The roots of a repository, and their models' names and namespaces. Reads files or the network: for threads."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +9,7 @@ from typing import TypeVar
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
 from serving.repository.stores.location import local_path, store_location
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 SEPARATOR = "::"
 """Separates namespace and name in a qualified name."""
@@ -37,7 +34,6 @@ class Naming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], has_namespaces: bool) -> "Naming":
-        """Return the naming of these (namespace, folder) pairs."""
         by_name: dict[str, list[tuple[str, str]]] = {}
         for namespace, name in pairs:
             by_name.setdefault(name, []).append((namespace, name))
@@ -143,10 +139,7 @@ class Roots:
         return tuple((self._roots[namespace].location(name), scans[namespace][name]) for namespace, name in folders)
 
     def open(self, name: str) -> FoundModel | None:
-        """Return the folder that `name` stands for; None where there is none.
-
-        Raises SluiceError INVALID where it stands for several, OSError and StoreFailure.
-        """
+        """Return the folder of `name`, None without one. Raises INVALID for several, OSError and StoreFailure."""
         namespace, _, plain = name.rpartition(SEPARATOR) if self.has_namespaces else ("", "", name)
         if not is_plain_name(plain):
             return None
@@ -182,13 +175,10 @@ class Roots:
         listed = " and ".join(self._roots[each].location(plain) for each in namespaces)
         if self.has_namespaces:
             listed += "; name one of " + ", ".join(f"'{qualified(each, plain)}'" for each in namespaces)
-        return SluiceError(ErrorCode.INVALID, message + listed)
+        return invalid_argument(message + listed)
 
     def member(self, own: str, namespace: str, name: str) -> str:
-        """Return the name of the model of an ensemble's step; `own` is the ensemble's namespace.
-
-        Raises SluiceError INVALID for an unknown namespace and for an ambiguous name.
-        """
+        """Return the model of an ensemble's step; `own` is its namespace. Raises INVALID if unknown or ambiguous."""
         if namespace:
             return self._shortest_name(self._namespace_with(name, namespace), name)
         if not self.has_namespaces or not is_plain_name(name):
@@ -204,9 +194,9 @@ class Roots:
             if text in (namespace, root.text):
                 if is_plain_name(name) and root.has(name):
                     return namespace
-                raise SluiceError(ErrorCode.INVALID, f"model namespace '{text}' has no model '{name}'")
+                raise invalid_argument(f"model namespace '{text}' has no model '{name}'")
         listed = ", ".join(f"'{each}'" for each in self._roots)
-        raise SluiceError(ErrorCode.INVALID, f"there is no model namespace '{text}'; there are {listed}")
+        raise invalid_argument(f"there is no model namespace '{text}'; there are {listed}")
 
     def _shortest_name(self, namespace: str, name: str) -> str:
         others = [each for each in self._namespaces_with(name) if each != namespace]
@@ -218,7 +208,6 @@ class Roots:
             root.stop()
 
     def close(self) -> None:
-        """Close every root."""
         for root in self._roots.values():
             root.close()
 
@@ -234,10 +223,7 @@ def _try_read(read: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def open_roots(texts: Iterable[str | Path], cache: Path | None, rest_s: float) -> list[Root]:
-    """Return a local root for each path, and a store for each URL, without reading anything yet.
-
-    `cache` and `rest_s` are a store's.
-    """
+    """Return a local root for each path, a store for each URL. Reads nothing yet. `cache`, `rest_s`: a store's."""
     return [_open_root(str(text), cache, rest_s) for text in texts]
 
 
@@ -245,8 +231,7 @@ def _open_root(text: str, cache: Path | None, rest_s: float) -> Root:
     location = store_location(text)
     if location is None:
         return LocalRoot(Path(local_path(text)))
-    # fsspec is slow to import.
-    from serving.repository.stores.root import StoreRoot
+    from serving.repository.stores.root import StoreRoot  # slow: it imports fsspec
 
     return StoreRoot(location, cache, rest_s)
 
@@ -259,5 +244,4 @@ def choose_namespaces(roots: Sequence[str]) -> dict[str, str]:
 
 
 def qualified(namespace: str, name: str) -> str:
-    """Return `NAMESPACE::NAME`."""
     return f"{namespace}{SEPARATOR}{name}"

@@ -8,7 +8,7 @@ from math import isfinite
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 PARAMETER = "version_weights"
 """The parameter in config.pbtxt: `parameters { key: "version_weights" value: { string_value: "1=95,2=5" } }`."""
@@ -23,10 +23,10 @@ class VersionWeights:
     by_version: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        """Raise SluiceError INVALID for negative or infinite weights, and where all are 0."""
+        """Raise INVALID for negative or infinite weights, and where all are 0."""
         weights = self.by_version.values()
         if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-            raise _invalid("weights must be numbers of at least 0, and one of them more")
+            raise invalid_argument("weights must be numbers of at least 0, and one of them more")
 
     def shares(self, ready: Collection[int]) -> dict[int, float]:
         """Return each ready version's share, the highest version first; nothing where none has a weight."""
@@ -58,7 +58,7 @@ def routing_point(model: str, key: str) -> float:
 
 
 def configured_weights(config: ModelConfig) -> VersionWeights | None:
-    """Return the weights in `parameters`, else None. Raises SluiceError INVALID for an invalid list of weights."""
+    """Return the weights in `parameters`, else None. Raises INVALID for an invalid list of weights."""
     if PARAMETER not in config.parameters:
         return None
     text = config.parameters[PARAMETER].string_value
@@ -68,7 +68,7 @@ def configured_weights(config: ModelConfig) -> VersionWeights | None:
         try:
             weights[int(version)] = float(weight)
         except ValueError:
-            raise _invalid(f"parameter '{PARAMETER}' must be {_EXAMPLE}, got '{text}'") from None
+            raise invalid_argument(f"parameter '{PARAMETER}' must be {_EXAMPLE}, got '{text}'") from None
     return VersionWeights(weights)
 
 
@@ -82,7 +82,3 @@ class Routing:
     weights: VersionWeights | None
     shares: Mapping[int, float]
     is_set: bool
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

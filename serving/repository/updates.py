@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from serving.backend import LoadOverrides
 from serving.repository.candidate import ModelCandidate, ModelReading, read_model
-from serving.repository.failures import ModelFailure, failure_reason, index_reason, load_failed
+from serving.repository.failures import ModelFailure, failure_reason, index_reason
 from serving.repository.folders import FolderState
 from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
 from serving.repository.managed_model import ManagedModel
@@ -58,10 +58,7 @@ class ModelUpdates:
         return {**failures, **await self._load_candidates(await self._with_members(candidates))}
 
     async def load_settled(self, states: Mapping[str, FolderState | None]) -> Failures:
-        """Load models from settled folders that still have the given states. Returns what failed.
-
-        Missing members are not loaded: their folders may not be settled.
-        """
+        """Load models whose settled folders have these states, without missing members. Returns what failed."""
         found, failures = await self._read(states)
         candidates = {}
         for name, candidate in found.items():
@@ -94,10 +91,7 @@ class ModelUpdates:
             raise failures[name]
 
     async def unload(self, name: str, *, with_members: bool = False) -> None:
-        """Unload a model and the ensembles that call it, which are loaded again with it.
-
-        `with_members`: also unload the models that were loaded only as members of this ensemble.
-        """
+        """Unload a model and its callers. `with_members`: also the models that were loaded only for this ensemble."""
         managed = self.models.get(name)
         if managed is None:
             return
@@ -163,7 +157,7 @@ class ModelUpdates:
         """Load candidates, then the ensembles over what changed. Releases the candidates."""
         try:
             order, circular = load_order(self._graph(candidates))
-            failures = {name: load_failed(name, reason) for name, reason in circular.items() if name in candidates}
+            failures = {name: ModelFailure(name, reason) for name, reason in circular.items() if name in candidates}
             for name, failure in failures.items():
                 self.managed(name).fail(_reported_version(candidates[name]), failure.reason)
                 self.on_failure(failure.message.strip())
@@ -250,17 +244,17 @@ class ModelUpdates:
             self._missing_members[name] = frozenset(missing)
         for member in missing:
             if member in failed:
-                raise load_failed(
+                raise ModelFailure(
                     name,
                     f"ensemble '{name}' depends on '{member}' which has no loaded version. "
                     f"Model '{member}' loading failed with error: {failed[member].message.strip()}",
                 )
         if missing:
             listed = ", ".join(missing)
-            raise load_failed(name, f"ensemble {name} contains models that are not available or ambiguous: {listed}")
+            raise ModelFailure(name, f"ensemble {name} contains models that are not available or ambiguous: {listed}")
         for step in candidate.config.ensemble_scheduling.step:
             if not self._is_serving(step.model_name, step.model_version):
-                raise load_failed(
+                raise ModelFailure(
                     name,
                     f"ensemble '{name}' depends on '{step.model_name}' whose required version {step.model_version} "
                     "is not loaded.",

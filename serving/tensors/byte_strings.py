@@ -1,6 +1,6 @@
 """BYTES tensors on the wire: each element follows its length, a little-endian uint32."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 
 import numpy as np
@@ -37,6 +37,13 @@ def unpack(raw: bytes | bytearray | memoryview) -> list[bytes]:
 def pack_array(array: "NDArray[np.object_] | NDArray[np.bytes_] | NDArray[np.str_]") -> bytes:
     """Return the wire form of an array in C order. Elements other than `bytes` are encoded as `str` in UTF-8."""
     return pack(as_bytes(element) for element in array.ravel().tolist())
+
+
+def object_array(elements: Sequence[object], shape: Sequence[int]) -> "NDArray[np.object_]":
+    """Return an object array of the elements, whatever their types: numpy would make arrays of strings."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array.reshape(shape)
 
 
 def as_bytes(element: object) -> bytes:

@@ -1,6 +1,6 @@
 """A named tensor, kept as it came: as wire bytes or as an array. The other form is made when first needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -62,7 +62,10 @@ class Tensor:
         """The wire form."""
         if self._raw is None:
             assert self._array is not None
-            self._raw = _wire_form(self._array, self.data_type)
+            if self.data_type is BYTES:
+                self._raw = byte_strings.pack_array(self._array)
+            else:
+                self._raw = np.ascontiguousarray(self._array, self.data_type.dtype).tobytes()
         return self._raw
 
     @property
@@ -79,7 +82,10 @@ class Tensor:
         """
         if self._array is None:
             assert self._raw is not None
-            self._array = _read_array(self._raw, self.data_type, self.shape)
+            if self.data_type is BYTES:
+                self._array = byte_strings.object_array(byte_strings.unpack(self._raw), self.shape)
+            else:
+                self._array = np.frombuffer(self._raw, self.data_type.dtype).reshape(self.shape)
         return self._array
 
     def renamed(self, name: str) -> "Tensor":
@@ -109,16 +115,6 @@ class Tensor:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
 
 
-def _wire_form(array: Array, data_type: DataType) -> Buffer:
-    if data_type is BYTES:
-        return byte_strings.pack_array(array)
-    return np.ascontiguousarray(array, data_type.dtype).tobytes()
-
-
-def _read_array(raw: Buffer, data_type: DataType, shape: tuple[int, ...]) -> Array:
-    if data_type is not BYTES:
-        return np.frombuffer(raw, data_type.dtype).reshape(shape)
-    elements = byte_strings.unpack(raw)
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array.reshape(shape)
+def format_shape(shape: Iterable[int]) -> str:
+    """Return a shape as Triton's messages have it: [1,-1]."""
+    return f"[{','.join(map(str, shape))}]"

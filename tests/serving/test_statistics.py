@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 from time import time
 
@@ -27,7 +28,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def counts(infer: InferStatistics) -> dict[str, int]:
-    return {name: getattr(infer, name).count for name in InferStatistics.__slots__ if getattr(infer, name).count}
+    return {each.name: count for each in fields(infer) if (count := getattr(infer, each.name).count)}
 
 
 async def test_a_success_moves_everything() -> None:

@@ -1,3 +1,1 @@
-"""Code shared by the backends whose libraries compute numpy arrays in this process: onnxruntime, OpenVINO, PyTorch,
-TensorRT.
-"""
+"""Shared by the backends whose libraries compute numpy arrays: onnxruntime, OpenVINO, PyTorch, TensorRT."""

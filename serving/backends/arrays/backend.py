@@ -58,10 +58,7 @@ class ArrayBackend(Backend):
         return config
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load the model.
-
-        Raises SluiceError INVALID where the configuration contradicts the model, else with the library's reason.
-        """
+        """Load the model. Raises INVALID where its configuration contradicts it, else with the library's reason."""
         config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
         placements = place_instances(config, await asyncio.to_thread(self.num_gpus))

@@ -8,24 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from tritonclient.grpc import model_config_pb2
-from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelConfig
+from tritonclient.grpc.model_config_pb2 import BatchInput, ModelConfig
 
 from serving.backends.arrays.session import ArraySession
 from serving.request import InferRequest
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors import datatypes
+from serving.spec import ModelSpec, TensorSpec, read_data_type
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DataType
 from serving.tensors.tensor import Array, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _Shapes = Sequence[tuple[int, ...]]
 """Shapes of one input, one for each request, including the batch dimension."""
-_DATA_TYPES = ("TYPE_INT32", "TYPE_FP32")
 
 
 def _counts(shapes: _Shapes) -> list[int]:
@@ -58,9 +55,7 @@ class BatchInputTensor:
     values: Callable[[_Shapes], ArrayLike]
 
     def build(self, requests: Sequence[InferRequest]) -> Array:
-        """Return the values for a batch of `requests`: one entry for each request, or for each row if they are item
-        shapes.
-        """
+        """Return a batch's values: one entry for each request, or for each row if they are item shapes."""
         return np.asarray(self.values([request.inputs[self.source].shape for request in requests])).astype(
             self.data_type.dtype
         )
@@ -68,10 +63,7 @@ class BatchInputTensor:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """A model's `batch_input` tensors, and its `batch_output` ones.
-
-    `scattered` maps the name of a batch output to the input whose shape each request's part of it has.
-    """
+    """A model's batch inputs. `scattered` has, by batch output, the input whose shapes its parts take."""
 
     inputs: tuple[BatchInputTensor, ...] = ()
     scattered: Mapping[str, str] = field(default_factory=dict)
@@ -83,49 +75,24 @@ class BatchTensors:
 
 
 def parse_batch_tensors(config: ModelConfig) -> BatchTensors:
-    """Parse `batch_input` and `batch_output`.
-
-    Raises SluiceError INVALID, in Triton's words, for entries that no model can have.
-    """
+    """Parse `batch_input` and `batch_output` of a checked configuration. Raises INVALID for an optional source."""
+    optional = {each.name for each in config.input if each.optional}
+    for side, given in (("input", config.batch_input), ("output", config.batch_output)):
+        for source in (each.source_input[0] for each in given):
+            if source in optional:
+                raise invalid_argument(
+                    f"source input '{source}' of a batch {side} must not be optional for {config.name}"
+                )
     return BatchTensors(
-        tuple(_parse_batch_input(config, each) for each in config.batch_input),
-        {
-            name: _find_source(config, each, "output")
-            for each in config.batch_output
-            for name in _find_targets(config, each)
-        },
+        tuple(_parse_batch_input(each) for each in config.batch_input),
+        {name: each.source_input[0] for each in config.batch_output for name in each.target_name},
     )
 
 
-def _parse_batch_input(config: ModelConfig, given: BatchInput) -> BatchInputTensor:
-    source = _find_source(config, given, "input")
-    data_type = datatypes.of_config(model_config_pb2.DataType.Name(given.data_type))
-    if data_type is None or data_type.config_name not in _DATA_TYPES:
-        raise _invalid(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
-    return BatchInputTensor(tuple(given.target_name), source, data_type, _VALUES[given.kind])
-
-
-def _find_source(config: ModelConfig, given: BatchInput | BatchOutput, side: str) -> str:
-    sources = given.source_input
-    if len(sources) != 1:
-        kind: Any = type(given).Kind
-        raise _invalid(
-            f"batch {side} kind '{kind.Name(given.kind)}' expects 1 source input, got {len(sources)} for {config.name}"
-        )
-    found = next((each for each in config.input if each.name == sources[0]), None)
-    if found is None:
-        raise _invalid(f"unknown source input name '{sources[0]}' for {config.name}")
-    if found.optional:
-        raise _invalid(f"source input '{found.name}' of a batch {side} must not be optional for {config.name}")
-    return str(found.name)
-
-
-def _find_targets(config: ModelConfig, given: BatchOutput) -> Sequence[str]:
-    outputs = {each.name for each in config.output}
-    for name in given.target_name:
-        if name not in outputs:
-            raise _invalid(f"unknown target output name '{name}' for {config.name}")
-    return list(given.target_name)
+def _parse_batch_input(given: BatchInput) -> BatchInputTensor:
+    data_type = read_data_type(given.data_type)
+    assert data_type is not None, "the configuration has been checked"
+    return BatchInputTensor(tuple(given.target_name), given.source_input[0], data_type, _VALUES[given.kind])
 
 
 class BatchAssembler:
@@ -142,9 +109,7 @@ class BatchAssembler:
             name for name, each in (signature.inputs | signature.optional_inputs).items() if not each.dims
         }
         self.can_rerun = not spec.has_sequences or bool(spec.states)
-        """Whether a failed run may be repeated: not where the model itself keeps the states of sequences, which the
-        run may have changed.
-        """
+        """Whether a failed run may be repeated: not where it may have changed states that the model itself keeps."""
         self._ragged_inputs = {name for name, each in spec.inputs.items() if each.allows_ragged}
         self._states = frozenset(each.output_name for each in spec.states)
         self._outputs = spec.outputs | {
@@ -154,19 +119,14 @@ class BatchAssembler:
         }
 
     def requested_outputs(self, requests: Sequence[InferRequest]) -> list[str]:
-        """Return the outputs that any request asks for, in the model's order, and the states for the next requests
-        of their sequences.
-        """
+        """Return the outputs that any request asks for, in the model's order, and the states."""
         if any(not request.requested_outputs for request in requests):
             return list(self._outputs)
         requested = self._states.union(*(request.requested_outputs for request in requests))
         return [name for name in self._outputs if name in requested]
 
     def join_inputs(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
-        """Return the inputs of all requests, joined.
-
-        Raises SluiceError INVALID for strings that are not UTF-8 where they have to be.
-        """
+        """Return the inputs of all requests, joined. Raises INVALID for strings that are not UTF-8 and must be."""
         arrays = {name: self._join_input(name, requests) for name in requests[0].inputs}
         for batch_input in self._batch_tensors.inputs:
             arrays |= dict.fromkeys(batch_input.names, batch_input.build(requests))
@@ -200,10 +160,7 @@ class BatchAssembler:
     def split_outputs(
         self, requests: Sequence[InferRequest], outputs: Sequence[str], arrays: Sequence[Array]
     ) -> list[list[Tensor]]:
-        """Return each request's outputs: the states, and the outputs it asked for.
-
-        Raises SluiceError INTERNAL where the rows of an output do not add up.
-        """
+        """Return each request's states and requested outputs. Raises INTERNAL where an output's rows do not add up."""
         columns = [
             (self._outputs[name], self._split_output(requests, name, array))
             for name, array in zip(outputs, arrays, strict=True)
@@ -229,14 +186,9 @@ class BatchAssembler:
         return [array[end - request.batch_size : end] for request, end in zip(requests, ends, strict=True)]
 
     def _scatter_output(self, requests: Sequence[InferRequest], name: str, source: str, flat: Array) -> list[Array]:
-        """Split a flat output into parts that lie one behind the other.
-
-        Each part has the output's declared shape, with the sizes left open taken from the input `source` of its
-        request.
-        """
+        """Split a flat output into parts in its declared shape, whose open sizes are the input `source`'s."""
         spec = self._outputs[name]
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        declared = (-1, *dims) if self._spec.max_batch_size > 0 else dims
+        declared = (-1, *spec.model_dims) if self._spec.max_batch_size > 0 else spec.model_dims
         parts, start = [], 0
         for request in requests:
             given = request.inputs[source].shape
@@ -255,7 +207,7 @@ class BatchAssembler:
 
 def _build_tensor(spec: TensorSpec, array: Array) -> Tensor:
     if not array.ndim:
-        array = array.reshape(spec.dims if spec.reshape is None else spec.reshape)
+        array = array.reshape(spec.model_dims)
     if spec.data_type is BYTES:
         array = encode_strings(array)
     return Tensor(spec.name, spec.data_type.name, array.shape, array=array)
@@ -263,17 +215,11 @@ def _build_tensor(spec: TensorSpec, array: Array) -> Tensor:
 
 def decode_strings(array: Array) -> Array:
     """Return a copy with elements as `str`. Raises UnicodeDecodeError."""
-    decoded = np.empty(array.size, np.object_)
-    decoded[:] = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
-    return decoded.reshape(array.shape)
+    decoded = [element if isinstance(element, str) else element.decode() for element in array.ravel().tolist()]
+    return object_array(decoded, array.shape)
 
 
 def encode_strings(array: Array) -> Array:
     """Return a copy with elements as `bytes`; the given ones are `str` or `bytes`."""
-    encoded = np.empty(array.size, BYTES.dtype)
-    encoded[:] = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
-    return encoded.reshape(array.shape)
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)
+    encoded = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
+    return object_array(encoded, array.shape)

@@ -10,17 +10,15 @@ from serving.backends.arrays.batch import parse_batch_tensors
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DataType
-from sluice.errors import ErrorCode, SluiceError
+from serving.tensors.tensor import format_shape
+from sluice.errors import invalid_argument
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """Default of Triton's `--backend-config=default-max-batch-size`."""
 
 
 def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: str) -> int:
-    """Return the option of `backend`, else the one given for all backends.
-
-    Raises SluiceError INVALID where it is not a number.
-    """
+    """Return the option of `backend`, else the one given for all backends. Raises INVALID where it is not a number."""
     key = "default-max-batch-size"
     text = options.get(backend, {}).get(key) or options.get("", {}).get(key)
     if text is None:
@@ -28,21 +26,16 @@ def default_max_batch_size(options: Mapping[str, Mapping[str, str]], backend: st
     try:
         return int(text)
     except ValueError:
-        raise SluiceError(ErrorCode.INVALID, f"'{text}' is no {key}") from None
+        raise invalid_argument(f"'{text}' is no {key}") from None
 
 
 def needs_completion(config: ModelConfig) -> bool:
-    """Return whether the model has to be opened to complete `config`: it has not where inputs and outputs are
-    configured.
-    """
+    """Return whether the model must be opened to complete `config`: not where it has inputs and outputs."""
     return not (config.input and config.output)
 
 
 def complete_config(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:
-    """Fill in batch size, dynamic batching, inputs and outputs.
-
-    Raises SluiceError INVALID where `max_batch_size` asks for batches that the model cannot take.
-    """
+    """Fill in batch size, batching, inputs and outputs. Raises INVALID where the model cannot take batches."""
     _complete_batching(config, signature, default_max_batch_size)
     set_by_server = inputs_set_by_server(config)
     is_batching = config.max_batch_size > 0
@@ -66,10 +59,9 @@ def inputs_set_by_server(config: ModelConfig) -> set[str]:
 def _complete_batching(config: ModelConfig, signature: Signature, default_max_batch_size: int) -> None:
     if not signature.can_batch:
         if config.max_batch_size:
-            raise SluiceError(
-                ErrorCode.INVALID,
+            raise invalid_argument(
                 f"autofill failed for model '{config.name}': model does not support batching while non-zero "
-                "max_batch_size is specified",
+                "max_batch_size is specified"
             )
         return
     config.max_batch_size = config.max_batch_size or max(default_max_batch_size, 0)
@@ -88,16 +80,13 @@ def _add_tensors(to: Any, tensors: Iterable[TensorSignature], is_batching: bool)
 
 
 def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
-    """Check the configuration against the model's signature.
-
-    Raises SluiceError INVALID that names the tensor, what was expected and what the model has.
-    """
+    """Check the configuration against the signature. Raises INVALID with what was expected and what the model has."""
     batch_tensors = parse_batch_tensors(config)
     batch_inputs = batch_tensors.input_types
     expected = sum(not each.is_optional for each in spec.inputs.values())
     expected += len(spec.control_inputs) + len(spec.states) + len(batch_inputs)
     if len(signature.inputs) != expected:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
             f"{len(signature.inputs)}"
         )
@@ -108,14 +97,14 @@ def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> 
         model = _find_tensor("output", tensor.name, signature.outputs)
         _check_type(spec, "output", tensor.name, tensor.data_type, model)
         if tensor.name not in batch_tensors.scattered:
-            _check_dims(spec, _model_dims(tensor), model, is_exact=True)
+            _check_dims(spec, tensor.model_dims, model, is_exact=True)
     _check_states(spec, signature)
 
 
 def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
     for tensor in spec.inputs.values():
         if tensor.is_optional and spec.max_batch_size:
-            raise _invalid(
+            raise invalid_argument(
                 f"unable to load model '{spec.name}', optional input '{tensor.name}' is not supported for models that "
                 "support batching"
             )
@@ -124,7 +113,7 @@ def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
         if tensor.allows_ragged:
             _check_ragged(spec, tensor, model)
         else:
-            _check_dims(spec, _model_dims(tensor), model, is_exact=False)
+            _check_dims(spec, tensor.model_dims, model, is_exact=False)
 
 
 def _check_states(spec: ModelSpec, signature: Signature) -> None:
@@ -141,7 +130,9 @@ def _check_states(spec: ModelSpec, signature: Signature) -> None:
 
 def _find_tensor(side: str, name: str, allowed: dict[str, TensorSignature]) -> TensorSignature:
     if name not in allowed:
-        raise _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}")
+        raise invalid_argument(
+            f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}"
+        )
     return allowed[name]
 
 
@@ -152,22 +143,17 @@ def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model: TensorSignature) -
         f"input '{tensor.name}'"
     )
     if tensor.is_optional:
-        raise _invalid(f"{start}, which is not supported for optional input")
+        raise invalid_argument(f"{start}, which is not supported for optional input")
     if model.dims != (-1,):
-        raise _invalid(f"{start}, model provides {_shape_text(model.dims)}")
+        raise invalid_argument(f"{start}, model provides {format_shape(model.dims)}")
 
 
 def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, model: TensorSignature) -> None:
     if data_type is not model.data_type:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{spec.name}', configuration expects datatype {data_type.config_name} for "
             f"{side} '{name}', model provides {model.data_type.config_name}"
         )
-
-
-def _model_dims(tensor: TensorSpec) -> tuple[int, ...]:
-    """Return the dims that the model sees."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape
 
 
 def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *, is_exact: bool) -> None:
@@ -176,50 +162,40 @@ def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *,
     elif spec.max_batch_size > 0:
         _check_batched(spec, model, dims, is_exact)
     elif not _fits(model.dims, dims, is_exact):
-        raise _invalid(
+        raise invalid_argument(
             f"model '{spec.name}', tensor '{model.name}': the model expects {len(model.dims)} dimensions (shape "
-            f"{_shape_text(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
-            f"{_shape_text(dims)})"
+            f"{format_shape(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
+            f"{format_shape(dims)})"
         )
 
 
 def _check_scalar(spec: ModelSpec, name: str, dims: Sequence[int]) -> None:
     if any(size != 1 for size in dims):
-        raise _invalid(
-            f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the model "
-            f"configuration when the model doesn't support batching. Model configuration provided: {_shape_text(dims)}."
+        raise invalid_argument(
+            f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the "
+            f"model configuration when the model doesn't support batching. Model configuration provided: "
+            f"{format_shape(dims)}."
         )
 
 
 def _check_batched(spec: ModelSpec, model: TensorSignature, dims: Sequence[int], is_exact: bool) -> None:
     start = f"model '{spec.name}', tensor '{model.name}'"
     if model.dims[0] != -1:
-        raise _invalid(
+        raise invalid_argument(
             f"{start}: for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {_shape_text(model.dims)}"
+            f"dimension must be -1; but shape expected by the model is {format_shape(model.dims)}"
         )
     full = (-1, *dims)
     if not _fits(model.dims, full, is_exact):
-        raise _invalid(
-            f"{start}: the model expects {len(model.dims)} dimensions (shape {_shape_text(model.dims)}) but the model "
+        raise invalid_argument(
+            f"{start}: the model expects {len(model.dims)} dimensions (shape {format_shape(model.dims)}) but the model "
             f"configuration specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 "
-            f"followed by the explicit tensor shape, making complete shape {_shape_text(full)})"
+            f"followed by the explicit tensor shape, making complete shape {format_shape(full)})"
         )
 
 
 def _fits(model: Sequence[int], dims: Sequence[int], is_exact: bool) -> bool:
-    """Return whether the dims match.
-
-    Sizes the model leaves open may be fixed by the configuration unless `is_exact`.
-    """
+    """Return whether the dims match. The configuration may fix sizes that the model leaves open unless `is_exact`."""
     return len(model) == len(dims) and all(
         size == configured or (size == -1 and not is_exact) for size, configured in zip(model, dims, strict=True)
     )
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -30,10 +30,7 @@ class _RunningBatch:
 
 
 class ArrayInstance(Instance):
-    """Runs batches on a thread of its own.
-
-    Instances on one device share a session: its weights and its intra-op threads.
-    """
+    """Runs batches on a thread of its own. Instances on one device share a session: weights and intra-op threads."""
 
     def __init__(
         self, placement: Placement, session: ArraySession, assembler: BatchAssembler, policy: HostPolicy | None = None
@@ -61,10 +58,7 @@ class ArrayInstance(Instance):
         self._loop.call_soon_threadsafe(self._finish, batch)
 
     def _run_jobs(self, batch: _RunningBatch, jobs: Sequence[InferJob]) -> list[InferResponse]:
-        """Run `jobs` and return one response each.
-
-        A failed batch of several is run again job by job, because one of them may have caused the failure.
-        """
+        """Return a response for each job. A failed batch of several runs again job by job: one may be the cause."""
         try:
             return self._run_batch(batch, jobs)
         except Exception as error:

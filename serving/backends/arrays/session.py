@@ -1,6 +1,4 @@
-"""Interface between the array backends and their libraries: the signature of an open model, its session and its
-runs.
-"""
+"""Interface between the array backends and their libraries: a model's signature, its session and its runs."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -32,10 +30,7 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Tensors by name, in the model's order.
-
-    `optional_inputs` have a default in the model, which a request may replace.
-    """
+    """Tensors by name, in the model's order. `optional_inputs` have a default that a request may replace."""
 
     inputs: dict[str, TensorSignature]
     optional_inputs: dict[str, TensorSignature]
@@ -50,26 +45,20 @@ class Signature:
 class ArrayRun(ABC):
     """One run of a session."""
 
+    is_stopped: bool = False
+
     @abstractmethod
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
         """Return the arrays of `outputs`, in that order.
 
-        Called on a thread; blocks. May raise any exception of the library.
-
-        A run may be executed several times, one after the other. The caller owns the arrays: the library does not write
-        to them again. BYTES are object arrays, of `str` where the session's `strings_are_text`, else of `bytes`.
+        Called on a thread; blocks. May raise any exception of the library. A run may be executed several times, one
+        after the other. The caller owns the arrays: the library does not write to them again. BYTES are object arrays,
+        of `str` where the session's `strings_are_text`, else of `bytes`.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End the run early where the library can; `execute` then raises or returns.
-
-        Callable from any thread; idempotent.
-        """
-
-    @property
-    @abstractmethod
-    def is_stopped(self) -> bool: ...
+        """End the run early where the library can; `execute` then raises or returns. Thread-safe; idempotent."""
 
 
 class UninterruptibleRun(ArrayRun):
@@ -77,19 +66,14 @@ class UninterruptibleRun(ArrayRun):
 
     def __init__(self, run: Callable[[dict[str, Array], list[str]], list[Array]]) -> None:
         self._run = run
-        self._is_stopped = False
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        if self._is_stopped:
+        if self.is_stopped:
             raise SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
         return self._run(inputs, outputs)
 
     def stop(self) -> None:
-        self._is_stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
+        self.is_stopped = True
 
 
 class ArraySession(ABC):
@@ -125,19 +109,10 @@ class ArraySession(ABC):
         """Convert what the library raised in a run: to INVALID where it blames the inputs, else to INTERNAL."""
 
     def close(self) -> None:  # noqa: B027 - a hook that some leave empty
-        """Free the model once no run is left, without waiting for the garbage collector.
-
-        Blocks: call it on a thread. Idempotent.
-        """
+        """Free the model at once, when no run is left. Blocks: call it on a thread. Idempotent."""
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system.
-
-    Call it on a thread after a model was read or freed: it takes up to 0.1 s a gigabyte.
-
-    glibc keeps memory that threads have freed: up to three times the size of a model, from reading it and from its
-    weights.
-    """
+    """Return memory that glibc keeps, up to three times a model's size. Takes 0.1 s a GB: call it on a thread."""
     if _trim is not None:
         _trim(0)

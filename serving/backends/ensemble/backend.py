@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from time import perf_counter_ns
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from serving.backends.ensemble.graph import (
     parse_graph,
 )
 from serving.backends.ensemble.run import EnsembleRun
-from serving.backends.ensemble.schedule import EnsemblePlan, ScheduleCache, StepLimit, parse_step_parameters
+from serving.backends.ensemble.schedule import EnsemblePlan, StepLimit, cache_schedules, parse_step_parameters
 from serving.batching.scheduled_model import OutputShapes
 from serving.job import InferJob
 from serving.model import Model
@@ -37,30 +38,21 @@ class EnsembleBackend(Backend):
     }
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load an ensemble. Raises SluiceError INVALID where the steps do not fit their models.
-
-        An ensemble with a decoupled step is decoupled, whatever its configuration says.
-        """
+        """Load an ensemble. Raises INVALID where steps do not fit. One with a decoupled step is itself decoupled."""
         graph, spec = parse_graph(source.config), build_spec(source.config, source.version)
         step_models = find_step_models(spec.name, graph, context.models)
         check_step_models(spec, graph, step_models)
         decoupled = find_decoupled_steps(spec, graph, step_models)
-        config = _with_transaction_policy(source.config, is_decoupled=bool(decoupled))
+        config = deepcopy(source.config)
+        config.model_transaction_policy.decoupled = bool(decoupled)
         limit = config.ensemble_scheduling.max_inflight_requests
         limits = [StepLimit(limit) for _ in graph.steps]
         spec = build_spec(config, source.version)
         plan = EnsemblePlan(
-            spec, graph, decoupled, limits, context.models, ScheduleCache(spec, graph), parse_step_parameters(config)
+            spec, graph, decoupled, limits, context.models, cache_schedules(spec, graph), parse_step_parameters(config)
         )
         labels = _labels_of_steps(graph, step_models) | await asyncio.to_thread(read_labels, config, source.folder)
         return EnsembleModel(config, plan, labels)
-
-
-def _with_transaction_policy(config: ModelConfig, *, is_decoupled: bool) -> ModelConfig:
-    completed = ModelConfig()
-    completed.CopyFrom(config)
-    completed.model_transaction_policy.decoupled = is_decoupled
-    return completed
 
 
 def _labels_of_steps(graph: EnsembleGraph, models: list[Model]) -> dict[str, list[str]]:

@@ -15,7 +15,8 @@ from serving.backend import ModelLookup
 from serving.backends.ensemble.rows import Shape, shapes_agree
 from serving.model import Model
 from serving.spec import ModelSpec, TensorSpec
-from sluice.errors import ErrorCode, SluiceError
+from serving.tensors.tensor import format_shape
+from sluice.errors import SluiceError, invalid_argument
 
 StreamPath = tuple[int, ...]
 """Indices of the nested decoupled steps that a tensor is a response of, outermost first; () is the request itself."""
@@ -86,18 +87,14 @@ class StreamPaths:
 def find_stream_paths(
     ensemble: str, inputs: Iterable[str], graph: EnsembleGraph, decoupled: frozenset[int]
 ) -> StreamPaths:
-    """Return the streams of an ensemble whose `decoupled` steps give any number of responses.
-
-    Raises SluiceError INVALID, in Triton's words, for a step whose inputs come from streams that do not contain each
-    other.
-    """
+    """Return an ensemble's streams. Raises INVALID for a step whose inputs come from unrelated streams."""
     by_step: dict[int, StreamPath] = {}
     by_tensor: dict[str, StreamPath] = dict.fromkeys(inputs, ())
     waiting = list(graph.steps)
     while waiting:
         step = next((each for each in waiting if all(name in by_tensor for name in each.reads)), None)
         if step is None:
-            raise _invalid(f"in ensemble {ensemble}, steps wait for tensors that nothing writes")
+            raise invalid_argument(f"in ensemble {ensemble}, steps wait for tensors that nothing writes")
         waiting.remove(step)
         stream = innermost_stream(ensemble, step.model_name, [by_tensor[name] for name in step.reads])
         by_step[step.index] = stream
@@ -107,11 +104,11 @@ def find_stream_paths(
 
 
 def innermost_stream(ensemble: str, reader: str, streams: Iterable[StreamPath]) -> StreamPath:
-    """Return the stream within all others. Raises SluiceError INVALID where two do not contain each other."""
+    """Return the stream within all others. Raises INVALID where two do not contain each other."""
     found: StreamPath = ()
     for stream in sorted(streams, key=len):
         if not is_within(stream, found):
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, step of model '{reader}' receives inputs originated from different decoupled "
                 "models"
             )
@@ -125,19 +122,15 @@ def is_within(stream: StreamPath, outer: StreamPath) -> bool:
 
 
 def find_step_models(ensemble: str, graph: EnsembleGraph, models: ModelLookup) -> list[Model]:
-    """Return the model of each step. Raises SluiceError INVALID where one is not loaded."""
+    """Return the model of each step. Raises INVALID where one is not loaded."""
     return [_find_model(ensemble, step, models) for step in graph.steps]
 
 
 def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> None:
-    """Check that mappings, types, dims and batch sizes of steps and models agree.
-
-    Raises SluiceError INVALID, in Triton's words.
-    """
+    """Check that mappings, types, dims and batch sizes of steps and models agree. Raises INVALID, in Triton's words."""
     known: dict[str, _TensorFacts] = {}
     for tensor in (*spec.inputs.values(), *spec.outputs.values()):
-        dims = tensor.dims if tensor.reshape is None else tensor.reshape
-        known.setdefault(tensor.name, _tensor_facts(spec, tensor, dims))
+        known.setdefault(tensor.name, _tensor_facts(spec, tensor, tensor.model_dims))
     for step, model in zip(graph.steps, models, strict=True):
         _check_batch_size(spec, model.spec)
         _check_inputs(spec.name, step, model.spec, known)
@@ -145,10 +138,7 @@ def check_step_models(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Mo
 
 
 def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence[Model]) -> frozenset[int]:
-    """Return the indices of the steps whose models are decoupled.
-
-    Raises SluiceError INVALID where streams that do not contain each other meet.
-    """
+    """Return the indices of the decoupled steps. Raises INVALID where streams meet that do not contain each other."""
     decoupled = frozenset(step.index for step in graph.steps if models[step.index].spec.is_decoupled)
     by_tensor = find_stream_paths(spec.name, spec.inputs, graph, decoupled).by_tensor
     innermost_stream(spec.name, spec.name, [by_tensor[name] for name in spec.outputs])
@@ -157,10 +147,7 @@ def find_decoupled_steps(spec: ModelSpec, graph: EnsembleGraph, models: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _TensorFacts:
-    """Type and dims of an ensemble tensor, and the model that declares them.
-
-    `full_dims` include the batch dimension.
-    """
+    """Type and dims of an ensemble tensor, and the model that declares them. `full_dims` include the batch."""
 
     model_name: str
     data_type: str
@@ -174,8 +161,10 @@ def _find_model(ensemble: str, step: EnsembleStep, models: ModelLookup) -> Model
     except SluiceError as error:
         if step.version == -1:
             reason = f"which has no loaded version. Model '{step.model_name}' loading failed with error: "
-            raise _invalid(f"ensemble '{ensemble}' depends on '{step.model_name}' {reason}{error.message}") from error
-        raise _invalid(
+            raise invalid_argument(
+                f"ensemble '{ensemble}' depends on '{step.model_name}' {reason}{error.message}"
+            ) from error
+        raise invalid_argument(
             f"ensemble '{ensemble}' depends on '{step.model_name}' whose required version {step.version} is not loaded."
         ) from error
 
@@ -187,7 +176,7 @@ def _tensor_facts(spec: ModelSpec, tensor: TensorSpec, dims: Shape) -> _TensorFa
 
 def _check_batch_size(ensemble: ModelSpec, model: ModelSpec) -> None:
     if 0 < model.max_batch_size < ensemble.max_batch_size:
-        raise _invalid(
+        raise invalid_argument(
             f"ensemble {ensemble.name} allows maximum batch size {ensemble.max_batch_size}, but it contains model "
             f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
         )
@@ -196,7 +185,7 @@ def _check_batch_size(ensemble: ModelSpec, model: ModelSpec) -> None:
 def _check_inputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: dict[str, _TensorFacts]) -> None:
     for name, tensor in step.inputs.items():
         if name not in model.inputs:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
                 f"{step.model_name}"
             )
@@ -204,7 +193,7 @@ def _check_inputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: di
         if spec.name in step.inputs:
             _check_tensor(ensemble, step.inputs[spec.name], _tensor_facts(model, spec, spec.dims), known)
         elif not spec.is_optional:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, input {spec.name} in model {step.model_name} is not mapped to any ensemble "
                 "tensors"
             )
@@ -214,7 +203,7 @@ def _check_outputs(ensemble: str, step: EnsembleStep, model: ModelSpec, known: d
     for name, tensor in step.outputs.items():
         spec = model.outputs.get(name)
         if spec is None:
-            raise _invalid(
+            raise invalid_argument(
                 f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
                 f"{step.model_name}"
             )
@@ -226,18 +215,10 @@ def _check_tensor(ensemble: str, tensor: str, facts: _TensorFacts, known: dict[s
     if first.data_type != facts.data_type:
         what, one, other = "data type", first.data_type, facts.data_type
     elif not shapes_agree(first.dims, facts.dims) and not shapes_agree(first.full_dims, facts.full_dims):
-        what, one, other = "shape", _shape_text(first.full_dims), _shape_text(facts.full_dims)
+        what, one, other = "shape", format_shape(first.full_dims), format_shape(facts.full_dims)
     else:
         return
-    raise _invalid(
+    raise invalid_argument(
         f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
         f"{first.model_name} while {other} is inferred from model {facts.model_name}"
     )
-
-
-def _shape_text(shape: Shape) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

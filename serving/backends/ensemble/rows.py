@@ -1,6 +1,4 @@
-"""Batches between models that batch and models that do not: tensor shapes, and the rows of a batch as requests of
-their own.
-"""
+"""Batches between models that batch and models that do not: shapes, and rows as requests of their own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +23,9 @@ def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:
 def fit_shape(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_size: int) -> Tensor:
     """Reshape a tensor for a reader that expects `dims`, after a batch dimension if `is_batching`.
 
-    Nothing is copied.
-
-    `batch_size` is that of the request that made the tensor, 0 where its model does not batch. Between models that
-    batch and models that do not, a batch dimension of one row is added or removed. A tensor that fits as it is passes a
-    whole batch as one tensor.
+    Nothing is copied. `batch_size` is that of the request that made the tensor, 0 where its model does not batch.
+    Between models that batch and models that do not, a batch dimension of one row is added or removed. A tensor that
+    fits as it is passes a whole batch as one tensor.
     """
     shape = tensor.shape
     if is_batching == (batch_size > 0):
@@ -40,10 +36,7 @@ def fit_shape(tensor: Tensor, dims: Sequence[int], *, is_batching: bool, batch_s
 
 
 def find_split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: int) -> frozenset[str]:
-    """Return the inputs with a row for each of `num_rows` requests, where the model takes one at a time.
-
-    There are none where the model batches.
-    """
+    """Return the inputs to be split into `num_rows` rows: the model takes one at a time. None where it batches."""
     if spec.max_batch_size > 0 or num_rows == 1:
         return frozenset()
     return frozenset(
@@ -56,10 +49,7 @@ def find_split_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor], num_rows: i
 
 
 class RowJobs:
-    """Submits every row as a job of its own, and gives one response when all rows have theirs.
-
-    The first error, or `cancel`, ends all rows.
-    """
+    """Submits every row as a job, and gives one response for all. The first error, or `cancel`, ends all rows."""
 
     def __init__(self, model: Model, receive: ReceiveResponse) -> None:
         """`receive` gets one final response, with a batch dimension."""
@@ -70,10 +60,7 @@ class RowJobs:
         self._is_over = False
 
     def submit(self, request: InferRequest, split: frozenset[str], num_rows: int) -> None:
-        """Submit the rows.
-
-        A row gets its part of the `split` inputs and all of the others. Raises the model's refusal.
-        """
+        """Submit the rows. Each gets its part of the `split` inputs and all others. Raises the model's refusal."""
         self._responses = [None] * num_rows
         for row in range(num_rows):
             inputs = {name: _select_row(each, row) if name in split else each for name, each in request.inputs.items()}
@@ -85,11 +72,8 @@ class RowJobs:
             if self._is_over:
                 break
 
-    def cancel(self) -> None:
+    def cancel(self, failed_row: int | None = None) -> None:
         """Cancel all rows. Idempotent."""
-        self._cancel_rows()
-
-    def _cancel_rows(self, failed_row: int | None = None) -> None:
         self._is_over = True
         for row, job in enumerate(self._jobs):
             if row != failed_row:  # the failed one ends by itself once its error is passed on
@@ -102,7 +86,7 @@ class RowJobs:
         if self._is_over:
             return
         if response.error is not None:
-            self._cancel_rows(row)
+            self.cancel(row)
             self._receive(InferResponse(error=response.error))
             return
         self._responses[row] = self._responses[row] or response

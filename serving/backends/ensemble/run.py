@@ -32,21 +32,16 @@ class StepRun:
         self.scope = scope
         self._run = run
         self._step = step
+        self.model_name = step.model_name
         self._limit = run.plan.limits[step.index]
         self._level = run.schedule.inner.get(step.index)
         """Stream level that the step's responses open; None where it gives one response."""
         self._model: Model | None = None
         self._job: InferJob | RowJobs | None = None
         self._num_rows = 0
-        """Rows that are submitted one by one to a model that does not batch; 0 where the request is submitted as a
-        whole.
-        """
+        """Rows that are submitted one by one to a model that does not batch; 0 where they are submitted together."""
         self._has_answered = False
         self._is_ended = False
-
-    @property
-    def model_name(self) -> str:
-        return self._step.model_name
 
     def start(self) -> None:
         """Begin as soon as the step's limit admits it."""
@@ -56,7 +51,7 @@ class StepRun:
         if self._run.is_over:
             return False
         try:
-            self._model = model = self._run.model_for(self._step)
+            self._model = model = self._run.step_models[self._step.index]
             request = self._build_request(model)
             if self._level is None and model.is_decoupled_for(request):
                 problem = "gives any number of responses, which the request to the ensemble did not ask for"
@@ -87,10 +82,7 @@ class StepRun:
         return rows
 
     def cancel(self) -> None:
-        """Cancel the step's job.
-
-        Before there is one, nothing needs to be done: `_begin` checks whether the request is over.
-        """
+        """Cancel the step's job. Without one there is nothing to do: `_begin` checks whether the request is over."""
         if self._job is not None and not self._is_ended:
             self._end()
             self._job.cancel()
@@ -153,10 +145,7 @@ class StepRun:
             self._run.send_due()
 
     def _with_model_name(self, error: SluiceError) -> SluiceError:
-        """Add the step's model to an error that says it cannot serve now.
-
-        Errors of the model itself stay as they are.
-        """
+        """Add the step's model to an error that says it cannot serve now; a model's own errors stay as they are."""
         name = self._step.model_name
         if error.code not in CANNOT_SERVE or f"'{name}'" in error.message:
             return error
@@ -164,10 +153,7 @@ class StepRun:
         return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
 
     def _output_values(self, request: InferRequest, response: InferResponse) -> dict[str, TensorValue]:
-        """Return the values of the step's outputs.
-
-        An output that the response lacks has no tensor, because it may be an optional input of the next step.
-        """
+        """Return the step's outputs. One that is absent has no tensor: the next step may not need it."""
         assert self._model is not None
         batch_size = request.batch_size if self._model.spec.max_batch_size > 0 else self._num_rows
         sequence: SequencePosition = response_sequence(response, request_sequence(request))
@@ -195,17 +181,14 @@ class EnsembleRun:
         self._running: set[StepRun] = set()
         self._outer = TensorScope(self.schedule.outer)
         self._sequencer = ResponseSequencer(self._outer)
-        self._step_models: dict[int, Model] = {}
-        """Models by step index. Unloaded ones are kept until the request has ended."""
+        self.step_models: dict[int, Model] = {}
+        """Models by step index, the same throughout the request, also when they are unloaded."""
         self._num_unsent = 0
         """Responses that wait for their turn."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start the request.
-
-        Raises SluiceError, before any step runs, where the model of a step is gone or its queue is full.
-        """
+        """Start the request. Raises SluiceError, before any step runs, where a step's model is gone or full."""
         try:
             self._hold_models()
         except SluiceError:
@@ -224,8 +207,8 @@ class EnsembleRun:
         for step in self.schedule.steps:
             model = self.plan.models.find(step.model_name, step.version)
             model.hold()
-            self._step_models[step.index] = model
-        for model in self._step_models.values():
+            self.step_models[step.index] = model
+        for model in self.step_models.values():
             self._refuse_if_full(model)
 
     def _refuse_if_full(self, model: Model) -> None:
@@ -240,12 +223,8 @@ class EnsembleRun:
         """Release the models, when the request has ended. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-        while self._step_models:
-            self._step_models.popitem()[1].release()
-
-    def model_for(self, step: EnsembleStep) -> Model:
-        """Return the model of a step, which stays the same throughout the request."""
-        return self._step_models[step.index]
+        while self.step_models:
+            self.step_models.popitem()[1].release()
 
     def remaining_timeout_us(self) -> int:
         """Return the timeout of a step that starts now; 0 is none."""
@@ -281,8 +260,9 @@ class EnsembleRun:
             value, spec = scope.values[name], self.plan.spec.outputs[name]
             if value.tensor is None:
                 continue
-            dims = spec.dims if spec.reshape is None else spec.reshape
-            tensor = fit_shape(value.tensor, dims, is_batching=self.plan.is_batching, batch_size=value.batch_size)
+            tensor = fit_shape(
+                value.tensor, spec.model_dims, is_batching=self.plan.is_batching, batch_size=value.batch_size
+            )
             response.outputs.append(tensor.renamed(name))
             if value.sequence is not None and not response.parameters:
                 response.parameters = sequence_parameters(value.sequence)
@@ -316,7 +296,6 @@ class EnsembleRun:
         self.job.fail(SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s))
 
     def stop(self) -> None:
-        """Cancel all running steps."""
         self.is_over = True
         for step_run in list(self._running):
             step_run.cancel()

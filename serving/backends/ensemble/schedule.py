@@ -1,10 +1,9 @@
-"""When the steps of a request run: which are needed for its outputs, what each waits for, its limit and its
-parameters.
-"""
+"""When the steps of a request run: which are needed, what each waits for, its limit and its parameters."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -24,19 +23,12 @@ from sluice.errors import invalid
 _MAX_CACHED = 64
 """Bound on cached schedules, because clients choose the outputs that lead to them."""
 _PREFIX = "step_parameters."
-"""Prefix of `step_parameters.MODEL` in config.pbtxt, which lists, separated by commas, parameters for that model
-alone.
-"""
+"""Prefix of `step_parameters.MODEL` in config.pbtxt: names, separated by commas, for that model alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLevel:
-    """One stream.
-
-    A response of it is complete when it has `outputs`, the ensemble outputs that belong to the stream.
-
-    `inherited` are tensors of enclosing streams that steps within the stream read.
-    """
+    """A stream: the ensemble's `outputs` that complete a response, and tensors `inherited` from outer streams."""
 
     outputs: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
@@ -70,7 +62,7 @@ class EnsembleSchedule:
 
 
 def build_schedule(
-    spec: ModelSpec, graph: EnsembleGraph, requested: tuple[str, ...], streaming: frozenset[int]
+    spec: ModelSpec, graph: EnsembleGraph, requested: frozenset[str], streaming: frozenset[int]
 ) -> EnsembleSchedule:
     """Build the schedule for the outputs `requested`; none stands for all. The graph must have been checked."""
     # In reverse order, as in Triton, for clients that take outputs by position.
@@ -111,10 +103,7 @@ class _ScheduleBuilder:
         return tuple(names)
 
     def started_steps(self, awaits: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[EnsembleStep, ...]]:
-        """Return the steps that each tensor may start.
-
-        A tensor from outside a step's stream starts nothing, because it is available whenever the step could begin.
-        """
+        """Return the steps each tensor may start: none outside its own stream, where it is there before the step."""
         by_step, by_tensor = self.paths.by_step, self.paths.by_tensor
         names = {name for needed in awaits.values() for name in needed}
         return {
@@ -131,30 +120,17 @@ class _ScheduleBuilder:
         return (name for name in found if not is_within(by_tensor[name], stream))
 
 
-class ScheduleCache:
-    """Schedules of an ensemble, each built when it is first needed."""
+FindSchedule = Callable[[frozenset[str], frozenset[int]], EnsembleSchedule]
+"""Returns what `build_schedule` builds for these outputs and streaming steps."""
 
-    def __init__(self, spec: ModelSpec, graph: EnsembleGraph) -> None:
-        self._spec = spec
-        self._graph = graph
-        self._schedules: dict[tuple[frozenset[str], frozenset[int]], EnsembleSchedule] = {}
 
-    def get(self, requested: tuple[str, ...], streaming: frozenset[int]) -> EnsembleSchedule:
-        """Return the schedule that `build_schedule` would build."""
-        key = (frozenset(requested), streaming)
-        found = self._schedules.get(key)
-        if found is None:
-            if len(self._schedules) >= _MAX_CACHED:
-                self._schedules.clear()
-            found = self._schedules[key] = build_schedule(self._spec, self._graph, requested, streaming)
-        return found
+def cache_schedules(spec: ModelSpec, graph: EnsembleGraph) -> FindSchedule:
+    """Return a function that builds each schedule of an ensemble when it is first needed."""
+    return lru_cache(_MAX_CACHED)(partial(build_schedule, spec, graph))
 
 
 class StepLimit:
-    """Limit on the requests that may be in one step at the same time (`max_inflight_requests`).
-
-    The others wait in order. 0 is no limit.
-    """
+    """Limit on the requests in one step (`max_inflight_requests`); 0 is none. The others wait in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -162,10 +138,7 @@ class StepLimit:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def acquire(self, begin: Callable[[], bool]) -> None:
-        """Call `begin` as soon as the limit admits it.
-
-        It returns whether it takes the place; if so, `release` must follow once.
-        """
+        """Call `begin` once the limit admits it. If it returns True it takes the place, and `release` must follow."""
         self._waiting.append(begin)
         self._admit()
 
@@ -184,10 +157,7 @@ class StepLimit:
 
 @dataclass(frozen=True, slots=True)
 class StepParameters:
-    """Chooses the request parameters that each step gets: all but those that are for other models alone.
-
-    So two models may give one name (`top_k`) different meanings, and a key for one model stays with it.
-    """
+    """Chooses each step's request parameters, without those for other models alone: a name may mean two things."""
 
     owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Models that a parameter is for, by parameter. One that is absent is for all."""
@@ -201,7 +171,7 @@ class StepParameters:
 
 
 def parse_step_parameters(config: ModelConfig) -> StepParameters:
-    """Parse `step_parameters`. Raises SluiceError INVALID for a model that no step names."""
+    """Parse `step_parameters`. Raises INVALID for a model that no step names."""
     owners: dict[str, frozenset[str]] = {}
     models = {step.model_name for step in config.ensemble_scheduling.step}
     for key, value in config.parameters.items():
@@ -224,7 +194,7 @@ class EnsemblePlan:
     decoupled: frozenset[int]
     limits: Sequence[StepLimit]
     models: ModelLookup
-    schedules: ScheduleCache
+    find_schedule: FindSchedule
     parameters: StepParameters
 
     @property
@@ -242,7 +212,7 @@ class EnsemblePlan:
     def schedule_for(self, request: InferRequest) -> EnsembleSchedule:
         """Return how `request` runs. Raises SluiceError where the model of a step that may stream is gone."""
         streaming = frozenset(index for index in self.decoupled if self._is_streaming(self.graph.steps[index], request))
-        return self.schedules.get(request.requested_outputs, streaming)
+        return self.find_schedule(frozenset(request.requested_outputs), streaming)
 
     def _is_streaming(self, step: EnsembleStep, request: InferRequest) -> bool:
         """Return whether a step of a decoupled model streams for `request`: an LLM only streams where it is asked to.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from serving.backends.ensemble.schedule import StreamLevel
 from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 SequencePosition = tuple[int | str, SequenceFlag]
 """Correlation id, and the request's position in its sequence."""
@@ -17,10 +17,8 @@ _NAMES = {"sequence_id", "sequence_start", "sequence_end"}
 class TensorValue:
     """Value of an ensemble tensor.
 
-    `tensor` is None for an optional input that is absent, or an output that a step left out.
-
-    `batch_size` is that of the request that made it, 0 where its model does not batch. Inputs of the ensemble have no
-    `sequence` of their own.
+    `tensor` is None for an optional input that is absent, or an output that a step left out. `batch_size` is that of
+    the request that made it, 0 where its model does not batch. Inputs of the ensemble have no `sequence` of their own.
     """
 
     tensor: Tensor | None
@@ -95,17 +93,14 @@ def request_sequence(request: InferRequest) -> SequencePosition:
 
 
 def response_sequence(response: InferResponse, own: SequencePosition) -> SequencePosition:
-    """Return the sequence position of the outputs in a step's response; `own` is that of the step's request.
-
-    Raises SluiceError INVALID where the parameters that give it have wrong types.
-    """
+    """Return the position that a step's response gives, else `own`, the request's. Raises INVALID for wrong types."""
     given = response.parameters
     if not given.keys() & _NAMES:
         return own
     correlation_id = given.get("sequence_id", own[0])
     if isinstance(correlation_id, bool | float):
         message = "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING"
-        raise SluiceError(ErrorCode.INVALID, message)
+        raise invalid_argument(message)
     flags = SequenceFlag.NONE
     if _is_set(given, "sequence_start"):
         flags |= SequenceFlag.START
@@ -127,5 +122,5 @@ def sequence_parameters(sequence: SequencePosition) -> Parameters:
 def _is_set(parameters: Parameters, name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise SluiceError(ErrorCode.INVALID, f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL")
+        raise invalid_argument(f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL")
     return value

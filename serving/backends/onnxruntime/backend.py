@@ -60,7 +60,7 @@ class OnnxRuntimeBackend(ArrayBackend):
 
 
 def model_path(source: ModelSource) -> Path:
-    """Return the file to open; in a folder, its model.onnx. Raises SluiceError UNAVAILABLE where there is none."""
+    """Return the file to open; in a folder, its model.onnx. Raises UNAVAILABLE where there is none."""
     path = source.model_file if source.config.default_model_filename else source.version_folder / "model.onnx"
     if path.is_dir():
         path = path / "model.onnx"

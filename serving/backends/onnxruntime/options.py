@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.instance import Placement
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 from sluice.machine import num_gpus
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ _TENSORRT_KEYS = {
 
 
 def build_session_options(config: ModelConfig, num_threads: int = 0) -> "SessionOptions":
-    """Build the options of a session. Raises SluiceError INVALID for invalid values.
-
-    `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
-    """
+    """Build a session's options. `num_threads`: the default of intra-op threads, 0 is onnxruntime's. Raises INVALID."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -63,17 +60,13 @@ def build_session_options(config: ModelConfig, num_threads: int = 0) -> "Session
 
 
 def read_run_entries(config: ModelConfig) -> dict[str, str]:
-    """Return the entries for the `RunOptions` of every run.
-
-    Read once for each model, because reading a protobuf is slow.
-    """
+    """Return the entries for `RunOptions`. Read once for each model, because reading a protobuf is slow."""
     if _ARENA_SHRINKAGE not in config.parameters:
         return {}
     return {_ARENA_SHRINKAGE: config.parameters[_ARENA_SHRINKAGE].string_value}
 
 
 def build_run_options(entries: dict[str, str]) -> "RunOptions":
-    """Build the options of one run."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -89,26 +82,19 @@ def num_usable_gpus() -> int:
 
 
 def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider]:
-    """Return the execution providers of an instance, best first.
-
-    Raises SluiceError INVALID for an unknown accelerator.
-    """
+    """Return the execution providers of an instance, best first. Raises INVALID for an unknown accelerator."""
     providers: list[Provider] = []
     if placement.gpu is not None:
         providers += _gpu_providers(placement.gpu, config)
     for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
         if accelerator.name != "openvino" or not _is_available(_OPENVINO):
-            reason = f"unknown Execution Accelerator '{accelerator.name}' is requested"
-            raise SluiceError(ErrorCode.INVALID, reason)
+            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
         providers.append((_OPENVINO, {"device_type": "CPU"}))
     return [*providers, _CPU]
 
 
 def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
-    """Return the options of each GPU accelerator, `tensorrt` and `cuda`.
-
-    Raises SluiceError INVALID for other accelerators and for invalid values.
-    """
+    """Return the options of the GPU accelerators `tensorrt` and `cuda`. Raises INVALID for others and wrong values."""
     found: dict[str, dict[str, str]] = {}
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name == "tensorrt":
@@ -116,7 +102,7 @@ def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
         elif accelerator.name == "cuda":
             found["cuda"] = dict(accelerator.parameters)
         else:
-            raise _invalid(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
     return found
 
 
@@ -133,19 +119,13 @@ def overflows_int8() -> bool:
 
 
 def lacks_vnni(cpuinfo: str) -> bool:
-    """Return whether x86 lacks VNNI, by the flags of the first processor in the text of /proc/cpuinfo.
-
-    Other architectures list no flags, and their sums do not overflow.
-    """
+    """Return whether /proc/cpuinfo lists flags without VNNI. Other architectures list none and do not overflow."""
     flags = next((line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")), None)
     return flags is not None and not _VNNI.intersection(flags)
 
 
 def _resolve_session_entry(key: str, value: str) -> str:
-    """Resolve `auto` for the 8-bit precision to what this processor needs.
-
-    Other values go to onnxruntime as they are.
-    """
+    """Resolve `auto` for the 8-bit precision to what this processor needs. Other values stay."""
     if key == _INT8_PRECISION and value == "auto":
         return "1" if overflows_int8() else "0"
     return value
@@ -170,7 +150,7 @@ def _gpu_providers(gpu: int, config: ModelConfig) -> list[Provider]:
     if "tensorrt" not in accelerators:
         return [cuda]
     if not _is_available(_TENSORRT):
-        raise SluiceError(ErrorCode.INVALID, "unknown Execution Accelerator 'tensorrt' is requested")
+        raise invalid_argument("unknown Execution Accelerator 'tensorrt' is requested")
     return [(_TENSORRT, accelerators["tensorrt"] | device), cuda]
 
 
@@ -179,12 +159,12 @@ def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _PRECISIONS:
-                raise _invalid(f"unsupported precision mode '{value}' is requested")
+                raise invalid_argument(f"unsupported precision mode '{value}' is requested")
             options |= _PRECISIONS[value]
         elif key in _TENSORRT_KEYS or key.startswith("trt_"):
             options[_TENSORRT_KEYS.get(key, key)] = value
         else:
-            raise _invalid(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+            raise invalid_argument(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
     return options
 
 
@@ -218,9 +198,4 @@ def _switch(config: ModelConfig, key: str, *, default: bool) -> bool:
 
 
 def _invalid_value(config: ModelConfig, key: str, text: str, expected: str) -> SluiceError:
-    message = f"unable to load model '{config.name}', parameter '{key}' is '{text}', expected {expected}"
-    return SluiceError(ErrorCode.INVALID, message)
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)
+    return invalid_argument(f"unable to load model '{config.name}', parameter '{key}' is '{text}', expected {expected}")

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
 from serving.backends.onnxruntime.options import Provider, build_run_options, build_session_options, read_run_entries
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
+from serving.tensors.datatypes import DATA_TYPES, DataType
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 
@@ -22,22 +22,9 @@ if TYPE_CHECKING:
 _BF16 = DATA_TYPES["BF16"]
 _ONNX_BF16 = 16
 """Number of TensorProto.BFLOAT16."""
-_ELEMENT_TYPES: dict[str, DataType] = {
-    "bool": DATA_TYPES["BOOL"],
-    "uint8": DATA_TYPES["UINT8"],
-    "uint16": DATA_TYPES["UINT16"],
-    "uint32": DATA_TYPES["UINT32"],
-    "uint64": DATA_TYPES["UINT64"],
-    "int8": DATA_TYPES["INT8"],
-    "int16": DATA_TYPES["INT16"],
-    "int32": DATA_TYPES["INT32"],
-    "int64": DATA_TYPES["INT64"],
-    "float16": DATA_TYPES["FP16"],
-    "float": DATA_TYPES["FP32"],
-    "double": DATA_TYPES["FP64"],
-    "bfloat16": DATA_TYPES["BF16"],
-    "string": BYTES,
-}
+_OWN_NAMES = {"float32": "float", "float64": "double", "object": "string"}
+"""onnxruntime's names of element types, where they are not numpy's."""
+_ELEMENT_TYPES = {_OWN_NAMES.get(each.dtype.name, each.dtype.name): each for each in DATA_TYPES.values()}
 _CONTAINERS = {"seq": "SEQUENCE", "map": "MAP", "sparse_tensor": "SPARSETENSOR", "optional": "OPTIONAL"}
 _ERROR_PATTERN = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 _INVALID_ARGUMENT = "2"
@@ -54,11 +41,7 @@ class OnnxRun(ArrayRun):
         return self._session.run(inputs, outputs, self._options)
 
     def stop(self) -> None:
-        self._options.terminate = True
-
-    @property
-    def is_stopped(self) -> bool:
-        return bool(self._options.terminate)
+        self.is_stopped = self._options.terminate = True
 
 
 class OnnxSession(ArraySession):
@@ -68,10 +51,7 @@ class OnnxSession(ArraySession):
     strings_are_text = True
 
     def __init__(self, path: Path, config: ModelConfig, providers: Sequence[Provider], num_threads: int = 0) -> None:
-        """Open the file: call it on a thread. Raises SluiceError with onnxruntime's reason.
-
-        `num_threads` is the number of intra-op threads where the configuration gives none; 0 leaves it to onnxruntime.
-        """
+        """Open the file, on a thread. `num_threads` as in `build_session_options`. Raises onnxruntime's reason."""
         import onnxruntime
 
         try:
@@ -113,10 +93,7 @@ class OnnxSession(ArraySession):
 
 
 def read_signature(session: "InferenceSession") -> Signature:
-    """Return a model's signature.
-
-    Raises SluiceError UNIMPLEMENTED for what is not a tensor, or has a type that the protocol lacks.
-    """
+    """Return a model's signature. Raises UNIMPLEMENTED for what is no tensor or of a type the protocol lacks."""
     return Signature(
         _read_tensors(session.get_inputs()),
         _read_tensors(session.get_overridable_initializers()),
@@ -164,9 +141,7 @@ def _to_array(value: Any) -> Array:
 
 
 def convert_error(error: Exception) -> SluiceError:
-    """Convert an error of onnxruntime to INVALID where it blames its inputs, else to INTERNAL. The message is its
-    own.
-    """
+    """Convert onnxruntime's error to INVALID where it blames its inputs, else to INTERNAL. Keeps its message."""
     found = _ERROR_PATTERN.fullmatch(str(error))
     if found is None:
         return SluiceError(ErrorCode.INTERNAL, f"onnx runtime error: {error}")

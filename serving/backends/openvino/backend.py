@@ -32,11 +32,11 @@ class OpenVinoBackend(ArrayBackend):
         import openvino  # noqa: F401
 
     def read(self, core: "Core", source: ModelSource) -> "Model":
-        """Read the model's file. Raises SluiceError UNAVAILABLE where there is none, and what OpenVINO raises."""
+        """Read the model's file. Raises UNAVAILABLE where there is none, and what OpenVINO raises."""
         return core.read_model(model_path(source))
 
     def options(self, config: ModelConfig) -> OpenVinoOptions:
-        """Return the options of a configuration. Raises SluiceError INVALID for invalid values."""
+        """Return the options of a configuration. Raises INVALID for invalid values."""
         return parse_options(config)
 
     def tensor_names(self, source: ModelSource) -> TensorNames:
@@ -79,7 +79,7 @@ class OpenVinoBackend(ArrayBackend):
 
 
 def model_path(source: ModelSource) -> Path:
-    """Return the model's file. Raises SluiceError UNAVAILABLE where there is none."""
+    """Return the model's file. Raises UNAVAILABLE where there is none."""
     path = source.model_file
     if not path.exists():
         raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'")

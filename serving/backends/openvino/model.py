@@ -46,7 +46,6 @@ class TensorNames:
 
 
 def configured_names(config: ModelConfig) -> TensorNames:
-    """Return the names in the configuration."""
     states = config.sequence_batching.state
     return TensorNames(
         {each.name for each in config.input} | inputs_set_by_server(config),
@@ -57,8 +56,8 @@ def configured_names(config: ModelConfig) -> TensorNames:
 def read_signature(model: "Model", names: TensorNames, *, has_fixed_batch: bool = False) -> Signature:
     """Return the model's signature. A tensor that has several names goes by the one among `names`.
 
-    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises SluiceError
-    UNIMPLEMENTED for types that the protocol lacks.
+    With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises UNIMPLEMENTED
+    for types that the protocol lacks.
     """
     inputs, outputs = _read_tensors(model.inputs, names.inputs), _read_tensors(model.outputs, names.outputs)
     if has_fixed_batch:
@@ -96,17 +95,18 @@ def _read_data_type(name: str, port: "Output") -> DataType:
 
 
 def adapt_model(model: "Model", config: ModelConfig, options: OpenVinoOptions) -> "Model":
-    """Return the model with its configuration's types, dims and batch dimension: the given one changed, or another.
-
-    Raises what OpenVINO raises where it cannot be adapted.
-    """
+    """Return the model, changed or another, with its configuration's types and dims. Raises what OpenVINO raises."""
     model = _convert_types(model, config)
     if options.reshapes:
-        _reshape(model, config)
+        leading = [_OPEN] if config.max_batch_size else []
+        dims = {each.name: each.reshape.shape if each.HasField("reshape") else each.dims for each in config.input}
+        model.reshape({name: [*leading, *sizes] for name, sizes in dims.items()})
     if options.has_fixed_batch and config.max_batch_size:
         _set_batch(model, config.max_batch_size)
-    elif (config.max_batch_size or _has_batch_layout(model)) and not _has_open_batch(model):
-        _set_batch(model, _OPEN)
+    elif config.max_batch_size or _has_batch_layout(model):
+        is_open = all(_read_dims(port)[:1] == (_OPEN,) for port in model.inputs)
+        if not is_open:
+            _set_batch(model, _OPEN)
     return model
 
 
@@ -139,15 +139,6 @@ def _conversions(ports: "Iterable[Output]", given: Iterable[ModelInput | ModelOu
     }
 
 
-def _reshape(model: "Model", config: ModelConfig) -> None:
-    leading = [_OPEN] if config.max_batch_size else []
-    model.reshape({tensor.name: [*leading, *_model_dims(tensor)] for tensor in config.input})
-
-
-def _model_dims(tensor: ModelInput | ModelOutput) -> list[int]:
-    return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-
-
 def _has_batch_layout(model: "Model") -> bool:
     """Return whether the model's layouts say that each first dimension is the batch's."""
     from openvino import layout_helpers
@@ -155,10 +146,6 @@ def _has_batch_layout(model: "Model") -> bool:
     ports = (*model.inputs, *model.outputs)
     layouts = [layout_helpers.get_layout(port) for port in ports]
     return all(layout_helpers.has_batch(each) and layout_helpers.batch_idx(each) == 0 for each in layouts)
-
-
-def _has_open_batch(model: "Model") -> bool:
-    return all(_read_dims(port)[:1] == (_OPEN,) for port in model.inputs)
 
 
 def _set_batch(model: "Model", size: int) -> None:

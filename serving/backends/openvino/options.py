@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _THREADS = "INFERENCE_NUM_THREADS"
 _OLD_NAMES = {"CPU_THREADS_NUM": _THREADS}
@@ -44,7 +44,7 @@ class OpenVinoOptions:
 
 
 def parse_options(config: ModelConfig) -> OpenVinoOptions:
-    """Parse a model's parameters. Raises SluiceError INVALID, in Triton's words, for invalid values."""
+    """Parse a model's parameters. Raises INVALID, in Triton's words, for invalid values."""
     given = {_OLD_NAMES.get(key, key): each.string_value for key, each in config.parameters.items()}
     return OpenVinoOptions(
         device=given.get("TARGET_DEVICE", "").upper() or "CPU",
@@ -64,9 +64,13 @@ def _parse_properties(given: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key in (_THREADS, "COMPILATION_NUM_THREADS"):
         if text := given.get(key):
-            found[key] = _check_number(key, text)
+            if not is_number(text):
+                raise _invalid(key, "a non-negative number", text)
+            found[key] = text
     if text := given.get("NUM_STREAMS"):
-        found["NUM_STREAMS"] = _check_streams(text)
+        if text.upper() not in _STREAMS and not is_number(text):
+            raise _invalid("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+        found["NUM_STREAMS"] = text.upper()
     if text := given.get("PERFORMANCE_HINT"):
         found["PERFORMANCE_HINT"] = _check_choice("PERFORMANCE_HINT", text, _HINTS)
     if text := given.get("INFERENCE_PRECISION_HINT"):
@@ -77,16 +81,9 @@ def _parse_properties(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _check_number(key: str, text: str) -> str:
-    if not (text.isascii() and text.isdigit()):
-        raise _invalid(key, "a non-negative number", text)
-    return text
-
-
-def _check_streams(text: str) -> str:
-    if text.upper() in _STREAMS or (text.isascii() and text.isdigit()):
-        return text.upper()
-    raise _invalid("NUM_STREAMS", "either AUTO/NUMA/<int_value>", text)
+def is_number(text: str) -> bool:
+    """Return whether a text is decimal digits alone."""
+    return text.isascii() and text.isdigit()
 
 
 def _check_choice(key: str, text: str, known: tuple[str, ...]) -> str:
@@ -96,4 +93,4 @@ def _check_choice(key: str, text: str, known: tuple[str, ...]) -> str:
 
 
 def _invalid(key: str, expected: str, text: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"expected the parameter '{key}' to be {expected}, got {text}")
+    return invalid_argument(f"expected the parameter '{key}' to be {expected}, got {text}")

@@ -25,12 +25,11 @@ class OpenVinoRun(ArrayRun):
     def __init__(self, session: "OpenVinoSession") -> None:
         self._session = session
         self._request: InferRequest | None = None
-        self._is_stopped = False
         self._lock = Lock()
         """Held to cancel `_request` and to return it, so that a cancellation cannot hit the request's next run."""
 
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        rows = _num_rows(inputs)
+        rows = next((len(array) for array in inputs.values() if array.ndim), 0)
         request = self._request = self._session.take_request()
         try:
             self._session.fill(request, inputs, rows)
@@ -43,20 +42,16 @@ class OpenVinoRun(ArrayRun):
 
     def _infer(self, request: "InferRequest") -> None:
         request.start_async()
-        if self._is_stopped:
+        if self.is_stopped:
             # A cancellation that came before the start found nothing to cancel.
             request.cancel()
         request.wait()
 
     def stop(self) -> None:
         with self._lock:
-            self._is_stopped = True
+            self.is_stopped = True
             if self._request is not None:
                 self._request.cancel()
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
 
 
 class OpenVinoSession(ArraySession):
@@ -98,7 +93,7 @@ class OpenVinoSession(ArraySession):
         self._idle.append(request)
 
     def fill(self, request: "InferRequest", inputs: Mapping[str, Array], rows: int) -> None:
-        """Copy the inputs into the request's memory. Raises SluiceError INVALID for shapes that do not fit."""
+        """Copy the inputs into the request's memory. Raises INVALID for shapes that do not fit."""
         missing = self._missing_rows(rows)
         for name, array in inputs.items():
             try:
@@ -121,10 +116,6 @@ class OpenVinoSession(ArraySession):
         """Return copies of the outputs, because the request's next run overwrites its memory."""
         arrays = [_copy_output(request.get_output_tensor(self._outputs[name])) for name in outputs]
         return [array[:rows] for array in arrays] if self._fixed_batch else arrays
-
-
-def _num_rows(inputs: Mapping[str, Array]) -> int:
-    return next((len(array) for array in inputs.values() if array.ndim), 0)
 
 
 def _pad(array: Array, num_rows: int) -> Array:
@@ -170,7 +161,7 @@ def convert_error(error: Exception, doing: str) -> SluiceError:
 
 
 def convert_read_error(error: Exception) -> SluiceError:
-    """Convert an error of reading: to UNIMPLEMENTED, naming them, where OpenVINO lacks operations, else to INTERNAL."""
+    """Convert an error of reading to UNIMPLEMENTED for operations that OpenVINO lacks, else to INTERNAL."""
     found = _UNCONVERTED.search(str(error))
     if found is None:
         return convert_error(error, "reading model")

@@ -74,10 +74,7 @@ class PythonInstance(Instance):
 def create_instances(
     workers: Sequence[SupervisedWorker], placements: Sequence[Placement], can_queue_ahead: bool
 ) -> list[PythonInstance]:
-    """Return the places of `workers`, the first place of each worker first.
-
-    Without `can_queue_ahead` each has only one.
-    """
+    """Return the places of `workers`, each worker's first one first. Without `can_queue_ahead` each has only one."""
     num_places = 1 + MAX_LOOKAHEAD if can_queue_ahead else 1
     placed = list(zip(workers, placements, strict=True))
     return [PythonInstance(worker, placement, workers) for _ in range(num_places) for worker, placement in placed]
@@ -217,7 +214,6 @@ def _can_queue_ahead(config: ModelConfig) -> bool:
 
 
 def _initialize_command(source: ModelSource, placement: Placement) -> Initialize:
-    """Return the command that starts an instance."""
     return Initialize(
         str(source.model_file),
         {

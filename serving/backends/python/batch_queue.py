@@ -27,10 +27,7 @@ class WorkerBatch:
 
 
 class WorkerBatchQueue:
-    """Batches of one worker, or of all workers of a model: then the first one that is up takes them.
-
-    Event loop's thread only.
-    """
+    """Batches of one worker, or of all of a model's: the first one that is up takes them. Event loop only."""
 
     def __init__(self, name: str, limit_s: float = MAX_WAIT_S) -> None:
         """`name` is that of the worker or the model."""
@@ -48,10 +45,7 @@ class WorkerBatchQueue:
         return len(self._batches)
 
     def put(self, batch: WorkerBatch) -> None:
-        """Append a batch.
-
-        It fails when it has waited for too long, and at once where no worker will come up any more.
-        """
+        """Append a batch. It fails after too long a wait, and at once where no worker will come up any more."""
         if self._closing_error is not None:
             batch.fail(self._closing_error)
         else:

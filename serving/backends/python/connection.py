@@ -14,21 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.frames import (
-    INLINE_BYTES,
-    Command,
-    DroppedSegments,
-    FrameReader,
-    FreedSegments,
-    Message,
-    NewSegments,
-    SegmentRef,
-    WireRequest,
-    WireResponse,
-    WireTensor,
-    encode_frame,
-    fd_ancillary,
-)
+from serving.backends.python import frames
 from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.tensors.datatypes import BYTES
@@ -38,7 +24,7 @@ from sluice.errors import ErrorCode, SluiceError
 log = logging.getLogger(__name__)
 MAX_PIECES = 64
 """Most frames of one write; the kernel takes up to 1024."""
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder = msgspec.msgpack.Decoder(frames.Message)
 ERROR_CODES = {
     0: ErrorCode.UNKNOWN,
     1: ErrorCode.INTERNAL,
@@ -60,7 +46,7 @@ _INTERNAL = 1
 class Connection:
     """Exchanges frames and shared memory with one worker. Event loop's thread only."""
 
-    def __init__(self, name: str, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_message: Callable[[frames.Message], None], on_end: Callable[[], None]) -> None:
         """`on_end` is called when the worker has closed its end, or has sent what cannot be decoded."""
         self._name = name
         self._on_message = on_message
@@ -68,7 +54,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._reader = FrameReader(self._socket)
+        self._reader = frames.FrameReader(self._socket)
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._pool = SegmentPool()
         self._mapped = MappedSegments(self._notice_freed, can_forward=True)
@@ -91,7 +77,7 @@ class Connection:
         while self._socket.fileno() >= 0 and self._read():
             pass
 
-    def send(self, command: Command, is_urgent: bool = True) -> None:
+    def send(self, command: frames.Command, is_urgent: bool = True) -> None:
         """Send a command, in order, as soon as the socket takes it. Does nothing after the worker's end.
 
         A command that is not urgent is written at the end of this turn of the event loop, together with those that
@@ -99,21 +85,21 @@ class Connection:
         """
         notices, dropped = self._pool.take_notices()
         for segments, fds in notices:
-            self._queue(encode_frame(segments), fds)
+            self._queue(frames.encode_frame(segments), fds)
         if dropped is not None:
-            self._queue(encode_frame(dropped))
-        self._queue(encode_frame(command))
+            self._queue(frames.encode_frame(dropped))
+        self._queue(frames.encode_frame(command))
         if is_urgent:
             self._flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def store(self, data: NDArray[Any]) -> SegmentRef:
+    def store(self, data: NDArray[Any]) -> frames.SegmentRef:
         """Store a large tensor where the worker can read it. The result goes with the next `send`."""
         return self._pool.store(data)
 
-    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
+    def open(self, raw: bytes | frames.SegmentRef) -> bytes | memoryview:
         """Return a received tensor's bytes, from the frame or from shared memory. Call it once for each tensor."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
@@ -150,7 +136,7 @@ class Connection:
     def _write_some(self) -> None:
         data, fds = self._unsent[0]
         if fds:
-            sent = self._socket.sendmsg([data], fd_ancillary(fds))
+            sent = self._socket.sendmsg([data], frames.fd_ancillary(fds))
             _close_all(fds)
         else:
             sent = self._socket.sendmsg(self._next_pieces())
@@ -189,13 +175,13 @@ class Connection:
             self._on_end()
         return is_open
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: frames.Message) -> None:
         match message:
-            case NewSegments():
+            case frames.NewSegments():
                 self._mapped.add(message, self._reader.fds)
-            case DroppedSegments():
+            case frames.DroppedSegments():
                 self._mapped.drop(message)
-            case FreedSegments(numbers):
+            case frames.FreedSegments(numbers):
                 self._pool.free(numbers)
             case _:
                 self._on_message(message)
@@ -209,10 +195,9 @@ class Connection:
 
     def _send_freed(self) -> None:
         self._is_freeing = False
-        self.send(FreedSegments(self._mapped.take_freed()))
+        self.send(frames.FreedSegments(self._mapped.take_freed()))
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
         self._far_end.close()
         if self._socket.fileno() < 0:
             return
@@ -230,9 +215,9 @@ def _close_all(fds: list[int]) -> None:
     fds.clear()
 
 
-def to_wire_request(number: int, request: InferRequest, connection: Connection) -> WireRequest:
+def to_wire_request(number: int, request: InferRequest, connection: Connection) -> frames.WireRequest:
     """Convert a request for a worker. Large tensors go to shared memory."""
-    return WireRequest(
+    return frames.WireRequest(
         number,
         [_wire_tensor(name, tensor, connection) for name, tensor in request.inputs.items()],
         request.id,
@@ -244,12 +229,12 @@ def to_wire_request(number: int, request: InferRequest, connection: Connection) 
     )
 
 
-def to_wire_response(number: int, response: InferResponse, connection: Connection) -> WireResponse:
+def to_wire_response(number: int, response: InferResponse, connection: Connection) -> frames.WireResponse:
     """Convert another model's response for the worker that called it."""
     if response.error is not None:
-        return WireResponse(number, response.is_final, error=to_wire_error(response.error))
+        return frames.WireResponse(number, response.is_final, error=to_wire_error(response.error))
     outputs = [_wire_tensor(each.name, each, connection) for each in response.outputs]
-    return WireResponse(number, response.is_final, outputs, None, response.parameters or None)
+    return frames.WireResponse(number, response.is_final, outputs, None, response.parameters or None)
 
 
 def to_wire_error(error: SluiceError) -> tuple[int, str]:
@@ -257,18 +242,20 @@ def to_wire_error(error: SluiceError) -> tuple[int, str]:
     return _ERROR_NUMBERS.get(error.code, _INTERNAL), error.message
 
 
-def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> WireTensor:
+def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> frames.WireTensor:
     data_type = tensor.data_type
-    if data_type is not BYTES and tensor.num_elements * data_type.itemsize > INLINE_BYTES:
+    if data_type is not BYTES and tensor.num_elements * data_type.itemsize > frames.INLINE_BYTES:
         flat = np.ascontiguousarray(tensor.array, data_type.dtype).reshape(-1)
-        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(flat.view(np.uint8)))
+        return frames.WireTensor(name, tensor.datatype, tensor.shape, connection.store(flat.view(np.uint8)))
     raw = tensor.raw
-    if len(raw) > INLINE_BYTES:
-        return WireTensor(name, tensor.datatype, tensor.shape, connection.store(np.frombuffer(raw, np.uint8)))
-    return WireTensor(name, tensor.datatype, tensor.shape, cast(bytes, raw))  # msgpack encodes any buffer like bytes
+    if len(raw) > frames.INLINE_BYTES:
+        return frames.WireTensor(name, tensor.datatype, tensor.shape, connection.store(np.frombuffer(raw, np.uint8)))
+    return frames.WireTensor(
+        name, tensor.datatype, tensor.shape, cast(bytes, raw)
+    )  # msgpack encodes any buffer like bytes
 
 
-def from_wire_response(wire: WireResponse, connection: Connection) -> InferResponse:
+def from_wire_response(wire: frames.WireResponse, connection: Connection) -> InferResponse:
     """Convert a worker's response. Large tensors are views of the worker's memory, and remain valid."""
     if wire.error is not None:
         code, message = wire.error
@@ -277,7 +264,7 @@ def from_wire_response(wire: WireResponse, connection: Connection) -> InferRespo
     return InferResponse(outputs, wire.parameters or {}, is_final=wire.is_final)
 
 
-def from_wire_request(wire: WireRequest, connection: Connection) -> InferRequest:
+def from_wire_request(wire: frames.WireRequest, connection: Connection) -> InferRequest:
     """Convert a request that a worker's model makes to another one."""
     return InferRequest(
         {each.name: Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.inputs},

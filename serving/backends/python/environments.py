@@ -1,7 +1,4 @@
-"""Python interpreters that workers run in: the server's own, another one, or that of an environment a model brings.
-
-`EXECUTION_ENV_PATH` in config.pbtxt names an environment, which may be packed.
-"""
+"""Interpreters of workers: the server's, another, or that of an environment (`EXECUTION_ENV_PATH`), also packed."""
 
 import asyncio
 import importlib.util
@@ -22,7 +19,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.python.worker.start import OWN_PACKAGE
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
@@ -62,10 +59,7 @@ SERVER_INTERPRETER = Interpreter(sys.executable)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """How to start a worker.
-
-    `cores` bind it, none to any. `start_timeout_s` limits the time before it loads the model.
-    """
+    """How to start a worker. `cores` bind it, none to any. `start_timeout_s` limits the time before its load."""
 
     interpreter: Interpreter = SERVER_INTERPRETER
     cores: frozenset[int] = frozenset()
@@ -127,12 +121,15 @@ class EnvironmentCache:
         self._unpacked: dict[_Key, _Unpacked] = {}
 
     async def lease(self, path: Path) -> InterpreterLease:
-        """Lease the interpreter of a folder or an archive. Raises SluiceError INVALID for anything else."""
+        """Lease the interpreter of a folder or an archive. Raises INVALID for anything else."""
         if await asyncio.to_thread(path.is_dir):
             return InterpreterLease(await find_environment_interpreter(path, str(path)))
         key = await asyncio.to_thread(_read_key, path)
         entry = self._unpacked.get(key) or self._unpack(key)
-        self._hold(entry)
+        entry.num_users += 1
+        if entry.removal is not None:
+            entry.removal.cancel()
+            entry.removal = None
         try:
             # One of several models that wait for it may be cancelled; the others go on.
             interpreter = await asyncio.shield(entry.ready)
@@ -148,12 +145,6 @@ class EnvironmentCache:
         entry = self._unpacked[key] = _Unpacked(ready, lambda: None)
         entry.remove = weakref.finalize(entry, shutil.rmtree, folder, ignore_errors=True)
         return entry
-
-    def _hold(self, entry: _Unpacked) -> None:
-        entry.num_users += 1
-        if entry.removal is not None:
-            entry.removal.cancel()
-            entry.removal = None
 
     def _release(self, key: _Key, entry: _Unpacked) -> None:
         entry.num_users -= 1
@@ -214,29 +205,22 @@ async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> N
 
 
 async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter:
-    """Return the interpreter of an environment, which has the model's packages. `origin` names it in errors.
-
-    Raises SluiceError INVALID where there is none, or no worker can run in it.
-    """
+    """Return the environment's interpreter. `origin` is for errors. Raises INVALID where no worker can run in it."""
     executable = folder / "bin" / "python"
     if not executable.is_file():
-        reason = "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one"
-        raise _unusable(origin, reason)
+        raise _unusable(origin, "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one")
     packages = await _find_missing_packages(executable, origin)
     variable = "CONDA_PREFIX" if (folder / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return Interpreter(str(executable), packages, {variable: str(folder)}, str(executable.parent))
 
 
 async def find_interpreter(executable: Path) -> Interpreter:
-    """Return the interpreter at a path. Raises SluiceError INVALID where no worker can run in it."""
+    """Return the interpreter at a path. Raises INVALID where no worker can run in it."""
     return Interpreter(str(executable), await _find_missing_packages(executable, str(executable)))
 
 
 async def _find_missing_packages(executable: Path, origin: str) -> dict[str, str]:
-    """Return the packages that the server must provide, with their folders.
-
-    The interpreter must be able to load them.
-    """
+    """Return the packages that the server must provide, with folders. The interpreter must be able to load them."""
     probed = await _probe(executable, origin)
     own = "Python {}.{}".format(*sys.version_info)
     if probed.version < OLDEST_PYTHON:
@@ -293,4 +277,4 @@ def _package_folder(name: str) -> str:
 
 
 def _unusable(origin: str | Path, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"the execution environment '{origin}' cannot be used: {reason}")
+    return invalid_argument(f"the execution environment '{origin}' cannot be used: {reason}")

@@ -68,10 +68,7 @@ class WireResponse(msgspec.Struct, array_like=True, gc=False):
 
 
 class Execution(msgspec.Struct, array_like=True, gc=False):
-    """End of an `execute`, for the oldest batch that has not been reported.
-
-    Times are perf_counter_ns, which all processes share.
-    """
+    """End of the oldest unreported batch's `execute`. Times are perf_counter_ns, which all processes share."""
 
     received_ns: int
     started_ns: int
@@ -194,10 +191,7 @@ class CancelCall(msgspec.Struct, array_like=True, tag="cancel_call"):
 
 
 class LoadModel(msgspec.Struct, array_like=True, tag="load_model"):
-    """Loads a model, without `config_json` and `files` as the repository has it.
-
-    `files` are by path in the model's folder.
-    """
+    """Loads a model, by default as the repository has it. `files` are by path in the model's folder."""
 
     name: str
     config_json: str
@@ -293,7 +287,6 @@ Message = (
 
 
 def encode_frame(frame: Command | Message) -> bytes:
-    """Encode a message as a frame."""
     body = _encoder.encode(frame)
     return _LENGTH.pack(len(body)) + body
 
@@ -355,9 +348,7 @@ class FrameReader:
         return int(length) + _LENGTH.size - (self._end - self._start)
 
     def close(self) -> None:
-        """Close descriptors that nobody took, and free the buffer, because this object may stay uncollected for
-        long.
-        """
+        """Close descriptors that nobody took, and free the buffer: this object may stay uncollected for long."""
         while self.fds:
             os.close(self.fds.popleft())
         self._buffer = bytearray()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +28,14 @@ _NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """Options of the server. `start_timeout_s` is for a worker process to come up, before it loads its model.
-
-    `runtime` is another interpreter for models without an environment of their own.
-    """
+    """The server's options. `start_timeout_s` limits a process's start; `runtime` runs models without environment."""
 
     start_timeout_s: float = START_TIMEOUT_S
     runtime: Path | None = None
 
 
 def parse_options(given: Mapping[str, str]) -> PythonOptions:
-    """Parse the options. Raises SluiceError INVALID for an invalid value. Logs options that have no effect."""
+    """Parse the options. Raises INVALID for an invalid value. Logs options that have no effect."""
     for key in given:
         if key in _NO_EFFECT:
             log.info("--backend-config=python,%s changes nothing: %s", key, _NO_EFFECT[key])
@@ -56,18 +53,14 @@ def _parse_timeout(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise SluiceError(
-            ErrorCode.INVALID,
-            f"--backend-config=python,stub-timeout-seconds takes a number of seconds above 0, not '{text}'",
+        raise invalid_argument(
+            f"--backend-config=python,stub-timeout-seconds takes a number of seconds above 0, not '{text}'"
         )
     return seconds
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing because tensors are always in the CPU's memory.
-
-    Raises SluiceError UNIMPLEMENTED, in Triton's words, for an invalid value.
-    """
+    """Check `FORCE_CPU_ONLY_INPUT_TENSORS`, which changes nothing here. Raises UNIMPLEMENTED in Triton's words."""
     value = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else "yes"
     if value not in ("yes", "no"):
         raise SluiceError(ErrorCode.UNIMPLEMENTED, f"Incorrect value for {_FORCE_CPU}: '{value}'")

@@ -8,24 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from serving.backends.python import frames
 from serving.backends.python.connection import Connection
 from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.frames import (
-    CallModel,
-    CallServer,
-    CancelCall,
-    Command,
-    CommandFailed,
-    ConfigCompleted,
-    Finalize,
-    Initialized,
-    LogLine,
-    Message,
-    ReleaseMetrics,
-    Report,
-    ServiceRequest,
-    WorkerStarted,
-)
 from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 
@@ -34,15 +19,12 @@ log = logging.getLogger(__name__)
 _START_SCRIPT = Path(__file__).parent / "worker" / "start.py"
 _STDERR = 2
 
-WorkerMessage = Report | ServiceRequest
+WorkerMessage = frames.Report | frames.ServiceRequest
 """Messages from a worker that has started."""
 
 
 class WorkerProcess:
-    """Runs one worker process, which is started once and closed once. Event loop's thread only.
-
-    The model's output goes to the server's stderr.
-    """
+    """Runs one worker process, once. The model's output goes to the server's stderr. Event loop's thread only."""
 
     def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
         self._name = name
@@ -54,7 +36,9 @@ class WorkerProcess:
         self._progress: BatchProgress | None = None
         self._is_ending = False
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._result: asyncio.Future[Initialized | ConfigCompleted | CommandFailed] = self._loop.create_future()
+        self._result: asyncio.Future[frames.Initialized | frames.ConfigCompleted | frames.CommandFailed] = (
+            self._loop.create_future()
+        )
         self.exited: asyncio.Future[int] = self._loop.create_future()
         """Exit code, negative for a signal. Set once the last messages have been handled."""
 
@@ -67,11 +51,8 @@ class WorkerProcess:
         """Batches that the model was given. Remains valid after the process has ended."""
         return self._progress.num_begun if self._progress is not None else 0
 
-    async def run(self, command: Command) -> Initialized | ConfigCompleted:
-        """Start the process with its first command, and return the response.
-
-        Raises SluiceError INTERNAL with the model's reason, or where the process ends without responding.
-        """
+    async def run(self, command: frames.Command) -> frames.Initialized | frames.ConfigCompleted:
+        """Start the process, and return its first response. Raises INTERNAL with the model's reason, or its end."""
         await self._start()
         self.connection.send(command)
         await self._wait_started()
@@ -79,7 +60,7 @@ class WorkerProcess:
         if not self._result.done():
             raise SluiceError(ErrorCode.INTERNAL, unhealthy_message(self._name))
         response = self._result.result()
-        if isinstance(response, CommandFailed):
+        if isinstance(response, frames.CommandFailed):
             raise SluiceError(ErrorCode.INTERNAL, response.message)
         return response
 
@@ -105,10 +86,7 @@ class WorkerProcess:
         self._watcher = self._loop.create_task(self._watch(self._process))
 
     async def _wait_started(self) -> None:
-        """Wait until the process has come up.
-
-        The timeout does not cover the loading of the model, which may take any time.
-        """
+        """Wait until the process has come up, but not for the loading of the model, which may take any time."""
         limit_s = self._launch.start_timeout_s
         await asyncio.wait((self._started, self.exited), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done() and not self.exited.done():
@@ -118,21 +96,28 @@ class WorkerProcess:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        self._kill_group()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         self.connection.read_rest()
         self.connection.close()
         self.exited.set_result(code)
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: frames.Message) -> None:
         match message:
-            case Report() | CallModel() | CancelCall() | CallServer() | ReleaseMetrics():
+            case (
+                frames.Report()
+                | frames.CallModel()
+                | frames.CancelCall()
+                | frames.CallServer()
+                | frames.ReleaseMetrics()
+            ):
                 self._on_message(message)
-            case LogLine(level, location, text):
+            case frames.LogLine(level, location, text):
                 log.log(level, "[%s %s] %s", self._name, location, text)
-            case WorkerStarted():
+            case frames.WorkerStarted():
                 if not self._started.done():
                     self._started.set_result(None)
-            case Initialized() | ConfigCompleted() | CommandFailed():
+            case frames.Initialized() | frames.ConfigCompleted() | frames.CommandFailed():
                 if not self._result.done():
                     self._result.set_result(message)
 
@@ -147,11 +132,6 @@ class WorkerProcess:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
 
-    def _kill_group(self) -> None:
-        assert self._process is not None
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     async def close(self, timeout_s: float) -> None:
         """Let the model finalize for at most `timeout_s`, and end the process. Idempotent."""
         if self._process is None:
@@ -159,7 +139,7 @@ class WorkerProcess:
             return
         if not self._is_ending:
             self._is_ending = True
-            self.connection.send(Finalize())
+            self.connection.send(frames.Finalize())
             await asyncio.wait((self.exited,), timeout=timeout_s)
             if not self.exited.done():
                 log.warning("%s did not end within %g s; killing it", self._name, timeout_s)

@@ -12,26 +12,11 @@ from serving.backend import (
     LoadOverrides,
     ModelLookup,
 )
+from serving.backends.python import frames
 from serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
-from serving.backends.python.frames import (
-    CallModel,
-    CallResponse,
-    CallServer,
-    CancelCall,
-    CheckModelReady,
-    CreateMetric,
-    CreateMetricFamily,
-    LoadModel,
-    ReleaseMetrics,
-    ServerResponse,
-    ServiceRequest,
-    UnloadModel,
-    UseMetric,
-    WireResponse,
-)
 from serving.job import InferJob
 from serving.request import InferResponse
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +29,7 @@ class WorkerCalls:
         self._connection = connection
         self._jobs: dict[int, InferJob | None] = {}
 
-    def begin(self, call: CallModel) -> None:
+    def begin(self, call: frames.CallModel) -> None:
         """Submit a call. Its responses, or the error that prevents them, go to the worker."""
         number = call.request.number
         self._jobs[number] = None
@@ -57,7 +42,7 @@ class WorkerCalls:
         if number in self._jobs:
             self._jobs[number] = job
 
-    def _submit(self, call: CallModel) -> InferJob:
+    def _submit(self, call: frames.CallModel) -> InferJob:
         # First, because reading the tensors is what frees their segments, whatever is wrong with the call.
         request = from_wire_request(call.request, self._connection)
         model = self._models.find(call.model_name, call.version)
@@ -77,7 +62,7 @@ class WorkerCalls:
         if response.is_final:
             del self._jobs[number]
         self._connection.send(
-            CallResponse(to_wire_response(number, response, self._connection)), is_urgent=response.is_final
+            frames.CallResponse(to_wire_response(number, response, self._connection)), is_urgent=response.is_final
         )
 
     def cancel(self, number: int) -> None:
@@ -90,7 +75,6 @@ class WorkerCalls:
             job.cancel()
 
     def close(self) -> None:
-        """Cancel all calls."""
         for number in list(self._jobs):
             self.cancel(number)
 
@@ -103,23 +87,23 @@ class WorkerMetrics:
         self._families: dict[int, CustomMetricFamily] = {}
         self._metrics: dict[int, CustomMetric] = {}
 
-    def use(self, request: CreateMetricFamily | CreateMetric | UseMetric) -> float | None:
+    def use(self, request: frames.CreateMetricFamily | frames.CreateMetric | frames.UseMetric) -> float | None:
         """Create or use a metric. Raises SluiceError where that is not possible."""
         match request:
-            case CreateMetricFamily():
+            case frames.CreateMetricFamily():
                 self._families[request.family] = self._family(request)
-            case CreateMetric(metric, family, labels, buckets):
+            case frames.CreateMetric(metric, family, labels, buckets):
                 self._metrics[metric] = self._families[family].metric(labels, buckets)
-            case UseMetric():
+            case frames.UseMetric():
                 return self._use(request)
         return None
 
-    def _family(self, request: CreateMetricFamily) -> CustomMetricFamily:
+    def _family(self, request: frames.CreateMetricFamily) -> CustomMetricFamily:
         if self._all is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the server runs without metrics")
         return self._all.family(request.name, request.description, CustomMetricKind(request.kind))
 
-    def _use(self, request: UseMetric) -> float | None:
+    def _use(self, request: frames.UseMetric) -> float | None:
         metric = self._metrics[request.metric]
         match request.operation:
             case "increment":
@@ -153,26 +137,31 @@ class WorkerServices:
         self.is_loading = True
         """Whether the model is still being initialized."""
 
-    def handle(self, message: ServiceRequest) -> None:
+    def handle(self, message: frames.ServiceRequest) -> None:
         match message:
-            case CallModel():
+            case frames.CallModel():
                 self._calls.begin(message)
-            case CancelCall(number):
+            case frames.CancelCall(number):
                 self._calls.cancel(number)
-            case ReleaseMetrics(numbers):
+            case frames.ReleaseMetrics(numbers):
                 self._metrics.release(numbers)
-            case CallServer():
+            case frames.CallServer():
                 self._handle_server_call(message)
 
-    def _handle_server_call(self, message: CallServer) -> None:
+    def _handle_server_call(self, message: frames.CallServer) -> None:
         match message.request:
-            case LoadModel() | UnloadModel() as request:
-                self._begin_change(message.number, request)
+            case frames.LoadModel() | frames.UnloadModel() as request:
+                task = asyncio.get_running_loop().create_task(self._change(message.number, request))
+                self._changes.add(task)
+                task.add_done_callback(self._changes.discard)
                 return
-            case CheckModelReady(name, version):
-                response = ServerResponse(message.number, self._is_ready(name, version))
-            case CreateMetricFamily() | CreateMetric() | UseMetric() as request:
-                response = self._use_metrics(message.number, request)
+            case frames.CheckModelReady(name, version):
+                response = frames.ServerResponse(message.number, self._is_ready(name, version))
+            case frames.CreateMetricFamily() | frames.CreateMetric() | frames.UseMetric() as request:
+                try:
+                    response = frames.ServerResponse(message.number, self._metrics.use(request))
+                except SluiceError as error:
+                    response = frames.ServerResponse(message.number, error=to_wire_error(error))
         self._connection.send(response)
 
     def _is_ready(self, name: str, version: int) -> bool:
@@ -181,40 +170,29 @@ class WorkerServices:
         except SluiceError:
             return False
 
-    def _use_metrics(self, number: int, request: CreateMetricFamily | CreateMetric | UseMetric) -> ServerResponse:
-        try:
-            return ServerResponse(number, self._metrics.use(request))
-        except SluiceError as error:
-            return ServerResponse(number, error=to_wire_error(error))
-
-    def _begin_change(self, number: int, request: LoadModel | UnloadModel) -> None:
-        task = asyncio.get_running_loop().create_task(self._change(number, request))
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-
-    async def _change(self, number: int, request: LoadModel | UnloadModel) -> None:
-        response = ServerResponse(number)
+    async def _change(self, number: int, request: frames.LoadModel | frames.UnloadModel) -> None:
+        response = frames.ServerResponse(number)
         try:
             await self._change_repository(request)
         except SluiceError as error:
-            response = ServerResponse(number, error=to_wire_error(error))
+            response = frames.ServerResponse(number, error=to_wire_error(error))
         except Exception as error:
             log.exception("the request of a model for '%s' failed", request.name)
-            response = ServerResponse(
+            response = frames.ServerResponse(
                 number, error=to_wire_error(SluiceError(ErrorCode.INTERNAL, f"internal error: {error}"))
             )
         self._connection.send(response)
 
-    async def _change_repository(self, request: LoadModel | UnloadModel) -> None:
+    async def _change_repository(self, request: frames.LoadModel | frames.UnloadModel) -> None:
         control = self._context.control
         if control is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "this server has no model repository to load from")
         if self.is_loading and request.name == self._model_name:
-            raise SluiceError(ErrorCode.INVALID, f"model '{request.name}' is being loaded, and waits for itself")
+            raise invalid_argument(f"model '{request.name}' is being loaded, and waits for itself")
         match request:
-            case LoadModel(name, config_json, files):
+            case frames.LoadModel(name, config_json, files):
                 await control.load(name, LoadOverrides(config_json or None, tuple(files.items())))
-            case UnloadModel(name, unload_dependents):
+            case frames.UnloadModel(name, unload_dependents):
                 await control.unload(name, unload_dependents)
 
     def end_calls(self) -> None:
@@ -228,11 +206,11 @@ class WorkerServices:
             task.cancel()
 
 
-def refuse_request(message: ServiceRequest, connection: Connection, reason: str) -> None:
+def refuse_request(message: frames.ServiceRequest, connection: Connection, reason: str) -> None:
     """Respond with an error to a worker that may not use the services."""
     error = to_wire_error(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
     match message:
-        case CallModel():
-            connection.send(CallResponse(WireResponse(message.request.number, True, error=error)))
-        case CallServer(number):
-            connection.send(ServerResponse(number, error=error))
+        case frames.CallModel():
+            connection.send(frames.CallResponse(frames.WireResponse(message.request.number, True, error=error)))
+        case frames.CallServer(number):
+            connection.send(frames.ServerResponse(number, error=error))

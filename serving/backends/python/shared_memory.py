@@ -107,10 +107,7 @@ class SegmentPool:
         self._dropped: list[int] = []
 
     def store(self, data: NDArray[Any]) -> SegmentRef:
-        """Store bytes `[size] uint8`: forward the segment they are in, else copy them.
-
-        `take_notices` must be sent before the reference.
-        """
+        """Store `[size] uint8`: forward its segment, else copy it. `take_notices` must be sent before the reference."""
         size = data.nbytes
         mapping = find_mapping(data)
         if mapping is not None:
@@ -184,7 +181,6 @@ class SegmentPool:
         return segments + forwarded, DroppedSegments(dropped) if dropped else None
 
     def close(self) -> None:
-        """Unmap all segments."""
         with self._lock:
             for _, _, fd in self._new:
                 os.close(fd)
@@ -255,7 +251,6 @@ class MappedSegments:
         self._maps.clear()
 
     def take_freed(self) -> list[int]:
-        """Return the segments that were freed since the last call."""
         numbers = []
         while self.freed:
             numbers.append(self.freed.popleft())

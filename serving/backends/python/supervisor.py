@@ -9,18 +9,10 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 
 from serving.backend import BackendContext
+from serving.backends.python import frames
 from serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
 from serving.backends.python.connection import from_wire_response, to_wire_request
 from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.frames import (
-    CancelRequests,
-    ExecuteBatch,
-    Execution,
-    Initialize,
-    Report,
-    WireRequest,
-    WireResponse,
-)
 from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, unhealthy_message
 from serving.backends.python.services import WorkerServices
 from serving.job import InferJob
@@ -49,7 +41,7 @@ class SupervisedWorker:
 
     def __init__(
         self,
-        command: Initialize,
+        command: frames.Initialize,
         launch: WorkerLaunch,
         context: BackendContext,
         queue: WorkerBatchQueue,
@@ -95,7 +87,6 @@ class SupervisedWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the present process."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
@@ -136,7 +127,7 @@ class SupervisedWorker:
         batch.numbers = [each.number for each in requests]
         assert self._process is not None
         # A busy worker can wait, so that batches from the same turn of the event loop are written together.
-        self._process.connection.send(ExecuteBatch(requests), is_urgent=not self._running)
+        self._process.connection.send(frames.ExecuteBatch(requests), is_urgent=not self._running)
         self._running.append(batch)
 
     def _take_queued(self) -> None:
@@ -144,7 +135,7 @@ class SupervisedWorker:
         while self._queue and self.is_ready and not self._running:
             self._send(self._queue.take())
 
-    def _prepare_request(self, job: InferJob) -> WireRequest | None:
+    def _prepare_request(self, job: InferJob) -> frames.WireRequest | None:
         """Convert a job into a request. Return None where it has been cancelled, or has failed here."""
         assert self._process is not None
         if job.is_cancelled:
@@ -164,15 +155,15 @@ class SupervisedWorker:
 
     def _cancel(self, number: int) -> None:
         if self._process is not None:
-            self._process.connection.send(CancelRequests([number]))
+            self._process.connection.send(frames.CancelRequests([number]))
 
     def _receive(self, message: WorkerMessage) -> None:
-        if isinstance(message, Report):
+        if isinstance(message, frames.Report):
             self._receive_report(message)
         else:
             self._services.handle(message)
 
-    def _receive_report(self, report: Report) -> None:
+    def _receive_report(self, report: frames.Report) -> None:
         for batch, execution in zip(self._running, report.executions, strict=False):
             self._record(batch, execution)
         for response in report.responses:
@@ -187,7 +178,7 @@ class SupervisedWorker:
         if self._queue:
             self._take_queued()
 
-    def _respond(self, job: InferJob, response: WireResponse) -> None:
+    def _respond(self, job: InferJob, response: frames.WireResponse) -> None:
         assert self._process is not None
         if response.is_final and not job.infer_ended_ns:
             # The responses of a decoupled model may end before its `execute` does.
@@ -201,7 +192,7 @@ class SupervisedWorker:
         except Exception:  # the receiver of one request must not keep the others from their responses
             log.exception("a response of %s could not be passed on", self.name)
 
-    def _record(self, batch: WorkerBatch, execution: Execution) -> None:
+    def _record(self, batch: WorkerBatch, execution: frames.Execution) -> None:
         elapsed_ns = max(execution.ended_ns - execution.received_ns, 1)
         self._execution_ns += _SMOOTHING * (elapsed_ns - self._execution_ns)
         for job in batch.jobs:
@@ -225,10 +216,7 @@ class SupervisedWorker:
                 return
 
     def _handle_loss(self) -> bool:
-        """Fail what the lost process had begun, and queue the rest.
-
-        Return whether it had begun anything, which may have killed it.
-        """
+        """Fail what the lost process had begun, and queue the rest. Return whether anything may have killed it."""
         self._is_up = False
         assert self._process is not None
         num_begun = self._process.num_begun - self._num_executed

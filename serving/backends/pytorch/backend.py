@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
 from serving.spec import ModelSource, build_spec, read_labels
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 if TYPE_CHECKING:
     from serving.backends.pytorch.session import TorchSession
@@ -31,16 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class PyTorchBackend(Backend):
-    """Loads TorchScript models and AOTInductor packages.
-
-    The configuration declares inputs and outputs, because the files do not.
-    """
+    """Loads TorchScript models and AOTInductor packages, whose inputs and outputs only config.pbtxt declares."""
 
     name = "pytorch"
-    model_files: tuple[ModelFile, ...] = (
-        ModelFile("model.pt", _TORCHSCRIPT),
-        ModelFile("model.pt2", _PACKAGE),
-    )
+    model_files: tuple[ModelFile, ...] = (ModelFile("model.pt", _TORCHSCRIPT), ModelFile("model.pt2", _PACKAGE))
     detection_order = 30
     supported_fields = frozenset({"batch_input", "batch_output", "instance_group.gpus", "instance_group.host_policy"})
 
@@ -58,11 +51,7 @@ class PyTorchBackend(Backend):
         return config
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        """Load the model.
-
-        Raises SluiceError UNAVAILABLE without PyTorch or the file, INVALID where the configuration does not fit the
-        model, else INTERNAL with PyTorch's reason.
-        """
+        """Load the model. Raises UNAVAILABLE without PyTorch or file, INVALID for a contradiction, else INTERNAL."""
         config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
         tensors = read_configured_tensors(spec, batch_tensors)
@@ -89,60 +78,47 @@ class PyTorchBackend(Backend):
             log.warning("model '%s': not obeyed: %s", source.name, "; ".join(ignored))
         self._threads.apply(source.name, options.intra_op_threads, options.inter_op_threads)
         placements = place_instances(config, num_usable_gpus())
-        opener = _SessionOpener(path, tensors, options, is_package=_resolve_platform(config) == _PACKAGE)
-        return list(zip(placements, opener.open(placements), strict=True))
-
-
-class _SessionOpener:
-    """Opens one model for its instances."""
-
-    def __init__(self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, *, is_package: bool) -> None:
-        self._path = path
-        self._tensors = tensors
-        self._options = options
-        self._is_package = is_package
-
-    def open(self, placements: Sequence[Placement]) -> "list[TorchSession]":
-        """Return a session for each placement. Called on a thread.
-
-        Placements on one device share a session if the options say so.
-        """
-        if not self._options.shares_weights:
-            return [self._open_session(placement, 1) for placement in placements]
+        is_package = _resolve_platform(config) == _PACKAGE
+        if not options.shares_weights:
+            return [(each, _open_session(path, tensors, options, each, 1, is_package)) for each in placements]
         counts = Counter((each.kind, each.gpu) for each in placements)
         shared = {
-            (each.kind, each.gpu): self._open_session(each, counts[each.kind, each.gpu])
+            (each.kind, each.gpu): _open_session(path, tensors, options, each, counts[each.kind, each.gpu], is_package)
             for each in {(each.kind, each.gpu): each for each in placements}.values()
         }
-        return [shared[each.kind, each.gpu] for each in placements]
+        return [(each, shared[each.kind, each.gpu]) for each in placements]
 
-    def _open_session(self, placement: Placement, num_threads: int) -> "TorchSession":
-        import torch
 
-        from serving.backends.pytorch.package import PackageSession
-        from serving.backends.pytorch.torchscript import TorchScriptSession
+def _open_session(
+    path: Path,
+    tensors: ConfiguredTensors,
+    options: TorchOptions,
+    placement: Placement,
+    num_threads: int,
+    is_package: bool,
+) -> "TorchSession":
+    import torch
 
-        device = torch.device("cpu") if placement.gpu is None else torch.device("cuda", placement.gpu)
-        if self._is_package:
-            return PackageSession(self._path, self._tensors, self._options, device, num_threads)
-        is_placed = placement.kind != "MODEL"
-        return TorchScriptSession(self._path, self._tensors, self._options, device, is_placed=is_placed)
+    from serving.backends.pytorch.package import PackageSession
+    from serving.backends.pytorch.torchscript import TorchScriptSession
+
+    device = torch.device("cpu") if placement.gpu is None else torch.device("cuda", placement.gpu)
+    if is_package:
+        return PackageSession(path, tensors, options, device, num_threads)
+    return TorchScriptSession(path, tensors, options, device, is_placed=placement.kind != "MODEL")
 
 
 def _resolve_platform(config: ModelConfig) -> str:
-    """Return the platform, from the configuration or the file's name.
-
-    Raises SluiceError INVALID for one that is not PyTorch's.
-    """
+    """Return the platform, from the configuration or the file's name. Raises INVALID for one that is not PyTorch's."""
     if config.platform and config.platform not in _FILENAMES:
         reason = f"unexpected platform type '{config.platform}' for {config.name}"
-        raise SluiceError(ErrorCode.INVALID, f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
+        raise invalid_argument(f"{reason}; backend 'pytorch' has {' and '.join(_FILENAMES)}")
     is_package = config.platform == _PACKAGE or config.default_model_filename.endswith(".pt2")
     return _PACKAGE if is_package else _TORCHSCRIPT
 
 
 def _model_path(source: ModelSource) -> Path:
-    """Return the model's file. Raises SluiceError UNAVAILABLE where there is none."""
+    """Return the model's file. Raises UNAVAILABLE where there is none."""
     name = source.config.default_model_filename or _FILENAMES[_resolve_platform(source.config)]
     path = source.version_folder / name
     if not path.is_file():
@@ -151,10 +127,7 @@ def _model_path(source: ModelSource) -> Path:
 
 
 def require_torch(model: str) -> None:
-    """Import torch. This takes seconds: call it on a thread.
-
-    Raises SluiceError UNAVAILABLE where torch is missing or broken.
-    """
+    """Import torch. This takes seconds: call it on a thread. Raises UNAVAILABLE where torch is missing or broken."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

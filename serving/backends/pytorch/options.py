@@ -6,7 +6,7 @@ from threading import Lock
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class TorchOptions:
 
 
 def parse_options(config: ModelConfig) -> TorchOptions:
-    """Parse a model's parameters. Raises SluiceError INVALID for invalid values."""
+    """Parse a model's parameters. Raises INVALID for invalid values."""
     given = {key: parameter.string_value for key, parameter in config.parameters.items()}
     return TorchOptions(
         is_optimized=not _parse_switch(given, "DISABLE_OPTIMIZED_EXECUTION", False),
@@ -84,7 +84,7 @@ def _parse_count(given: dict[str, str], *keys: str) -> int | None:
 
 
 def _invalid(key: str, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"parameter '{key}': {reason}")
+    return invalid_argument(f"parameter '{key}': {reason}")
 
 
 class ProcessThreads:

@@ -12,7 +12,7 @@ from serving.backends.pytorch.session import TorchSession, extract_message
 from serving.backends.pytorch.signature import ConfiguredTensors, match_paths, parse_input_paths, parse_output_paths
 from serving.spec import ModelSpec
 from serving.tensors.datatypes import BYTES
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _COMPILED = "/data/aotinductor/"
 """Folder of the libraries in a package. A package that torch.export.save wrote has none."""
@@ -22,19 +22,9 @@ class PackageSession(TorchSession):
     """Runs a package. It has tensors only, addressed by their paths in the call that the model was compiled with."""
 
     def __init__(
-        self,
-        path: Path,
-        tensors: ConfiguredTensors,
-        options: TorchOptions,
-        device: torch.device,
-        num_runners: int = 1,
+        self, path: Path, tensors: ConfiguredTensors, options: TorchOptions, device: torch.device, num_runners: int = 1
     ) -> None:
-        """Unpack and load the file: call it on a thread.
-
-        `num_runners` threads may run it at the same time, with one set of weights.
-
-        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit the package.
-        """
+        """Load the file, for `num_runners` threads at once. Blocks. Raises INTERNAL, INVALID where it does not fit."""
         super().__init__(tensors, options, device)
         spec = tensors.spec
         self._loader: Any = _load(path, spec.name, device, num_runners)
@@ -61,8 +51,7 @@ def _load(path: Path, model: str, device: torch.device, num_runners: int) -> Any
     try:
         return load_package(str(path), num_runners=num_runners, device_index=index).loader
     except Exception as error:
-        reason = f"failed to load model '{model}': {extract_message(error)}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to load model '{model}': {extract_message(error)}") from error
 
 
 def _check_is_compiled(path: Path, model: str) -> None:
@@ -70,12 +59,11 @@ def _check_is_compiled(path: Path, model: str) -> None:
         with zipfile.ZipFile(path) as archive:
             is_compiled = any(_COMPILED in name for name in archive.namelist())
     except zipfile.BadZipFile as error:
-        raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': {path} is no package: {error}") from None
+        raise invalid_argument(f"failed to load model '{model}': {path} is no package: {error}") from None
     if not is_compiled:
-        raise SluiceError(
-            ErrorCode.INVALID,
+        raise invalid_argument(
             f"failed to load model '{model}': {path} holds no compiled model; write it with "
-            "torch._inductor.aoti_compile_and_package(torch.export.export(...), package_path=...)",
+            "torch._inductor.aoti_compile_and_package(torch.export.export(...), package_path=...)"
         )
 
 
@@ -84,4 +72,4 @@ def _check_types(spec: ModelSpec) -> None:
         if tensor.data_type is BYTES or tensor.is_optional:
             what = "of type TYPE_STRING" if tensor.data_type is BYTES else "optional"
             reason = f"unable to load model '{spec.name}', '{tensor.name}' is {what}, which a package cannot have"
-            raise SluiceError(ErrorCode.INVALID, reason)
+            raise invalid_argument(reason)

@@ -11,28 +11,16 @@ from serving.backends.arrays.session import ArraySession, UninterruptibleRun
 from serving.backends.pytorch.options import TorchOptions
 from serving.backends.pytorch.signature import ConfiguredTensors, check_output_index
 from serving.spec import TensorSpec
+from serving.tensors.byte_strings import object_array
 from serving.tensors.datatypes import BYTES, DATA_TYPES
 from serving.tensors.tensor import Array
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TRACE = "\nException raised from "
 """Start of the C++ stack trace in PyTorch's messages."""
 _BF16 = DATA_TYPES["BF16"]
-_TYPES = {
-    torch.bool: DATA_TYPES["BOOL"],
-    torch.uint8: DATA_TYPES["UINT8"],
-    torch.uint16: DATA_TYPES["UINT16"],
-    torch.uint32: DATA_TYPES["UINT32"],
-    torch.uint64: DATA_TYPES["UINT64"],
-    torch.int8: DATA_TYPES["INT8"],
-    torch.int16: DATA_TYPES["INT16"],
-    torch.int32: DATA_TYPES["INT32"],
-    torch.int64: DATA_TYPES["INT64"],
-    torch.float16: DATA_TYPES["FP16"],
-    torch.float32: DATA_TYPES["FP32"],
-    torch.float64: DATA_TYPES["FP64"],
-    torch.bfloat16: _BF16,
-}
+_TYPES = {getattr(torch, each.dtype.name): each for each in DATA_TYPES.values() if each is not BYTES}
+"""Data types by torch's dtypes, which have numpy's names."""
 
 
 class TorchSession(ArraySession):
@@ -57,10 +45,7 @@ class TorchSession(ArraySession):
         return SluiceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {extract_message(error)}")
 
     def run(self, inputs: dict[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run the model and return the arrays of `outputs`. Blocks.
-
-        Raises SluiceError INVALID for results that the configuration does not fit, else what PyTorch raises.
-        """
+        """Return the arrays of `outputs`. Blocks. Raises INVALID for unexpected results, else what PyTorch raises."""
         _set_switches(self._options)
         with torch.inference_mode(self._options.uses_inference_mode), torch.no_grad():
             values = {name: to_torch(array, self._device) for name, array in inputs.items()}
@@ -79,7 +64,7 @@ class TorchSession(ArraySession):
         if isinstance(results, dict):
             if name not in results:
                 reason = f"unexpected inference output '{name}', the model's results are: {', '.join(results)}"
-                raise SluiceError(ErrorCode.INVALID, reason)
+                raise invalid_argument(reason)
             return to_array(results[name], tensor, is_batched)
         position = self._output_positions[name]
         check_output_index(name, position, len(results))
@@ -117,20 +102,15 @@ def to_torch(array: Array, device: torch.device) -> torch.Tensor | list[str]:
 
 
 def to_array(value: object, tensor: TensorSpec, is_batched: bool) -> Array:
-    """Convert a result to the output `tensor`.
-
-    Raises SluiceError INVALID, in Triton's words, where it is something else.
-    """
+    """Convert a result to the output `tensor`. Raises INVALID, in Triton's words, where it is something else."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         _check_type(tensor, BYTES.config_name)
-        strings = np.empty(len(value), BYTES.dtype)
-        strings[:] = value
-        return strings
+        return object_array(value, (len(value),))
     if not isinstance(value, torch.Tensor):
-        raise _invalid(f"output '{tensor.name}' must be of type Tensor or List[str].")
+        raise invalid_argument(f"output '{tensor.name}' must be of type Tensor or List[str].")
     _check_type(tensor, _TYPES[value.dtype].config_name if value.dtype in _TYPES else f"TYPE_{value.dtype}")
     if is_batched and not value.ndim:
-        raise _invalid(f"output '{tensor.name}' is a scalar which is not supported.")
+        raise invalid_argument(f"output '{tensor.name}' is a scalar which is not supported.")
     return _copy(value)
 
 
@@ -146,11 +126,7 @@ def _copy(value: torch.Tensor) -> Array:
 
 def _check_type(tensor: TensorSpec, provided: str) -> None:
     if tensor.data_type.config_name != provided:
-        raise _invalid(
+        raise invalid_argument(
             f"configuration expects datatype {tensor.data_type.config_name} for output '{tensor.name}', model provides "
             f"{provided}"
         )
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -1,7 +1,4 @@
-"""Inputs and outputs of a model from its configuration, and their positions among its arguments and results.
-
-PyTorch's files do not declare types and dims. The rules for names are Triton's.
-"""
+"""A model's inputs and outputs by its configuration, as PyTorch's files lack them, and their positions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +9,7 @@ from serving.backends.arrays.batch import BatchTensors
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DATA_TYPES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _FLAG = DATA_TYPES["INT32"]
 _SEQUENCES = ("builtins.tuple", "builtins.list")
@@ -62,8 +59,7 @@ def _build_signature(spec: ModelSpec, batch_tensors: BatchTensors, outputs: dict
 def _tensor_signature(tensor: TensorSpec, spec: ModelSpec) -> TensorSignature:
     if tensor.allows_ragged:
         return TensorSignature(tensor.name, tensor.data_type, (-1,))
-    dims = tensor.dims if tensor.reshape is None else tensor.reshape
-    return _with_batch_dim(tensor.name, tensor.data_type, dims, spec)
+    return _with_batch_dim(tensor.name, tensor.data_type, tensor.model_dims, spec)
 
 
 def _with_batch_dim(name: str, data_type: DataType, dims: tuple[int, ...], spec: ModelSpec) -> TensorSignature:
@@ -76,46 +72,44 @@ def match_inputs(
     """Return each input's position among `arguments`, the argument names of `forward`.
 
     The `configured` names all match arguments, or all have indices, or are in order. `controls`, which the sequence
-    batcher sets, have no order: each matches an argument or has an index. Raises SluiceError INVALID.
+    batcher sets, have no order: each matches an argument or has an index. Raises INVALID.
     """
     check_not_empty("input", configured, f"forward takes {', '.join(arguments) or 'none'}")
-    positions = _match_names(configured, arguments) or _match_indices(configured) or _match_order(configured)
+    positions = (
+        _match_names(configured, arguments)
+        or _match_indices(configured)
+        or {name: index for index, name in enumerate(configured)}
+    )
     for name in controls:
         position = arguments.index(name) if name in arguments else parse_index(name)
         if position is None:
-            raise _invalid(f"input '{name}' does not follow <name>__<index> naming convention.")
+            raise invalid_argument(f"input '{name}' does not follow <name>__<index> naming convention.")
         positions[name] = position
     _check_positions(model, positions, len(arguments))
     return positions
 
 
 def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str, int]:
-    """Return each output's position among the results: all by index, else in order; `states` by index.
-
-    Raises SluiceError INVALID.
-    """
+    """Return each output's position: all by index, else in order; `states` by index. Raises INVALID."""
     check_not_empty("output", configured, "named <name>__<index>, or in the order of forward's results")
-    positions = _match_indices(configured) or _match_order(configured)
+    positions = _match_indices(configured) or {name: index for index, name in enumerate(configured)}
     for name in states:
         index = parse_index(name)
         if index is None:
-            raise _invalid(f"state '{name}' does not follow the <name>__<index> naming convention.")
+            raise invalid_argument(f"state '{name}' does not follow the <name>__<index> naming convention.")
         positions[name] = index
     return positions
 
 
 def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping[str, int]) -> dict[str, int]:
-    """Return each tensor's position in a package, whose tensors have paths: by path, or by INPUT__N and OUTPUT__N.
-
-    Raises SluiceError INVALID that lists the known names.
-    """
+    """Return each tensor's position in a package by path, INPUT__N or OUTPUT__N. Raises INVALID with known names."""
     check_not_empty(side, configured, f"the package has {', '.join(paths)}")
     count = len(set(paths.values()))
     ordinals = {f"{side.upper()}__{index}": index for index in range(count)}
     known = {**ordinals, **paths}
     for name in configured:
         if name not in known:
-            raise _invalid(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(known)}")
+            raise invalid_argument(f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(known)}")
     positions = {name: known[name] for name in configured}
     if side == "input":
         _check_positions(model, positions, count)
@@ -123,18 +117,18 @@ def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping
 
 
 def check_not_empty(side: str, configured: Sequence[str], hint: str) -> None:
-    """Raise SluiceError INVALID where the configuration has no tensors of `side`. `hint` says what to write."""
+    """Raise INVALID where the configuration has no tensors of `side`. `hint` says what to write."""
     if not configured:
-        raise _invalid(
+        raise invalid_argument(
             f"model configuration must contain at least one {side}, none were specified. A PyTorch file does not say "
             f"their types and dims: write them in config.pbtxt ({hint})"
         )
 
 
 def check_output_index(name: str, position: int, num_results: int) -> None:
-    """Raise SluiceError INVALID where the model has no such result."""
+    """Raise INVALID where the model has no such result."""
     if position >= num_results:
-        raise _invalid(
+        raise invalid_argument(
             f"The output {name} in the model configuration refers to an output index which doesn't exist. "
             f"This model has {num_results} outputs"
         )
@@ -157,44 +151,36 @@ def _match_indices(names: Sequence[str]) -> dict[str, int]:
     return found if len(found) == len(names) else {}
 
 
-def _match_order(names: Sequence[str]) -> dict[str, int]:
-    return {name: index for index, name in enumerate(names)}
-
-
 def _check_positions(model: str, positions: Mapping[str, int], num_arguments: int) -> None:
     """Check that every argument gets exactly one input."""
     if len(positions) != num_arguments:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', configuration expects {len(positions)} inputs, model provides "
             f"{num_arguments}"
         )
     taken: dict[int, str] = {}
     for name, position in positions.items():
         if position >= num_arguments:
-            raise _invalid(
+            raise invalid_argument(
                 f"unable to load model '{model}', input '{name}' refers to input {position}, model provides "
                 f"{num_arguments}, counted from 0"
             )
         other = taken.setdefault(position, name)
         if other != name:
-            raise _invalid(f"unable to load model '{model}', inputs '{other}' and '{name}' both are input {position}")
+            raise invalid_argument(
+                f"unable to load model '{model}', inputs '{other}' and '{name}' both are input {position}"
+            )
 
 
 def parse_input_paths(spec: str) -> dict[str, int]:
-    """Return the inputs' positions by name: ARGS[0], ARGS[2][key], KWARGS[mask]; for keywords also by plain name.
-
-    `spec` is a tree of tuples, lists and dicts as JSON. Raises SluiceError UNIMPLEMENTED for other containers.
-    """
+    """Return positions by name, ARGS[0], ARGS[2][key], KWARGS[mask], in a JSON tree. Raises UNIMPLEMENTED."""
     arguments, keywords = _parse_tree(spec)["children_spec"]
     paths = [f"ARGS{path}" for path in _leaf_paths(arguments)] + [f"KWARGS{path}" for path in _leaf_paths(keywords)]
     return _number_paths(paths, "KWARGS")
 
 
 def parse_output_paths(spec: str) -> dict[str, int]:
-    """Return the outputs' positions by name: RESULT, RESULT[0], RESULT[logits]; for keys also by plain name.
-
-    Raises SluiceError UNIMPLEMENTED for containers other than tuple, list and dict.
-    """
+    """Return positions by name, RESULT, RESULT[0], RESULT[logits], in a JSON tree. Raises UNIMPLEMENTED."""
     return _number_paths([f"RESULT{path}" for path in _leaf_paths(_parse_tree(spec))], "RESULT")
 
 
@@ -232,7 +218,3 @@ def _number_paths(paths: list[str], prefix: str) -> dict[str, int]:
         if path.startswith(f"{prefix}[") and "[" not in plain and not plain.isdigit():
             positions.setdefault(plain, index)
     return positions
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -17,7 +17,7 @@ from serving.backends.pytorch.signature import (
 )
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TENSOR, _OPTIONAL_TENSOR, _STRINGS = "Tensor", "Optional[Tensor]", "List[str]"
 
@@ -37,7 +37,7 @@ class TorchScriptSession(TorchSession):
         """Read the file: call it on a thread.
 
         The module goes to `device` if `is_placed`; else it stays where the file puts it, and inputs stay on the CPU.
-        Raises SluiceError INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
+        Raises INTERNAL with PyTorch's reason, INVALID where the configuration does not fit `forward`.
         """
         super().__init__(tensors, options, device)
         spec = tensors.spec
@@ -79,14 +79,13 @@ def _load(path: Path, model: str, options: TorchOptions, device: torch.device | 
         with torch.inference_mode(options.uses_inference_mode):
             return torch.jit.load(path, map_location=device)
     except Exception as error:
-        reason = f"failed to load model '{model}': {extract_message(error)}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to load model '{model}': {extract_message(error)}") from error
 
 
 def _read_schema(module: Any, model: str) -> tuple[list[Any], Any]:
     """Return the arguments of `forward` without `self`, and the type of what it returns."""
     if not hasattr(module, "forward"):
-        raise SluiceError(ErrorCode.INVALID, f"failed to load model '{model}': Method 'forward' is not defined.")
+        raise invalid_argument(f"failed to load model '{model}': Method 'forward' is not defined.")
     schema = module.forward.schema
     arguments = [each for each in schema.arguments if each.type.kind() != "ClassType"]
     return arguments, schema.returns[0].type
@@ -103,10 +102,7 @@ def _match_inputs(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[
 
 
 def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
-    """Return the outputs' positions in what `forward` returns.
-
-    Where that is a dictionary, their names are its keys instead.
-    """
+    """Return the outputs' positions in what `forward` returns. A dictionary has them by name instead."""
     spec = tensors.spec
     states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
     positions = match_outputs(list(spec.outputs), states)
@@ -119,12 +115,12 @@ def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
 def _check_argument_types(arguments: Sequence[Any]) -> None:
     for each in arguments:
         if each.type.kind() == "DictType":
-            raise _invalid(
+            raise invalid_argument(
                 "Multiple inputs of kind DictType were detected. Only a single input of type Dict(str, Tensor) is "
                 "supported."
             )
         if str(each.type) not in (_TENSOR, _OPTIONAL_TENSOR, _STRINGS):
-            raise _invalid(
+            raise invalid_argument(
                 f"An input of type '{each.type}' was detected in the model. Only a single input of type Dict(str, "
                 "Tensor) or input(s) of type Tensor are supported."
             )
@@ -133,12 +129,12 @@ def _check_argument_types(arguments: Sequence[Any]) -> None:
 def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
     """Check that strings go to a list of strings, and that an optional input goes to an argument that may be None."""
     if (tensor.data_type is BYTES) != (provided == _STRINGS):
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', configuration expects datatype {tensor.data_type.config_name} for input "
             f"'{tensor.name}', model provides {provided}"
         )
     if tensor.is_optional and provided != _OPTIONAL_TENSOR:
-        raise _invalid(
+        raise invalid_argument(
             f"unable to load model '{model}', input '{tensor.name}' is optional in the configuration, and not in the "
             f"model, where it is a {provided}"
         )
@@ -147,13 +143,8 @@ def _check_input(model: str, tensor: TensorSpec, provided: str) -> None:
 def _check_strings_are_flat(spec: ModelSpec) -> None:
     for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
         for tensor in tensors.values():
-            dims = tensor.dims if tensor.reshape is None else tensor.reshape
-            if tensor.data_type is BYTES and len(dims) + (spec.max_batch_size > 0) > 1:
-                raise _invalid(
+            if tensor.data_type is BYTES and len(tensor.model_dims) + (spec.max_batch_size > 0) > 1:
+                raise invalid_argument(
                     f"Triton only supports 1 dimensional List of String as {side} for '{tensor.name}' for model "
                     f"'{spec.name}'"
                 )
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -1,3 +1,1 @@
-"""Backend `tensorflow`: TensorFlow's SavedModels and frozen graphs, run by OpenVINO. TensorFlow itself is not
-needed.
-"""
+"""Backend `tensorflow`: SavedModels and frozen graphs, run by OpenVINO. TensorFlow itself is not needed."""

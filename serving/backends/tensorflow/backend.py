@@ -9,11 +9,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import ModelFile
 from serving.backends.openvino.backend import OpenVinoBackend, model_path
 from serving.backends.openvino.model import TensorNames
-from serving.backends.openvino.options import OpenVinoOptions, parse_options
+from serving.backends.openvino.options import OpenVinoOptions, is_number, parse_options
 from serving.backends.tensorflow.graph import read_graph
 from serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 if TYPE_CHECKING:
     from openvino import Core, Model
@@ -77,9 +77,8 @@ def _thread_properties(config: ModelConfig) -> dict[str, str]:
     text = _parameter(config, _THREADS)
     if not text:
         return {}
-    if not (text.isascii() and text.isdigit()):
-        message = f"expected the parameter '{_THREADS}' to be a non-negative number, got {text}"
-        raise SluiceError(ErrorCode.INVALID, message)
+    if not is_number(text):
+        raise invalid_argument(f"expected the parameter '{_THREADS}' to be a non-negative number, got {text}")
     return {"INFERENCE_NUM_THREADS": text}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.openvino.model import configured_names
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 if TYPE_CHECKING:
     from openvino import Core, Model, Node, Output
@@ -17,10 +17,7 @@ _PARAMETER, _RESULT = "Parameter", "Result"
 
 
 def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
-    """Read a graph. Tensors also get the names of their operations, which Triton's configurations use.
-
-    Raises SluiceError INVALID for names that the graph lacks, and what OpenVINO raises.
-    """
+    """Read a graph, whose tensors also get their operations' names. Raises INVALID for a name that it lacks."""
     # The frontend could cut the graph itself, but would block every other thread while it converts.
     model = core.read_model(path)
     tensors, names = _name_tensors(model), configured_names(config)
@@ -35,15 +32,12 @@ def read_graph(core: "Core", path: Path, config: ModelConfig) -> "Model":
 def _find_tensors(tensors: "dict[str, Output]", names: Iterable[str]) -> "list[Output]":
     for name in names:
         if name.removesuffix(_FIRST_OUTPUT) not in tensors:
-            raise SluiceError(ErrorCode.INVALID, f"the graph has no tensor '{name}'")
+            raise invalid_argument(f"the graph has no tensor '{name}'")
     return [tensors[name.removesuffix(_FIRST_OUTPUT)] for name in sorted(names)]
 
 
 def _name_tensors(model: "Model") -> "dict[str, Output]":
-    """Add operation names to the tensors and return the tensors by those names.
-
-    Outputs of an operation after its first have their number in the name.
-    """
+    """Name tensors by their operations, later outputs with a number too, and return them by those names."""
     found = {}
     for operation in model.get_ordered_ops():
         # A result has the tensor of another operation, and its names.

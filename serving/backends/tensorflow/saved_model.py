@@ -13,14 +13,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _FILENAME = "saved_model.pb"
 _TAG, _SIGNATURE = "serve", "serving_default"
 """Tag and signature that OpenVINO serves, and that Triton serves by default."""
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 _PACKAGE = "tensorflow"
-_STRING = FieldDescriptorProto.TYPE_STRING
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "TensorInfo": {"name": (1, "string")},
     "NamedTensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
@@ -61,10 +60,7 @@ class SavedModel:
 
 
 def read_saved_model(folder: Path, tag: str = "", signature: str = "") -> SavedModel:
-    """Read one signature. An empty `tag` or `signature` chooses the default one, else the first.
-
-    Raises SluiceError UNAVAILABLE where `folder` is not a SavedModel, INVALID for a tag or signature that it lacks.
-    """
+    """Read a signature, by default the default or first one. Raises UNAVAILABLE without a model, INVALID without it."""
     message = _read_message(folder)
     graph = _choose_graph(message, tag)
     chosen = _choose_signature(graph, signature)
@@ -85,7 +81,7 @@ def _read_message(folder: Path) -> Any:
             ErrorCode.UNAVAILABLE, f"'{folder}' is no SavedModel: {error.strerror}: {_FILENAME}"
         ) from None
     except DecodeError as error:
-        raise SluiceError(ErrorCode.INVALID, f"'{folder / _FILENAME}' cannot be read: {error}") from None
+        raise invalid_argument(f"'{folder / _FILENAME}' cannot be read: {error}") from None
 
 
 def _choose_graph(message: Any, tag: str) -> Any:
@@ -124,9 +120,7 @@ def _rewrite(message: Any, graph: Any, chosen: Any) -> bytes:
 
 
 def _missing(what: str, name: str, known: list[str]) -> SluiceError:
-    return SluiceError(
-        ErrorCode.INVALID, f"the SavedModel has no {what} '{name}'; it has: {', '.join(known) or 'none'}"
-    )
+    return invalid_argument(f"the SavedModel has no {what} '{name}'; it has: {', '.join(known) or 'none'}")
 
 
 def parse_saved_model(data: bytes) -> Any:
@@ -150,13 +144,9 @@ def _descriptor() -> FileDescriptorProto:
             field = described.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
             if kind.startswith("*"):
                 field.label = FieldDescriptorProto.LABEL_REPEATED
-            _set_type(field, kind.removeprefix("*"))
+            name = kind.removeprefix("*")
+            if name == "string":
+                field.type = FieldDescriptorProto.TYPE_STRING
+            else:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{name}"
     return file
-
-
-def _set_type(field: FieldDescriptorProto, kind: str) -> None:
-    if kind == "string":
-        field.type = _STRING
-    else:
-        field.type = FieldDescriptorProto.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{kind}"

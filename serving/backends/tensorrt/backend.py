@@ -1,7 +1,4 @@
-"""The backend `tensorrt`: chooses a plan for each GPU that has instances, and opens its engine and session.
-
-`cc_model_filenames` chooses the plan by compute capability; the others are `default_model_filename`.
-"""
+"""The backend `tensorrt`: chooses each GPU's plan by compute capability (`cc_model_filenames`) and opens it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from serving.backends.tensorrt.session import PlanSession
 from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 from sluice.machine import num_gpus
 
 Capability = tuple[int, int]
@@ -66,31 +63,24 @@ class TensorRtBackend(ArrayBackend):
 
 
 def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
-    """Open the engine of a GPU.
-
-    Raises SluiceError UNAVAILABLE where GPU, packages or file are missing, INVALID for an instance on the CPU.
-    """
+    """Open a GPU's engine. Raises UNAVAILABLE without GPU, packages or file, INVALID for an instance on the CPU."""
     gpus = list_gpus()
     check_requirements(source.config, gpus)
     if gpu is None:
         reason = (
             f"unable to load model '{source.name}': a TensorRT plan runs on GPUs, and an instance_group has another"
         )
-        raise SluiceError(ErrorCode.INVALID, f"{reason} kind; write kind: KIND_GPU")
+        raise invalid_argument(f"{reason} kind; write kind: KIND_GPU")
     if gpu >= len(gpus):
-        raise SluiceError(ErrorCode.INVALID, _missing_gpu(source.name, gpu, gpus))
+        raise invalid_argument(
+            f"unable to load model '{source.name}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, "
+            "from 0"
+        )
     return PlanEngine(plan_path(source, gpus[gpu]), source.name, import_modules(), gpu)
 
 
-def _missing_gpu(model: str, gpu: int, gpus: list[InstalledGpu]) -> str:
-    return f"unable to load model '{model}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, from 0"
-
-
 def list_gpus() -> list[InstalledGpu]:
-    """Return the GPUs in the driver's order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID; none without a driver.
-
-    Asks the driver: call it on a thread.
-    """
+    """Return the GPUs in the driver's order (CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID). Call it on a thread."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -107,10 +97,7 @@ def _describe_gpu(handle: object) -> InstalledGpu:
 
 
 def check_requirements(config: ModelConfig, gpus: list[InstalledGpu]) -> None:
-    """Check that GPUs and packages are there.
-
-    Raises SluiceError UNAVAILABLE that says what was found, what is missing, and which GPU takes which plan.
-    """
+    """Raise UNAVAILABLE without GPU or packages: what was found, what is missing, which GPU takes which plan."""
     missing = [package for module, package in _PACKAGES.items() if not _is_installed(module)]
     if gpus and not missing:
         return
@@ -140,7 +127,7 @@ def _describe_gpus(config: ModelConfig, gpus: list[InstalledGpu]) -> str:
 
 
 def plan_path(source: ModelSource, gpu: InstalledGpu) -> Path:
-    """Return the plan for `gpu`. Raises SluiceError UNAVAILABLE where the file is missing."""
+    """Return the plan for `gpu`. Raises UNAVAILABLE where the file is missing."""
     path = source.version_folder / plan_filename(source.config, gpu.capability)
     if not path.is_file():
         raise SluiceError(

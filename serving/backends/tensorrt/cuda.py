@@ -8,9 +8,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 
 class CudaDevice:
-    """One GPU. A thread calls `use` before any other call, also of TensorRT, because CUDA's current device is the
-    thread's.
-    """
+    """One GPU. A thread calls `use` before all else, also of TensorRT: CUDA's current device is the thread's."""
 
     def __init__(self, cuda: Any, index: int) -> None:
         """`cuda` is the module `cuda.bindings.runtime`."""
@@ -21,7 +19,6 @@ class CudaDevice:
         self._call("cudaSetDevice", self._index)
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate memory and return its address."""
         return int(self._call("cudaMalloc", size_bytes))
 
     def free(self, address: int) -> None:
@@ -52,7 +49,7 @@ class CudaDevice:
             self._call("cudaMemcpyAsync", to, source, size_bytes, getattr(self._cuda.cudaMemcpyKind, kind), stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of CUDA and return what it gives beside its status. Raises SluiceError INTERNAL."""
+        """Call a function of CUDA and return what it gives beside its status. Raises INTERNAL."""
         status, *given = getattr(self._cuda, function)(*arguments)
         if status != self._cuda.cudaError_t.cudaSuccess:
             _, text = self._cuda.cudaGetErrorString(status)

@@ -8,7 +8,8 @@ from typing import Any
 from serving.backends.arrays.session import Signature, TensorSignature
 from serving.backends.tensorrt.cuda import CudaDevice
 from serving.tensors.datatypes import DATA_TYPES, DataType
-from sluice.errors import ErrorCode, SluiceError
+from serving.tensors.tensor import format_shape
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _TYPES = {
     "FLOAT": DATA_TYPES["FP32"],
@@ -33,10 +34,7 @@ class TensorRtModules:
 
 
 def import_modules() -> TensorRtModules:
-    """Import the modules.
-
-    This takes seconds: call it on a thread. Raises SluiceError UNAVAILABLE where one is broken.
-    """
+    """Import the modules. This takes seconds: call it on a thread. Raises UNAVAILABLE where one is broken."""
     try:
         import tensorrt
         from cuda.bindings import runtime
@@ -82,10 +80,7 @@ class PlanEngine:
     """A deserialized plan. Its weights are in memory once, for any number of contexts."""
 
     def __init__(self, path: Path, model: str, modules: TensorRtModules, gpu: int) -> None:
-        """Read the file: call it on a thread.
-
-        Raises SluiceError INTERNAL with TensorRT's reason, UNIMPLEMENTED for a tensor that Sluice does not support.
-        """
+        """Read the file, on a thread. Raises INTERNAL with TensorRT's reason, UNIMPLEMENTED for unsupported tensors."""
         self.modules = modules
         self.model = model
         self.device = CudaDevice(modules.cuda, gpu)
@@ -104,7 +99,6 @@ class PlanEngine:
         return int(self._engine.num_optimization_profiles)
 
     def profile(self, index: int) -> OptimizationProfile:
-        """Return an optimization profile."""
         shapes = {name: self._engine.get_tensor_profile_shape(name, index) for name in self.signature.inputs}
         return OptimizationProfile(index, {name: ShapeRange(*map(tuple, each)) for name, each in shapes.items()})
 
@@ -162,39 +156,32 @@ def _new_log(tensorrt: Any) -> Any:
 def choose_profile(
     profiles: Sequence[OptimizationProfile], shapes: Mapping[str, Shape], model: str
 ) -> OptimizationProfile:
-    """Return the fitting profile with the nearest optimal shapes, as Triton does.
-
-    Raises SluiceError INVALID where none fits.
-    """
+    """Return the fitting profile with the nearest optimal shapes, as Triton does. Raises INVALID where none fits."""
     fitting = [profile for profile in profiles if profile.fits(shapes)]
     if fitting:
         return min(fitting, key=lambda profile: profile.distance(shapes))
     if len(profiles) > 1:
         names = " ".join(f"{profile.index}[{profile.index}]" for profile in profiles)
         reason = f"failed to find any Optimization Profile among [ {names}] to support the requested dimensions"
-        raise SluiceError(ErrorCode.INVALID, f"{reason}: {_format_shapes(shapes)}")
+        raise invalid_argument(f"{reason}: {_format_shapes(shapes)}")
     raise _misfit(profiles[0], shapes, model)
 
 
 def parse_profiles(names: Sequence[str], num_profiles: int, instance: str) -> list[int]:
-    """Parse `profile` of an instance group into indices without repeats; the first profile where none is given.
-
-    Raises SluiceError INVALID for profiles that the engine does not have.
-    """
+    """Parse `profile` of a group into distinct indices; by default the first. Raises INVALID for unknown ones."""
     indexes = [_parse_index(name) for name in names] or [0]
     for index in indexes:
         if not 0 <= index < num_profiles:
-            raise SluiceError(
-                ErrorCode.INVALID,
+            raise invalid_argument(
                 f"Can not set the specified optimization profile {index}[{index}] for {instance}. Expected "
-                f"optimization profile index range 0-{num_profiles - 1}",
+                f"optimization profile index range 0-{num_profiles - 1}"
             )
     return list(dict.fromkeys(indexes))
 
 
 def _parse_index(name: str) -> int:
     if not name.isdecimal():
-        raise SluiceError(ErrorCode.INVALID, f"unable to parse '{name}': optimization profiles have numbers")
+        raise invalid_argument(f"unable to parse '{name}': optimization profiles have numbers")
     return int(name)
 
 
@@ -217,4 +204,4 @@ def _misfit(profile: OptimizationProfile, shapes: Mapping[str, Shape], model: st
 
 
 def _format_shapes(shapes: Mapping[str, Shape]) -> str:
-    return ", ".join(f"{name} [{','.join(map(str, shape))}]" for name, shape in shapes.items())
+    return ", ".join(f"{name} {format_shape(shape)}" for name, shape in shapes.items())

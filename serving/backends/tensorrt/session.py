@@ -12,7 +12,7 @@ from serving.backends.tensorrt.cuda import CudaBuffer
 from serving.backends.tensorrt.engine import OptimizationProfile, PlanEngine, choose_profile, parse_profiles
 from serving.instance import Placement
 from serving.tensors.tensor import Array
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _STRATEGY = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
@@ -29,10 +29,7 @@ class PlanSession(ArraySession):
     library = "TensorRT"
 
     def __init__(self, engine: PlanEngine, config: ModelConfig, placements: Sequence[Placement]) -> None:
-        """Create the contexts: call it on a thread. `placements` are the instances on the engine's GPU.
-
-        Raises SluiceError INVALID for profiles that the engine does not have, else INTERNAL with TensorRT's reason.
-        """
+        """Create the contexts of `placements`, on a thread. Raises INVALID for unknown profiles, else INTERNAL."""
         self.signature = engine.signature
         self._engine = engine
         strategy = _read_strategy(config)
@@ -53,7 +50,7 @@ class PlanSession(ArraySession):
         return SluiceError(ErrorCode.INTERNAL, f"TensorRT execute failure: {error}")
 
     def run(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        """Return the arrays of `outputs`. Blocks. Raises SluiceError INVALID for shapes that no profile allows."""
+        """Return the arrays of `outputs`. Blocks. Raises INVALID for shapes that no profile allows."""
         shapes = {name: array.shape for name, array in inputs.items()}
         free = self._free[choose_profile(self._profiles, shapes, self._engine.model).index]
         context = free.get()
@@ -68,13 +65,10 @@ class PlanSession(ArraySession):
 
 
 class ExecutionContext:
-    """An execution context: a profile, a stream, and memory for the tensors of one run.
-
-    One thread at a time may use it.
-    """
+    """A profile, a stream, and memory for the tensors of one run. One thread at a time may use it."""
 
     def __init__(self, engine: PlanEngine, profile: OptimizationProfile, strategy: str) -> None:
-        """Create the context: call it on a thread. Raises SluiceError INTERNAL with TensorRT's reason."""
+        """Create the context: call it on a thread. Raises INTERNAL with TensorRT's reason."""
         self.profile = profile
         self._engine = engine
         self._device = engine.device
@@ -90,7 +84,7 @@ class ExecutionContext:
         self._buffers = {name: CudaBuffer(self._device) for name in names}
 
     def run(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:
-        """Return the arrays of `outputs`. Blocks. Raises SluiceError INTERNAL with TensorRT's reason."""
+        """Return the arrays of `outputs`. Blocks. Raises INTERNAL with TensorRT's reason."""
         assert self._stream is not None
         self._device.use()
         # Kept until the stream is synchronized, which copies from them.
@@ -135,14 +129,13 @@ class ExecutionContext:
 
 
 def _read_strategy(config: ModelConfig) -> str:
-    """Return how contexts allocate memory. Raises SluiceError INVALID for an unknown strategy."""
+    """Return how contexts allocate memory. Raises INVALID for an unknown strategy."""
     if _STRATEGY not in config.parameters:
         return _STRATEGIES[0]
     given = str(config.parameters[_STRATEGY].string_value)
     if given not in _STRATEGIES:
-        raise SluiceError(
-            ErrorCode.INVALID,
+        raise invalid_argument(
             f"Invalid value for '{_STRATEGY}': '{given}' for model instance '{config.name}'. Supported values are "
-            "'STATIC' and 'ON_PROFILE_CHANGE'.",
+            "'STATIC' and 'ON_PROFILE_CHANGE'."
         )
     return given

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from collections.abc import Sequence as Items
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -16,26 +15,13 @@ from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.direct import DirectBatcher, read_direct_policy
 from serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
 from serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
-from serving.batching.sequences.sequence import (
-    LiveSequences,
-    RequestSequence,
-    SlotAssigner,
-    batch_size_error,
-    cancelled_error,
-    lost_request_reason,
-    lost_sequence_reason,
-    missing_id_error,
-    not_started_error,
-    sibling_cancelled_error,
-    slot_timeout_error,
-    state_lost_error,
-)
+from serving.batching.sequences.sequence import LiveSequences, RequestSequence, SlotAssigner, correlation_key
 from serving.batching.sequences.slots import Admit, SlotBatcher
 from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.spec import ModelSource, ModelSpec
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _NS_PER_US = 1000
 DEFAULT_IDLE_US = 1_000_000
@@ -61,14 +47,11 @@ class SequenceBatcher:
         self,
         source: ModelSource,
         spec: ModelSpec,
-        instances: Items[Instance],
+        instances: Sequence[Instance],
         on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """Take at least one instance. `on_executed` is called with each batch that has run.
-
-        Reads the files of initial states. Raises as `read_initial_states`.
-        """
+        """`on_executed` is called with each batch that has run. Reads files. Raises as `read_initial_states`."""
         given = source.config.sequence_batching
         self._model = spec.name
         self._is_iterative = given.iterative_sequence
@@ -90,17 +73,13 @@ class SequenceBatcher:
         return sum(1 for job, member in self._members.items() if member.sequence.current is not job)
 
     def start(self, job: InferJob) -> None:
-        """Accept a request.
-
-        Raises SluiceError INVALID, in Triton's words, for one that fits no sequence, UNAVAILABLE where the sequence's
-        state was lost.
-        """
+        """Accept a request. Raises INVALID for one that fits no sequence, UNAVAILABLE where its state was lost."""
         sequence = self._find_or_open(job.request)
         hidden = self._states.request_outputs(job.request) if self._states.has_states else _NO_NAMES
         self._members[job] = _Member(sequence, hidden)
         if self._is_iterative:
             job.on_reschedule = partial(self._run_again, job, sequence)
-        self._wait_in_queue(job, sequence)
+        job.on_cancel = partial(self._drop, job, sequence)
         sequence.queue.append(job)
         self._touch(sequence)
         self._slots.backlog.limit(sequence, job.request, sequence.used_ns)
@@ -109,15 +88,17 @@ class SequenceBatcher:
         sequence.is_ended = SequenceFlag.END in job.request.sequence
         self._advance(sequence)
 
-    def _wait_in_queue(self, job: InferJob, sequence: RequestSequence) -> None:
-        job.on_cancel = partial(self._drop, job, sequence)
-
     def _find_or_open(self, request: InferRequest) -> RequestSequence:
         if request.batch_size > 1:
-            raise batch_size_error(self._model)
+            raise invalid_argument(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
         if not request.correlation_id:
             if not self._is_iterative:
-                raise missing_id_error(self._model)
+                raise invalid_argument(
+                    f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+                )
             request.correlation_id = next(number for number in self._numbers if self._live.get(number) is None)
             request.sequence = SequenceFlag.START
         found = self._live.get(request.correlation_id)
@@ -125,9 +106,12 @@ class SequenceBatcher:
             # A new start follows the last sequence of that id, ended or not: the model knows them by the same id.
             return found if found is not None and not found.lost_reason else self._open(request.correlation_id)
         if found is None or found.is_ended:
-            raise not_started_error(self._model, request.correlation_id)
+            raise invalid_argument(
+                f"inference request for sequence {correlation_key(request.correlation_id)} to model '{self._model}' "
+                "must specify the START flag on the first request of the sequence"
+            )
         if found.lost_reason:
-            raise state_lost_error(found.lost_reason)
+            raise SluiceError(ErrorCode.UNAVAILABLE, found.lost_reason)
         return found
 
     def _open(self, correlation_id: int | str) -> RequestSequence:
@@ -163,7 +147,7 @@ class SequenceBatcher:
             # An instance without a process runs the request in its next one.
             sequence.incarnation = batcher.incarnation if batcher.is_ready else None
         elif sequence.has_lost_state:
-            job.fail(state_lost_error(self._lost_reason(sequence)))
+            job.fail(SluiceError(ErrorCode.UNAVAILABLE, self._lost_reason(sequence)))
             return False
         return True
 
@@ -193,7 +177,9 @@ class SequenceBatcher:
         sequence.current = None
         if sequence.slot is not None:
             sequence.slot.batcher.finished(job)
-        self._keep_states(job, sequence)
+        if job.outcome is None:
+            sequence.commit_states()
+        sequence.new_states = {}
         is_lost = not sequence.check_incarnation() if job.executed_batch_size else sequence.has_lost_state
         if is_lost:
             self._lose(sequence)
@@ -212,12 +198,6 @@ class SequenceBatcher:
         else:
             self._advance(sequence)
 
-    def _keep_states(self, job: InferJob, sequence: RequestSequence) -> None:
-        """Commit the states of the present request, unless it failed."""
-        if job.outcome is None:
-            sequence.commit_states()
-        sequence.new_states = {}
-
     def _leaves_gap(self, job: InferJob) -> bool:
         """Return whether the sequence's state lacks the effect of a cancelled request."""
         return job.is_cancelled and not self._is_iterative and (not job.executed_batch_size or self._states.has_states)
@@ -228,7 +208,7 @@ class SequenceBatcher:
         sequence.commit_states()
         sequence.current = None
         sequence.queue.appendleft(job)
-        self._wait_in_queue(job, sequence)
+        job.on_cancel = partial(self._drop, job, sequence)
         self._touch(sequence)
         if sequence.check_incarnation():
             self._advance(sequence)
@@ -237,7 +217,7 @@ class SequenceBatcher:
 
     def _drop(self, job: InferJob, sequence: RequestSequence) -> None:
         sequence.queue.remove(job)
-        job.fail(cancelled_error())
+        job.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
 
     def _end(self, sequence: RequestSequence) -> None:
         """End a sequence. Where its next start is queued already, it waits for a slot behind other sequences."""
@@ -251,7 +231,7 @@ class SequenceBatcher:
     def _break(self, sequence: RequestSequence) -> None:
         """End a sequence that misses a request: fail its queued requests, and accept nothing but a new start."""
         sequence.is_broken = sequence.is_ended = True
-        self._fail_queued(sequence, sibling_cancelled_error())
+        self._fail_queued(sequence, SluiceError(ErrorCode.CANCELLED, "a request of the same sequence was cancelled"))
         if sequence.current is None:
             self._remove(sequence)
 
@@ -260,7 +240,7 @@ class SequenceBatcher:
         reason = self._lost_reason(sequence)
         sequence.is_broken = False
         while sequence.queue and SequenceFlag.START not in sequence.queue[0].request.sequence:
-            self._fail(sequence.queue.popleft(), state_lost_error(reason))
+            self._fail(sequence.queue.popleft(), SluiceError(ErrorCode.UNAVAILABLE, reason))
         if sequence.queue:
             self._advance(sequence)
             return
@@ -274,8 +254,11 @@ class SequenceBatcher:
         assert sequence.slot is not None
         instance = sequence.slot.batcher.instance.name
         if self._is_iterative:
-            return lost_request_reason(instance)
-        return lost_sequence_reason(self._model, sequence.correlation_id, instance)
+            return f"the state of the request was lost with a process of {instance}: send it again"
+        return (
+            f"the state of sequence {correlation_key(sequence.correlation_id)} of model '{self._model}' was lost with "
+            f"a process of {instance}: begin the sequence again, with the START flag"
+        )
 
     def _remove(self, sequence: RequestSequence) -> None:
         """Remove a sequence, and give its slot to the one that waits longest."""
@@ -293,9 +276,10 @@ class SequenceBatcher:
         now_ns = perf_counter_ns()
         for sequence in self._live.find_idle(now_ns):
             self._remove(sequence)
+        expired = SluiceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired")
         for sequence in self._slots.backlog.take_expired(now_ns):
             self._live.discard(sequence)
-            self._fail_queued(sequence, slot_timeout_error())
+            self._fail_queued(sequence, expired)
         for time_ns in (self._live.next_idle_ns(), self._slots.backlog.next_deadline_ns()):
             if time_ns:
                 self._wakeup.at(time_ns)

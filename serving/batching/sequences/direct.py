@@ -12,7 +12,6 @@ from serving.batching.queue import Wakeup
 from serving.batching.rate_limiter import RateLimiter
 from serving.batching.sequences.inputs import ControlInputs
 from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
@@ -40,7 +39,6 @@ class SlotPolicy:
 
 
 def read_direct_policy(config: ModelConfig) -> SlotPolicy:
-    """Return the policy of a complete configuration."""
     given = config.sequence_batching.direct
     return SlotPolicy(
         max(config.max_batch_size, 1), given.max_queue_delay_microseconds * _NS_PER_US, given.minimum_slot_utilization
@@ -74,12 +72,12 @@ class DirectBatcher(SlotBatcher):
         limiter: RateLimiter | None,
     ) -> None:
         """`on_executed` is called with each batch that has run."""
-        super().__init__(instance, policy.num_slots)
+        self._pool = open_pool([instance], self._executed, limiter, self._dispatch)
+        super().__init__(instance, policy.num_slots, self._pool)
         self._policy = policy
         self._keys = keys
         self._controls = controls
         self._admit = admit
-        self._pool = open_pool([instance], self._executed, limiter, self._dispatch)
         self._on_executed = on_executed
         self._wakeup = Wakeup(self._dispatch)
         self._waiting: dict[int, _Waiting] = {}
@@ -87,12 +85,6 @@ class DirectBatcher(SlotBatcher):
     @property
     def num_pending(self) -> int:
         return len(self._waiting)
-
-    def claim_resources(self) -> None:
-        self._pool.claim_resources()
-
-    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        await self._pool.warm_up(new_batch)
 
     def start(self, job: InferJob, slot: int) -> None:
         self._waiting[slot] = _Waiting(job, self._keys.of(job.request), perf_counter_ns())
@@ -173,7 +165,7 @@ class NullRequestJob(InferJob):
 
     def __init__(self, beside: InferJob, request: InferRequest) -> None:
         """Belong to the model of `beside`, a job of the same batch."""
-        super().__init__(beside._model, request, _ignore)
+        super().__init__(beside._model, request, lambda _: None)
 
     def respond(self, response: InferResponse) -> None:
         self.is_finished = self.is_finished or response.is_final
@@ -183,7 +175,3 @@ def build_null_request(like: InferRequest, controls: ControlInputs) -> InferRequ
     """Return a request of zeros with the types and shapes of `like`, and with controls that mark it as not ready."""
     inputs = {name: Tensor.zeros(name, tensor.data_type, tensor.shape) for name, tensor in like.inputs.items()}
     return InferRequest(inputs | controls.of_null_request(), requested_outputs=like.requested_outputs)
-
-
-def _ignore(_: InferResponse) -> None:
-    """Drop a response: no client made the request."""

@@ -1,7 +1,4 @@
-"""Inputs that the sequence batcher adds to requests: controls (`control_input`) and states (`state`).
-
-Clients never set them. Rules and error messages are Triton's.
-"""
+"""Inputs that the sequence batcher sets, and no client: controls and states. Rules and errors are Triton's."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -17,7 +14,7 @@ from serving.spec import ModelSource, ModelSpec, inner_path, read_data_type
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 _ALL_FLAGS = SequenceFlag.START | SequenceFlag.END
 _STATE_FOLDER = "initial_state"
@@ -37,7 +34,7 @@ class ControlInputs:
         for given in config.sequence_batching.control_input:
             for control in given.control:
                 if control.kind == ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
-                    self._id = (given.name, _correlation_type(control.data_type))
+                    self._id = (given.name, read_data_type(control.data_type) or DATA_TYPES["UINT64"])
                     self._of_null_request[given.name] = Tensor.zeros(*self._id, self._shape)
                 else:
                     self._add(given.name, control)
@@ -88,10 +85,7 @@ class StateTensors:
         self.initial = dict(initial)
         self._input_of = {state.output_name: state.input_name for state in spec.states}
         self._outputs = tuple(spec.outputs)
-
-    @property
-    def has_states(self) -> bool:
-        return bool(self._input_of)
+        self.has_states = bool(spec.states)
 
     def request_outputs(self, request: InferRequest) -> frozenset[str]:
         """Request every state's output too. Returns those that the client did not request and must not see."""
@@ -101,10 +95,7 @@ class StateTensors:
         return frozenset(hidden)
 
     def extract(self, outputs: list[Tensor]) -> dict[str, Tensor]:
-        """Return the states among the outputs of a response, as inputs.
-
-        They are copied: a row would keep its whole batch in memory, and a backend may use the memory again.
-        """
+        """Return a response's states as inputs, copied: a row would keep its batch, and its memory may be reused."""
         return {
             self._input_of[each.name]: Tensor(
                 self._input_of[each.name], each.datatype, each.shape, array=each.array.copy()
@@ -117,7 +108,7 @@ class StateTensors:
 def read_initial_states(source: ModelSource) -> dict[str, Tensor]:
     """Return the states that sequences begin with, by input name: `initial_state`'s, else zeros.
 
-    Reads files in the model's folder: for a thread. Raises SluiceError INVALID for states that contradict themselves,
+    Reads files in the model's folder: for a thread. Raises INVALID for states that contradict themselves,
     INTERNAL for a missing file.
     """
     states = source.config.sequence_batching.state
@@ -131,16 +122,16 @@ def _check_names(names: Iterable[str], side: str) -> None:
     seen: set[str] = set()
     for name in names:
         if not name:
-            raise _invalid(f"sequence batching state must specify '{side}_name'")
+            raise invalid_argument(f"sequence batching state must specify '{side}_name'")
         if name in seen:
-            raise _invalid(f"State {side} name '{name}' specified more than once.")
+            raise invalid_argument(f"State {side} name '{name}' specified more than once.")
         seen.add(name)
 
 
 def _initial_state(state: ModelSequenceBatching.State, leading: tuple[int, ...], folder: Path) -> Tensor:
     data_type = _state_data_type(state)
     if len(state.initial_state) > 1:
-        raise _invalid(
+        raise invalid_argument(
             f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
             f"Found '{len(state.initial_state)}' elements."
         )
@@ -152,7 +143,7 @@ def _initial_state(state: ModelSequenceBatching.State, leading: tuple[int, ...],
     shape = (*leading, *given.dims)
     kind = given.WhichOneof("state_data")
     if kind is None:
-        raise _invalid(f"initial_state setting expects state'{state.input_name}' to have state_data set")
+        raise invalid_argument(f"initial_state setting expects state'{state.input_name}' to have state_data set")
     if kind == "zero_data":
         return Tensor.zeros(state.input_name, data_type, shape)
     path = folder / _STATE_FOLDER / inner_path(given.data_file)
@@ -163,28 +154,28 @@ def _state_data_type(state: ModelSequenceBatching.State) -> DataType:
     found = read_data_type(state.data_type)
     if found is None:
         name = model_config_pb2.DataType.Name(state.data_type)
-        raise _invalid(f"sequence batching state '{state.input_name}' has data_type {name}")
+        raise invalid_argument(f"sequence batching state '{state.input_name}' has data_type {name}")
     return found
 
 
 def _check_initial_state(given: ModelSequenceBatching.InitialState, state: ModelSequenceBatching.State) -> None:
     name = state.input_name
     if given.data_type != state.data_type:
-        raise _invalid(
+        raise invalid_argument(
             f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
         )
     if not given.name:
-        raise _invalid(f"Field 'name' must be set when using initial_state for state input '{name}'.")
+        raise invalid_argument(f"Field 'name' must be set when using initial_state for state input '{name}'.")
     if len(given.dims) != len(state.dims):
-        raise _invalid(
+        raise invalid_argument(
             "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"'{name}'. {len(given.dims)} != {len(state.dims)}"
         )
     for dim, declared in zip(given.dims, state.dims, strict=True):
         if dim == -1:
-            raise _invalid(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
+            raise invalid_argument(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
         if declared not in (-1, dim):
-            raise _invalid(
+            raise invalid_argument(
                 f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
                 f"{dim} != {declared}"
             )
@@ -195,11 +186,10 @@ def _read_state(name: str, data_type: DataType, shape: tuple[int, ...], path: Pa
     try:
         content = path.read_bytes()
     except OSError as error:
-        reason = f"failed to open text file for read {path}: {error.strerror}"
-        raise SluiceError(ErrorCode.INTERNAL, reason) from error
+        raise SluiceError(ErrorCode.INTERNAL, f"failed to open text file for read {path}: {error.strerror}") from error
     expected = data_type.itemsize * prod(shape)
     if len(content) < expected:
-        raise _invalid(
+        raise invalid_argument(
             f"initial_state setting expects {expected} bytes, but the data provided from {path.name} only has "
             f"{len(content)} bytes."
         )
@@ -207,7 +197,7 @@ def _read_state(name: str, data_type: DataType, shape: tuple[int, ...], path: Pa
     try:
         tensor.check_size()
     except ValueError as error:
-        raise _invalid(f"initial_state of state input '{name}' in {path.name}: {error}") from error
+        raise invalid_argument(f"initial_state of state input '{name}' in {path.name}: {error}") from error
     return tensor
 
 
@@ -235,11 +225,3 @@ def _as_number(correlation_id: int | str, data_type: DataType) -> "NDArray[np.in
     else:
         wire = byte_strings.pack([correlation_id.encode()])
     return np.frombuffer(wire[: data_type.itemsize].ljust(data_type.itemsize, b"\0"), data_type.dtype)
-
-
-def _correlation_type(number: int) -> DataType:
-    return read_data_type(number) or DATA_TYPES["UINT64"]
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from serving.batching.batcher import Batcher, ResponseOrder
 from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
 from sluice.errors import SluiceError
@@ -39,19 +38,13 @@ class OldestBatcher(SlotBatcher):
 
     def __init__(self, instance: Instance, num_slots: int, batcher: Batcher, *, preserves_order: bool) -> None:
         """`batcher` is that of a guarded `instance`. `preserves_order`: responses come in the order of requests."""
-        super().__init__(instance, num_slots)
+        super().__init__(instance, num_slots, batcher)
         self._batcher = batcher
         self._order = ResponseOrder() if preserves_order else None
 
     @property
     def num_pending(self) -> int:
         return self._batcher.num_pending
-
-    def claim_resources(self) -> None:
-        self._batcher.claim_resources()
-
-    async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        await self._batcher.warm_up(new_batch)
 
     def start(self, job: InferJob, slot: int) -> None:
         if self._order is not None and not job.executed_batch_size:  # a job that runs again is in the order already

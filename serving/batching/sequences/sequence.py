@@ -1,8 +1,7 @@
 """Sequences in flight: their state, which are known by id, which wait for a slot, and the errors of their requests."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -11,7 +10,6 @@ from serving.batching.sequences.slots import Incarnation, SlotBatcher
 from serving.job import InferJob
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
 
 _NS_PER_US = 1000
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
@@ -186,7 +184,7 @@ class SequenceBacklog:
 class SlotAssigner:
     """Gives each sequence a slot, first come first served."""
 
-    def __init__(self, batchers: Items[SlotBatcher], on_assigned: Callable[[RequestSequence], None]) -> None:
+    def __init__(self, batchers: Sequence[SlotBatcher], on_assigned: Callable[[RequestSequence], None]) -> None:
         self.backlog = SequenceBacklog()
         self._batchers = batchers
         self._on_assigned = on_assigned
@@ -225,55 +223,3 @@ class SlotAssigner:
 def correlation_key(correlation_id: int | str) -> int | str:
     """Return the key of a correlation id. Numbers are unsigned: a negative one is the one with the same bits."""
     return correlation_id if isinstance(correlation_id, str) else correlation_id & _ALL_BITS
-
-
-def missing_id_error(model: str) -> SluiceError:
-    return _invalid(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
-
-
-def batch_size_error(model: str) -> SluiceError:
-    return _invalid(
-        f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
-    )
-
-
-def not_started_error(model: str, correlation_id: int | str) -> SluiceError:
-    return _invalid(
-        f"inference request for sequence {correlation_key(correlation_id)} to model '{model}' must specify the START "
-        "flag on the first request of the sequence"
-    )
-
-
-def lost_sequence_reason(model: str, correlation_id: int | str, instance: str) -> str:
-    """Return the message for requests of a sequence whose state is lost."""
-    key = correlation_key(correlation_id)
-    return (
-        f"the state of sequence {key} of model '{model}' was lost with a process of {instance}: "
-        "begin the sequence again, with the START flag"
-    )
-
-
-def lost_request_reason(instance: str) -> str:
-    """Return the message for an iterative sequence whose state is lost."""
-    return f"the state of the request was lost with a process of {instance}: send it again"
-
-
-def state_lost_error(reason: str) -> SluiceError:
-    """Return the error of requests that wait in a lost sequence or come later."""
-    return SluiceError(ErrorCode.UNAVAILABLE, reason)
-
-
-def slot_timeout_error() -> SluiceError:
-    return SluiceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired")
-
-
-def cancelled_error() -> SluiceError:
-    return SluiceError(ErrorCode.CANCELLED, "the request was cancelled")
-
-
-def sibling_cancelled_error() -> SluiceError:
-    return SluiceError(ErrorCode.CANCELLED, "a request of the same sequence was cancelled")
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)

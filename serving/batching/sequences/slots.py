@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from serving.batching.batcher import Batcher
+from serving.batching.instance_pool import InstancePool
 from serving.batching.warm_up import WarmUpBatch
 from serving.instance import Instance
 from serving.job import InferJob
@@ -41,13 +43,12 @@ class SlotNumbers:
 
 
 class SlotBatcher(ABC):
-    """Queues the requests of sequences that have a slot, and runs them on its instance.
+    """Queues the requests of sequences with a slot, and runs them on its instance by one of Triton's strategies."""
 
-    Subclasses implement Triton's scheduling strategies.
-    """
-
-    def __init__(self, instance: Instance, num_slots: int) -> None:
+    def __init__(self, instance: Instance, num_slots: int, runs_on: Batcher | InstancePool) -> None:
+        """`runs_on` runs the batches on `instance`."""
         self.instance = instance
+        self._runs_on = runs_on
         self.slots = SlotNumbers(num_slots)
         self._num_crashes = 0
 
@@ -75,13 +76,11 @@ class SlotBatcher(ABC):
     def num_pending(self) -> int:
         """Number of jobs that wait for the instance."""
 
-    @abstractmethod
     def claim_resources(self) -> None:
-        """Register with the rate limiter, before anything runs. Raises SluiceError INVALID for too few resources."""
+        self._runs_on.claim_resources()
 
-    @abstractmethod
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
-        """Run a batch on the instance. Raises its SluiceError."""
+        await self._runs_on.warm_up(new_batch)
 
     @abstractmethod
     def start(self, job: InferJob, slot: int) -> None:

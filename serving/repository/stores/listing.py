@@ -11,7 +11,7 @@ from serving.repository.failures import StoreFailure
 from serving.repository.folders import NEVER_SETTLED, FileState, FolderState
 from serving.repository.stores.location import StoreLocation
 from serving.spec import inner_path
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError, invalid_argument
 
 _CONTENT_TAGS = ("ETag", "etag", "md5Hash", "md5", "generation", "VersionId")
 """Keys under which fsspec's filesystems give a tag of an object's content. The first one found is used."""
@@ -25,14 +25,13 @@ class StoreListing:
     """Lists the repository at a location. Methods raise StoreFailure where the store does not answer or refuses."""
 
     def __init__(self, location: StoreLocation) -> None:
-        """Raise SluiceError INVALID for a protocol without an installed library."""
+        """Raise INVALID for a protocol without an installed library."""
         self._text = location.text
         self.filesystem, path = _open(location)
         self._path = str(path).strip("/")
         self._prefix = "/" if str(path).startswith("/") else ""
 
     def names(self) -> list[str]:
-        """Return the models' names."""
         with failing(self._text):
             self.filesystem.invalidate_cache()
             try:
@@ -44,7 +43,6 @@ class StoreListing:
         return sorted({name for name in found if _is_model(name)})
 
     def models(self) -> dict[str, FolderState]:
-        """Return the state of every model."""
         with failing(self._text):
             found = self._find(self._path)
         objects: dict[str, list[FileState]] = {}
@@ -99,7 +97,7 @@ def _open(location: StoreLocation) -> tuple[AbstractFileSystem, str]:
 
 
 def _unreadable(location: StoreLocation, reason: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, f"the model repository {location.text} cannot be read: {reason}")
+    return invalid_argument(f"the model repository {location.text} cannot be read: {reason}")
 
 
 @contextmanager
@@ -125,19 +123,13 @@ def _states(path: str, entry: Mapping[str, Any]) -> list[FileState]:
     """Return an object's state; nothing for the model's own folder. A folder's path ends in a slash."""
     if not path.strip("/") or "__pycache__" in path.split("/"):
         return []
-    with _naming(entry["name"]):
+    try:
         inner = inner_path(path.rstrip("/"))
+    except SluiceError as error:
+        raise StoreFailure(f"object {entry['name']}: {error.message}") from None
     if _is_folder(entry):
         return [FileState(f"{inner}/", 0)]
     return [FileState(inner, int(entry.get("size") or 0), tag=_tag(entry))]
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except SluiceError as error:
-        raise StoreFailure(f"object {name}: {error.message}") from None
 
 
 def _tag(entry: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from fsspec.callbacks import Callback
 
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FileState, FolderState, ModelFolder
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import invalid_argument
 
 _log = logging.getLogger(__name__)
 
@@ -42,16 +42,9 @@ class Snapshot(ModelFolder):
 
     def __init__(self, path: Path, origin: str, state: FolderState) -> None:
         super().__init__(path)
-        self._origin = origin
+        self.origin = origin
+        self.is_removable = True
         self._state = state
-
-    @property
-    def origin(self) -> str:
-        return self._origin
-
-    @property
-    def is_removable(self) -> bool:
-        return True
 
     def state(self) -> FolderState:
         return self._state
@@ -64,10 +57,7 @@ class Mirror:
     """The cache of one store. For threads; the caller excludes concurrent changes of one model."""
 
     def __init__(self, text: str, cache: Path | None) -> None:
-        """Use the folder `cache`, which stays and is shared with other stores; None is a temporary one.
-
-        Raises OSError, and SluiceError INVALID where another server uses the folder.
-        """
+        """Use the folder `cache`, None for a temporary one. Raises OSError, INVALID where another server uses it."""
         # A temporary folder is also removed where the process ends without a close.
         self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
         parent = Path(self._temporary.name) if self._temporary is not None else cache or Path()
@@ -98,7 +88,6 @@ class Mirror:
         return [file for file in state.files if not file.path.endswith("/") and not self._content(name, file).exists()]
 
     def staging_file(self) -> Path:
-        """Return the path for the next download."""
         return self._staging / str(next(self._numbers))
 
     def keep(self, name: str, file: FileState, staged: Path) -> None:
@@ -108,10 +97,7 @@ class Mirror:
         staged.replace(content)
 
     def snapshot(self, name: str, origin: str, state: FolderState) -> Snapshot:
-        """Return a snapshot with that state, for the caller to release, and drop the model's other contents.
-
-        All its contents must be in the cache.
-        """
+        """Return a snapshot, to be released, of contents in the cache; drop the model's other contents."""
         path = self._snapshots / str(next(self._numbers)) / name
         path.mkdir(parents=True)
         for file in state.files:
@@ -168,7 +154,7 @@ def _lock_cache(path: Path, text: str) -> int:
     except OSError:
         os.close(file)
         message = f"another server mirrors {text} into {path.parent.parent}; give each server a cache of its own"
-        raise SluiceError(ErrorCode.INVALID, message) from None
+        raise invalid_argument(message) from None
     return file
 
 
@@ -199,7 +185,6 @@ class DownloadProgress:
             self.note(f"model '{self.name}': downloading {self.total_bytes / _MB:.0f} MB")
 
     def add(self, num_bytes: int) -> None:
-        """Count downloaded bytes."""
         with self._lock:
             self._num_bytes += num_bytes
             now = self.clock()
@@ -220,10 +205,7 @@ class Downloads:
         self._pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="sluice-store")
 
     def run(self, name: str, transfers: Sequence[Transfer]) -> tuple[list[Transfer], Exception | None]:
-        """Download objects in parallel. The first error ends the others.
-
-        Once all have ended, returns the completed ones and the error.
-        """
+        """Download in parallel; the first error ends the others. Returns the completed ones and the error."""
         progress = DownloadProgress(name, sum(each.size for each in transfers))
         running = {self._pool.submit(self._run, each, progress): each for each in transfers}
         _, pending = wait(running, return_when=FIRST_EXCEPTION)

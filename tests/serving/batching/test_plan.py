@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.plan import BatchPlan, BatchPolicy, plan_batch
+from serving.batching.plan import BatchPlan, BatchPolicy, WaitingRequest, plan_batch
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass
+class Row(WaitingRequest):
     rows: int = 1
     key: object = None
     enqueued_ns: int = 0

@@ -10,7 +10,7 @@ from serving.backends.python.frames import CallModel, WireRequest, WireResponse
 from serving.backends.python.worker.channel import Channel, PendingCall
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode
 from serving.backends.python.worker.response import InferenceResponse
-from serving.backends.python.worker.tensor import Tensor
+from serving.backends.python.worker.tensor import PbTensor
 
 MAX_WAITING = 1024
 """Most threads that wait for the responses of coroutines. They are started as needed."""
@@ -20,35 +20,17 @@ class BlsCalls:
     """Calls other models through the server. Thread-safe; each thread waits for its own response."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
 
-    def call(self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]) -> InferenceResponse:
-        """Return the one response of a model that is not decoupled. It has the error, if there is one."""
-        return self._wait_response(self._begin(model_name, version, request, inputs, is_decoupled=False))
-
-    def open_stream(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
-    ) -> "ResponseIterator":
-        """Return an iterator of any number of responses. They have the errors."""
-        return ResponseIterator(self, self._begin(model_name, version, request, inputs, is_decoupled=True))
-
-    def call_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
-    ) -> "asyncio.Future[InferenceResponse]":
-        """Call a model from a coroutine. The request is sent when this returns, and cancelled with the future."""
-        call = self._begin(model_name, version, request, inputs, is_decoupled=False)
-        future = self.run_in_thread(lambda: self._wait_response(call))
-        future.add_done_callback(lambda future: self._channel.cancel_call(call) if future.cancelled() else None)
+    def wait_async(self, call: PendingCall) -> "asyncio.Future[InferenceResponse]":
+        """Return the one response of a call for a coroutine. The call is cancelled with the future."""
+        future = self.run_in_thread(lambda: self.wait(call))
+        future.add_done_callback(lambda future: self.channel.cancel_call(call) if future.cancelled() else None)
         return future
 
-    def open_stream_async(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor]
-    ) -> "asyncio.Future[ResponseIterator]":
-        """Open a stream from a coroutine.
-
-        The future waits for the first response, so that reading it does not block.
-        """
-        responses = self.open_stream(model_name, version, request, inputs)
+    def stream_async(self, call: PendingCall) -> "asyncio.Future[ResponseIterator]":
+        """Return a call's stream for a coroutine, once it has the first response, which can then be read at once."""
+        responses = ResponseIterator(self, call)
 
         def wait() -> ResponseIterator:
             responses.wait()
@@ -67,12 +49,13 @@ class BlsCalls:
         # The event loop's own executor has too few threads for models with many concurrent calls.
         return ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="model-calls")
 
-    def _begin(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[Tensor], is_decoupled: bool
+    def begin(
+        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor], is_decoupled: bool
     ) -> PendingCall:
+        """Send a request to a model. Without `is_decoupled` it gets one response."""
         wire = WireRequest(
             0,
-            [self._channel.wire_tensor(tensor) for tensor in inputs],
+            [self.channel.wire_tensor(tensor) for tensor in inputs],
             request.id,
             request.correlation_id,
             request.flags,
@@ -80,36 +63,28 @@ class BlsCalls:
             request.outputs,
             request.parameters,
         )
-        return self._channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
+        return self.channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
 
-    def _wait_response(self, call: PendingCall) -> InferenceResponse:
-        return self.to_response(self.next_response(call))
-
-    def next_response(self, call: PendingCall) -> WireResponse:
-        return self._channel.next_response(call)
-
-    def wait(self, call: PendingCall) -> None:
-        self._channel.wait_response(call)
+    def wait(self, call: PendingCall) -> InferenceResponse:
+        """Return the one response of a model that is not decoupled. It has the error, if there is one."""
+        return self.to_response(self.channel.next_response(call))
 
     def to_response(self, response: WireResponse) -> InferenceResponse:
         if response.error is not None:
             code, message = response.error
             return InferenceResponse(error=TritonError(message, TritonErrorCode(code)))
-        open_ = self._channel.open
-        tensors = [Tensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs]
+        open_ = self.channel.open
+        tensors = [
+            PbTensor.from_wire(each.name, each.datatype, each.shape, open_(each.raw)) for each in response.outputs
+        ]
         return InferenceResponse(tensors, parameters=response.parameters)
-
-    def cancel(self, call: PendingCall) -> None:
-        self._channel.cancel_call(call)
 
 
 class ResponseIterator:
     """Responses of a decoupled model, as they arrive.
 
-    The request is cancelled with the last reference to the iterator.
-
-    It keeps the responses: iterating again after the end gives them again, as in Triton. Coroutines may iterate with
-    `async for`, which does not block the event loop.
+    The request is cancelled with the last reference to the iterator. It keeps the responses: iterating again after the
+    end gives them again, as in Triton. Coroutines may iterate with `async for`, which does not block the event loop.
     """
 
     def __init__(self, calls: BlsCalls, call: PendingCall) -> None:
@@ -141,10 +116,7 @@ class ResponseIterator:
         return response
 
     def _next(self) -> InferenceResponse | None:
-        """Return the next response, or None at the end.
-
-        A model may end a stream with an empty response, which counts as one.
-        """
+        """Return the next response, also an empty one that ends a stream, or None at the end."""
         if self._place == len(self._responses) and not self._receive():
             return None
         self._place += 1
@@ -154,7 +126,7 @@ class ResponseIterator:
         """Wait for one more response. Return False at the end."""
         if self._is_over:
             return False
-        response = self._calls.next_response(self._call)
+        response = self._calls.channel.next_response(self._call)
         if self._is_over:  # cancelled while waiting
             return False
         self._is_over = response.is_final
@@ -164,12 +136,12 @@ class ResponseIterator:
     def wait(self) -> None:
         """Wait until `next` would return at once."""
         if not self._is_over:
-            self._calls.wait(self._call)
+            self._calls.channel.wait_response(self._call)
 
     def cancel(self) -> None:
         """Cancel the request. Callable from any thread; a thread that waits for the next response gets the end."""
         self._is_over = True
-        self._calls.cancel(self._call)
+        self._calls.channel.cancel_call(self._call)
 
     def __del__(self) -> None:
         self.cancel()

@@ -12,61 +12,33 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from select import POLLHUP, poll
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from serving.backends.python.frames import (
-    INLINE_BYTES,
-    CallModel,
-    CallResponse,
-    CallServer,
-    CancelCall,
-    CancelRequests,
-    Command,
-    DroppedSegments,
-    ExecuteBatch,
-    Execution,
-    ForwardedSegment,
-    FrameReader,
-    FreedSegments,
-    Message,
-    NewSegments,
-    Report,
-    SegmentRef,
-    ServerRequest,
-    ServerResponse,
-    WireResponse,
-    WireTensor,
-    encode_frame,
-    fd_ancillary,
-)
+from serving.backends.python import frames
 from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.backends.python.worker.errors import TritonModelException
 
 if TYPE_CHECKING:
-    from serving.backends.python.worker.tensor import Tensor
+    from serving.backends.python.worker.tensor import PbTensor
 
 MAX_POSTED = 4096
 """Posted messages that may wait for the socket; a thread with more waits with them."""
 _CANCELLED = (7, "the call was cancelled")
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call to another model, until its final response. One thread waits for its responses."""
 
-    __slots__ = ("is_cancelled", "number", "responses")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.responses: deque[WireResponse] = deque()
-        self.is_cancelled = False
-        """Whether the model has cancelled the call.
-
-        The final response then only wakes the thread that waits for one.
-        """
+    number: int
+    responses: deque[frames.WireResponse] = field(default_factory=deque)
+    is_cancelled: bool = False
+    """Whether the model has cancelled the call. The final response then only wakes a thread that waits."""
 
 
 class Channel:
@@ -74,16 +46,16 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._reader = FrameReader(sock)
-        self._decoder = msgspec.msgpack.Decoder(Command)
-        self._inbox: deque[Command] = deque()
+        self._reader = frames.FrameReader(sock)
+        self._decoder = msgspec.msgpack.Decoder(frames.Command)
+        self._inbox: deque[frames.Command] = deque()
         self._condition = threading.Condition()
         self._is_reading = False
         self._calls: dict[int, PendingCall] = {}
-        self._server_calls: dict[int, ServerResponse | None] = {}
+        self._server_calls: dict[int, frames.ServerResponse | None] = {}
         self._numbers = itertools.count()
         self._write_lock = threading.Lock()
-        self._posted: deque[Message | WireResponse | Execution] = deque()
+        self._posted: deque[frames.Message | frames.WireResponse | frames.Execution] = deque()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
         self._pool = SegmentPool()
@@ -101,16 +73,13 @@ class Channel:
         """Whether `receive` would return at once."""
         return bool(self._inbox)
 
-    def receive(self) -> Command:
+    def receive(self) -> frames.Command:
         """Wait for the next command. Ends the process where the server is gone."""
         self._wait_until(lambda: bool(self._inbox))
         return self._inbox.popleft()
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Read until the condition holds.
-
-        Of several waiting threads one reads for all; when it is done, the next one reads.
-        """
+        """Read until the condition holds. Of several waiting threads one reads for all, then the next one."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: is_done() or not self._is_reading)
@@ -152,23 +121,23 @@ class Channel:
         for frame in self._reader.frames():
             self._receive(self._decoder.decode(frame))
 
-    def _receive(self, command: Command) -> None:
+    def _receive(self, command: frames.Command) -> None:
         match command:
-            case NewSegments():
+            case frames.NewSegments():
                 self._mapped.add(command, self._reader.fds)
-            case ForwardedSegment():
+            case frames.ForwardedSegment():
                 self._mapped.add_forwarded(command, self._reader.fds)
-            case DroppedSegments():
+            case frames.DroppedSegments():
                 self._mapped.drop(command)
-            case FreedSegments(numbers):
+            case frames.FreedSegments(numbers):
                 self._pool.free(numbers)
-            case CancelRequests(numbers):
+            case frames.CancelRequests(numbers):
                 self._cancelled.update(self._live.intersection(numbers))
-            case CallResponse(response):
+            case frames.CallResponse(response):
                 self._receive_response(response)
-            case ServerResponse(number):
+            case frames.ServerResponse(number):
                 self._server_calls[number] = command
-            case ExecuteBatch(requests):
+            case frames.ExecuteBatch(requests):
                 self._live.update([each.number for each in requests])
                 self._inbox.append(command)
             case _:
@@ -178,7 +147,7 @@ class Channel:
         self._poll()
         return number in self._cancelled
 
-    def _receive_response(self, response: WireResponse) -> None:
+    def _receive_response(self, response: frames.WireResponse) -> None:
         call = self._calls[response.number]
         if response.is_final:
             del self._calls[response.number]
@@ -187,9 +156,9 @@ class Channel:
             return
         self._discard(response)
         if response.is_final:
-            call.responses.append(WireResponse(response.number, True, error=_CANCELLED))
+            call.responses.append(frames.WireResponse(response.number, True, error=_CANCELLED))
 
-    def _discard(self, response: WireResponse) -> None:
+    def _discard(self, response: frames.WireResponse) -> None:
         """Free the shared memory of a response that nobody reads."""
         for tensor in response.outputs:
             self.open(tensor.raw)
@@ -198,7 +167,7 @@ class Channel:
         if not self._is_owner:
             raise TritonModelException("a process that the model has forked cannot ask the server")
 
-    def begin_call(self, call: CallModel) -> PendingCall:
+    def begin_call(self, call: frames.CallModel) -> PendingCall:
         """Call another model. Raises TritonModelException in a process that the model has forked."""
         self._check_owner()
         pending = PendingCall(next(self._numbers))
@@ -212,7 +181,7 @@ class Channel:
         """Wait until `next_response` has a response. Must not be called after the final one."""
         self._wait_until(lambda: bool(call.responses))
 
-    def next_response(self, call: PendingCall) -> WireResponse:
+    def next_response(self, call: PendingCall) -> frames.WireResponse:
         """Wait for the next response. Must not be called after the final one."""
         while True:
             self.wait_response(call)
@@ -228,48 +197,48 @@ class Channel:
             while True:
                 self._discard(call.responses.popleft())
         if call.number in self._calls:
-            self.post(CancelCall(call.number))
+            self.post(frames.CancelCall(call.number))
             self.flush()
 
-    def call_server(self, request: ServerRequest) -> ServerResponse:
+    def call_server(self, request: frames.ServerRequest) -> frames.ServerResponse:
         """Call the server and wait for its response. Raises as `begin_call`."""
         self._check_owner()
         number = next(self._numbers)
         self._server_calls[number] = None
-        self.post(CallServer(number, request))
+        self.post(frames.CallServer(number, request))
         self.flush()
         self._wait_until(lambda: self._server_calls[number] is not None)
         response = self._server_calls.pop(number)
         assert response is not None
         return response
 
-    def wire_tensor(self, tensor: "Tensor") -> WireTensor:
+    def wire_tensor(self, tensor: "PbTensor") -> frames.WireTensor:
         """Return the tensor's present contents for a frame."""
         raw = tensor.wire_form()
-        stored: bytes | SegmentRef
-        if len(raw) > INLINE_BYTES:
+        stored: bytes | frames.SegmentRef
+        if len(raw) > frames.INLINE_BYTES:
             stored = self.store(memoryview(raw))
         else:
             stored = raw if isinstance(raw, bytes) else bytes(raw)
-        return WireTensor(tensor.name(), tensor.datatype, tensor._shape, stored)
+        return frames.WireTensor(tensor.name(), tensor.datatype, tensor._shape, stored)
 
-    def open(self, raw: bytes | SegmentRef) -> bytes | memoryview:
+    def open(self, raw: bytes | frames.SegmentRef) -> bytes | memoryview:
         """Return a tensor's bytes, from the frame or from shared memory."""
         return raw if isinstance(raw, bytes) else self._mapped.read(raw)
 
-    def store(self, data: memoryview) -> SegmentRef:
+    def store(self, data: memoryview) -> frames.SegmentRef:
         """Copy a large tensor to where the server can read it."""
         if not self._pool.has_free(data.nbytes):
             self._poll()
         return self._pool.store(np.frombuffer(data, np.uint8))
 
-    def post_response(self, response: WireResponse) -> None:
+    def post_response(self, response: frames.WireResponse) -> None:
         if response.is_final:
             self._live.discard(response.number)
             self._cancelled.discard(response.number)
         self._posted.append(response)
 
-    def post(self, message: Message | Execution) -> None:
+    def post(self, message: frames.Message | frames.Execution) -> None:
         """Post a message, which the next `flush` sends."""
         self._posted.append(message)
 
@@ -288,29 +257,29 @@ class Channel:
                 self._write_lock.release()
 
     def _write(self) -> None:
-        responses: list[WireResponse] = []
-        executions: list[Execution] = []
-        others: list[Message] = []
+        responses: list[frames.WireResponse] = []
+        executions: list[frames.Execution] = []
+        others: list[frames.Message] = []
         while self._posted:
             each = self._posted.popleft()
-            if isinstance(each, WireResponse):
+            if isinstance(each, frames.WireResponse):
                 responses.append(each)
-            elif isinstance(each, Execution):
+            elif isinstance(each, frames.Execution):
                 executions.append(each)
             else:
                 others.append(each)
         self._write_segments(others)
         if self._mapped.freed:
-            others.append(FreedSegments(self._mapped.take_freed()))
+            others.append(frames.FreedSegments(self._mapped.take_freed()))
         if responses or executions:
-            others.append(Report(responses, executions))
-        self._send(b"".join(map(encode_frame, others)))
+            others.append(frames.Report(responses, executions))
+        self._send(b"".join(map(frames.encode_frame, others)))
 
-    def _write_segments(self, others: list[Message]) -> None:
+    def _write_segments(self, others: list[frames.Message]) -> None:
         """Send new segments ahead of the responses that refer to them."""
         notices, dropped = self._pool.take_notices()
         for segments, fds in notices:
-            self._send(encode_frame(segments), fds)
+            self._send(frames.encode_frame(segments), fds)
             for fd in fds:
                 os.close(fd)
         if dropped is not None:
@@ -319,7 +288,7 @@ class Channel:
     def _send(self, data: bytes, fds: list[int] | None = None) -> None:
         try:
             if fds:
-                sent = self._socket.sendmsg([data], fd_ancillary(fds))
+                sent = self._socket.sendmsg([data], frames.fd_ancillary(fds))
                 data = data[sent:]
             self._socket.sendall(data)
         except ConnectionError:

@@ -1,7 +1,4 @@
-"""Errors of `pb_utils`, and checks of its arguments.
-
-Arguments are checked where the model passes them, so that a mistake fails there and not later on its way.
-"""
+"""Errors of `pb_utils`, and checks of its arguments, so that a mistake fails where the model makes it."""
 
 from collections.abc import Mapping
 from enum import IntEnum

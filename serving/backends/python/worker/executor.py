@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from time import perf_counter_ns
@@ -19,7 +18,7 @@ from serving.backends.python.worker.channel import Channel
 from serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
 from serving.backends.python.worker.request import InferenceRequest
 from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, Responder
-from serving.backends.python.worker.tensor import Tensor
+from serving.backends.python.worker.tensor import PbTensor
 
 _CLASS_NAME = "TritonPythonModel"
 _WORKER_FOLDER = str(Path(__file__).parent)
@@ -45,10 +44,7 @@ class Executor:
         self._label = f"Failed to process the request(s) for model '{self._instance_name}'"
 
     def run(self, batch: ExecuteBatch) -> None:
-        """Run a batch.
-
-        Its requests are responded to now, or later by the model's threads. Never raises; does not flush.
-        """
+        """Run a batch, whose responses come now, or later from the model's threads. Never raises; does not flush."""
         received_ns = perf_counter_ns()
         requests = [self._request(wire) for wire in batch.requests]
         responders = [request._responder for request in requests]
@@ -56,9 +52,11 @@ class Executor:
         try:
             returned = self._execute(requests)
             if isinstance(returned, CoroutineType) and self._is_decoupled:
-                self._start(returned, responders)
+                asyncio.run_coroutine_threadsafe(self._finish(returned, responders), _loop())
             else:
-                self._respond(_result(returned), responders)
+                if isinstance(returned, CoroutineType):
+                    returned = asyncio.run_coroutine_threadsafe(returned, _loop()).result()
+                self._respond(returned, responders)
                 self._reschedule(responders)
         except _InvalidResult as error:
             self._fail(responders, str(error))
@@ -71,21 +69,21 @@ class Executor:
         responder = Responder(self._channel, wire.number, wire.outputs, self._is_decoupled, self._label)
         channel = self._channel
         inputs = [
-            Tensor.from_wire(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs
+            PbTensor.from_wire(each.name, each.datatype, each.shape, channel.open(each.raw)) for each in wire.inputs
         ]
         return InferenceRequest.from_wire(wire, inputs, responder, self._model_name, self._model_version)
 
-    def _start(self, coroutine: "CoroutineType[Any, Any, Any]", responders: list[Responder]) -> None:
-        """Run a decoupled model's coroutine concurrently with the next batches, as Triton does."""
-
-        def end(error: BaseException | None) -> None:
-            if error is not None:
-                self._fail(responders, describe_error(error))
-            else:
-                self._reschedule(responders)
+    async def _finish(self, coroutine: "CoroutineType[Any, Any, Any]", responders: list[Responder]) -> None:
+        """Run a decoupled model's coroutine, as in Triton concurrently with the next batches."""
+        try:
+            await coroutine
+        except BaseException as error:
+            self._fail(responders, describe_error(error))
+            raise
+        else:
+            self._reschedule(responders)
+        finally:
             self._channel.flush()
-
-        _start_coroutine(coroutine, end)
 
     def _respond(self, returned: Any, responders: list[Responder]) -> None:
         if self._is_decoupled:
@@ -139,37 +137,11 @@ class Executor:
             responder.fail(f"{self._label}, message: {message}")
 
 
-def _result(returned: Any) -> Any:
-    """Return what `execute` returned, or the result of its coroutine."""
-    if not isinstance(returned, CoroutineType):
-        return returned
-    return _run_coroutine(returned)
-
-
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="model-coroutines", daemon=True).start()
     return loop
-
-
-def _run_coroutine(coroutine: Any) -> Any:
-    """Run a coroutine to its end on the event loop's thread. Raises what it raises."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
-
-
-def _start_coroutine(coroutine: Any, end: Callable[[BaseException | None], None]) -> None:
-    """Run a coroutine concurrently. `end` gets its error or None, on the event loop's thread."""
-
-    async def run() -> None:
-        try:
-            await coroutine
-        except BaseException as error:
-            end(error)
-            raise
-        end(None)
-
-    asyncio.run_coroutine_threadsafe(run(), _loop())
 
 
 def import_model(file: Path) -> Any:

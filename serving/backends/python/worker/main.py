@@ -1,7 +1,4 @@
-"""Runs one instance of a Python model as a process. `start.py` calls it.
-
-Imports numpy and little else, because a server may have many workers.
-"""
+"""Runs one instance of a Python model as a process; `start.py` calls it. Imports little: workers may be many."""
 
 import gc
 import os
@@ -10,20 +7,10 @@ import socket
 import sys
 from pathlib import Path
 from time import perf_counter_ns
-from types import FrameType
 
 import msgspec
 
-from serving.backends.python.frames import (
-    CommandFailed,
-    CompleteConfig,
-    ConfigCompleted,
-    ExecuteBatch,
-    Initialize,
-    Initialized,
-    LogLine,
-    WorkerStarted,
-)
+from serving.backends.python import frames
 from serving.backends.python.shared_memory import BatchProgress
 from serving.backends.python.worker import pb_utils
 from serving.backends.python.worker.calls import BlsCalls
@@ -38,7 +25,7 @@ MAX_UNSENT_NS = 300_000
 
 def main(socket_fd: int, progress_fd: int) -> int:
     # The server decides when the worker ends. A handler, because processes of the model would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, _ignore_signal)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     sock = socket.socket(fileno=socket_fd)
     sock.set_inheritable(False)
     progress = BatchProgress(progress_fd)
@@ -46,26 +33,22 @@ def main(socket_fd: int, progress_fd: int) -> int:
     watch_server(sock)
     channel = Channel(sock)
     _install_pb_utils(channel)
-    channel.post(WorkerStarted())
+    channel.post(frames.WorkerStarted())
     channel.flush()
     match channel.receive():
-        case CompleteConfig() as command:
+        case frames.CompleteConfig() as command:
             return _complete_config(channel, command)
-        case Initialize() as command:
+        case frames.Initialize() as command:
             return _serve_model(channel, command, progress)
         case command:
             raise AssertionError(f"the first command is {command}")
-
-
-def _ignore_signal(signum: int, frame: FrameType | None) -> None:
-    """Ignore a signal."""
 
 
 def _install_pb_utils(channel: Channel) -> None:
     sys.modules["triton_python_backend_utils"] = pb_utils
 
     def write(level: int, location: str, message: str) -> None:
-        channel.post(LogLine(level, location, message))
+        channel.post(frames.LogLine(level, location, message))
         channel.flush()
 
     Logger._write = write
@@ -73,7 +56,7 @@ def _install_pb_utils(channel: Channel) -> None:
     ServerProxy._channel = channel
 
 
-def _complete_config(channel: Channel, command: CompleteConfig) -> int:
+def _complete_config(channel: Channel, command: frames.CompleteConfig) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -82,9 +65,9 @@ def _complete_config(channel: Channel, command: CompleteConfig) -> int:
     except BaseException as error:
         return _fail(channel, describe_error(error))
     if function is None:
-        channel.post(ConfigCompleted(command.config_json))
+        channel.post(frames.ConfigCompleted(command.config_json))
     elif isinstance(completed, pb_utils.ModelConfig):
-        channel.post(ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
+        channel.post(frames.ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
     else:
         return _fail(
             channel,
@@ -94,7 +77,7 @@ def _complete_config(channel: Channel, command: CompleteConfig) -> int:
     return 0
 
 
-def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress) -> int:
+def _serve_model(channel: Channel, command: frames.Initialize, progress: BatchProgress) -> int:
     file = Path(command.model_file)
     pb_utils.set_model_dir(str(file.parent))
     try:
@@ -108,7 +91,7 @@ def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress)
     # Objects that the model has now will stay, so the garbage collector need not look at them again.
     gc.collect()
     gc.freeze()
-    channel.post(Initialized())
+    channel.post(frames.Initialized())
     channel.flush()
     _run_batches(channel, Executor(channel, model, command.args), progress)
     if hasattr(model, "finalize"):
@@ -121,7 +104,7 @@ def _serve_model(channel: Channel, command: Initialize, progress: BatchProgress)
 def _run_batches(channel: Channel, executor: Executor, progress: BatchProgress) -> None:
     """Run batches until the command to finalize."""
     flushed_ns = 0
-    while isinstance(batch := channel.receive(), ExecuteBatch):
+    while isinstance(batch := channel.receive(), frames.ExecuteBatch):
         progress.begin()
         executor.run(batch)
         del batch
@@ -132,6 +115,6 @@ def _run_batches(channel: Channel, executor: Executor, progress: BatchProgress) 
 
 
 def _fail(channel: Channel, message: str) -> int:
-    channel.post(CommandFailed(message))
+    channel.post(frames.CommandFailed(message))
     channel.flush()
     return 1

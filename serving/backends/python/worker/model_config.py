@@ -103,12 +103,10 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Properties, name: str) -> Properties | None:
-    """Return the input of that name; None where there is none."""
     return _named(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Properties, name: str) -> Properties | None:
-    """Return the output of that name; None where there is none."""
     return _named(model_config.get("output", ()), name)
 
 

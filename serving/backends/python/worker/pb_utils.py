@@ -24,13 +24,13 @@ from serving.backends.python.worker.server import (
 )
 from serving.backends.python.worker.tensor import (
     TRITON_STRING_TO_NUMPY,
-    Tensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
+from serving.backends.python.worker.tensor import PbTensor as Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -117,26 +117,15 @@ def set_model_dir(folder: str) -> None:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Return the input of that name; None where the request has none."""
-    for tensor in inference_request.inputs():
-        if tensor.name() == name:
-            return tensor
-    return None
+    return next((each for each in inference_request.inputs() if each.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """Return the output of that name; None where the response has none."""
-    for tensor in inference_response.output_tensors():
-        if tensor.name() == name:
-            return tensor
-    return None
+    return next((each for each in inference_response.output_tensors() if each.name() == name), None)
 
 
 class PreferredMemory:
-    """Preference of a model for the memory of its outputs.
-
-    It changes nothing, because tensors are always in the CPU's memory.
-    """
+    """A model's preference for its outputs' memory. It changes nothing: tensors are always in the CPU's."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type

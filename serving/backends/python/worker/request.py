@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from serving.backends.python.frames import WireRequest
-from serving.backends.python.worker.calls import BlsCalls
+from serving.backends.python.worker.calls import BlsCalls, ResponseIterator
+from serving.backends.python.worker.channel import PendingCall
 from serving.backends.python.worker.errors import (
     INT64,
     UINT32,
@@ -17,7 +18,7 @@ from serving.backends.python.worker.errors import (
     check_str,
 )
 from serving.backends.python.worker.response import InferenceResponseSender, Responder
-from serving.backends.python.worker.tensor import Tensor, check_tensors
+from serving.backends.python.worker.tensor import PbTensor, check_tensors
 
 _REQUIRED: Any = object()
 RELEASE_ALL = 1
@@ -32,15 +33,12 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """A request of a batch, or one that the model makes.
-
-    It and its tensors may be kept after `execute` has returned.
-    """
+    """A request of a batch, or one that the model makes. It may be kept after `execute` has returned."""
 
     __slots__ = ("_inputs", "_model_name", "_model_version", "_preferred_memory", "_responder", "_trace", "_wire")
 
     _responder: Responder
-    _inputs: list[Tensor]
+    _inputs: list[PbTensor]
     _model_name: str
     _model_version: int
     _wire: WireRequest
@@ -52,7 +50,7 @@ class InferenceRequest:
         self,
         request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = _REQUIRED,
+        inputs: Sequence[PbTensor] = _REQUIRED,
         requested_output_names: Sequence[str | bytes] = _REQUIRED,
         model_name: str | bytes = _REQUIRED,
         model_version: int = -1,
@@ -88,33 +86,24 @@ class InferenceRequest:
         self._trace = trace
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Call the model and return its response, or with `decoupled` an iterator of its responses.
-
-        Responses have the errors.
-        """
-        calls = self._required_calls()
-        call = calls.open_stream if decoupled else calls.call
-        return call(self._model_name, self._model_version, self._wire, self._inputs)
+        """Call the model and return its response, or with `decoupled` an iterator. Responses have the errors."""
+        calls, call = self._begin_call(decoupled)
+        return ResponseIterator(calls, call) if decoupled else calls.wait(call)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """Call the model from a coroutine.
+        """Call from a coroutine; sent when this returns, awaited or not. `decoupled` awaits the first response."""
+        calls, call = self._begin_call(decoupled)
+        return calls.stream_async(call) if decoupled else calls.wait_async(call)
 
-        The request is sent when this returns, whether the result is awaited or not.
-
-        With `decoupled` the result waits for the first response, and is an iterator of all.
-        """
-        calls = self._required_calls()
-        call = calls.open_stream_async if decoupled else calls.call_async
-        return call(self._model_name, self._model_version, self._wire, self._inputs)
-
-    def _required_calls(self) -> BlsCalls:
+    def _begin_call(self, is_decoupled: bool) -> tuple[BlsCalls, PendingCall]:
         if self._calls is None:
             raise RuntimeError("models can be asked in a worker process only")
-        return self._calls
+        call = self._calls.begin(self._model_name, self._model_version, self._wire, self._inputs, is_decoupled)
+        return self._calls, call
 
     @classmethod
     def from_wire(
-        cls, wire: WireRequest, inputs: list[Tensor], responder: Responder, model_name: str, model_version: int
+        cls, wire: WireRequest, inputs: list[PbTensor], responder: Responder, model_name: str, model_version: int
     ) -> "InferenceRequest":
         self = cls.__new__(cls)
         self._wire = wire
@@ -125,7 +114,7 @@ class InferenceRequest:
         self._preferred_memory = self._trace = None
         return self
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[PbTensor]:
         return self._inputs
 
     def request_id(self) -> str:
@@ -167,17 +156,13 @@ class InferenceRequest:
         return self._model_version
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request."""
         return self._responder.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
         return InferenceResponseSender(self._responder)
 
     def set_release_flags(self, flags: int) -> None:
-        """With RESCHEDULE, have the request come again in a later batch instead of ending it.
-
-        To be called within `execute`.
-        """
+        """With RESCHEDULE, have the request come again in a later batch. To be called within `execute`."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException("Unsupported release flag provided.")
         self._responder.is_rescheduled = flags == RELEASE_RESCHEDULE

@@ -7,7 +7,7 @@ import msgspec
 
 from serving.backends.python.frames import WireResponse
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_parameters
-from serving.backends.python.worker.tensor import Tensor, check_tensors
+from serving.backends.python.worker.tensor import PbTensor, check_tensors
 
 if TYPE_CHECKING:
     from serving.backends.python.worker.channel import Channel
@@ -22,7 +22,7 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Sequence[PbTensor] = (),
         error: TritonError | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
@@ -32,7 +32,7 @@ class InferenceResponse:
         self._error = error
         self._parameters = check_parameters(parameters) if parameters is not None else None
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[PbTensor]:
         return self._output_tensors
 
     def has_error(self) -> bool:
@@ -164,5 +164,4 @@ class InferenceResponseSender:
         self._responder.flush()
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request."""
         return self._responder.is_cancelled()

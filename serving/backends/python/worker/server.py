@@ -1,7 +1,4 @@
-"""Calls of models to the server itself: the repository (`load_model`, `unload_model`, `is_model_ready`) and metrics.
-
-A metric here refers to a series on the server, which outlives it.
-"""
+"""Calls of models to the server itself: its repository, and metrics, whose series on the server outlive them."""
 
 import itertools
 import sys
@@ -9,16 +6,7 @@ import weakref
 from enum import Enum
 from typing import Any, ClassVar
 
-from serving.backends.python.frames import (
-    CheckModelReady,
-    CreateMetric,
-    CreateMetricFamily,
-    LoadModel,
-    ReleaseMetrics,
-    ServerRequest,
-    UnloadModel,
-    UseMetric,
-)
+from serving.backends.python import frames
 from serving.backends.python.worker.channel import Channel
 from serving.backends.python.worker.errors import TritonModelException, check_str
 
@@ -33,11 +21,8 @@ class ServerProxy:
     """Channel to the server. The worker sets it once."""
 
     @classmethod
-    def call(cls, request: ServerRequest, failure: str) -> float | bool | None:
-        """Call the server and return its value.
-
-        Raises TritonModelException that begins with `failure` where it refuses.
-        """
+    def call(cls, request: frames.ServerRequest, failure: str) -> float | bool | None:
+        """Call the server and return its value. Raises TritonModelException, beginning with `failure`."""
         if cls._channel is None:
             raise RuntimeError("the server can be asked in a worker process only")
         response = cls._channel.call_server(request)
@@ -49,7 +34,7 @@ class ServerProxy:
     def release(cls, numbers: list[int]) -> None:
         """Release metric families and metrics, unless the worker is ending."""
         if cls._channel is not None and not sys.is_finalizing():
-            cls._channel.post(ReleaseMetrics(numbers))
+            cls._channel.post(frames.ReleaseMetrics(numbers))
             cls._channel.flush()
 
     @classmethod
@@ -59,24 +44,23 @@ class ServerProxy:
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model, or reload what has changed of it, and wait for that.
-
-    `config` is JSON that replaces config.pbtxt; `files` are contents by `file:PATH` that replace the model's folder.
-    """
+    """Load or reload a model, and wait. `config` is JSON in place of config.pbtxt, `files` are by `file:PATH`."""
     name = check_str(model_name, "model_name")
-    ServerProxy.call(LoadModel(name, check_str(config, "config"), _check_files(name, files)), "Failed to load model")
+    ServerProxy.call(
+        frames.LoadModel(name, check_str(config, "config"), _check_files(name, files)), "Failed to load model"
+    )
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model. Requests in flight run to their end."""
     ServerProxy.call(
-        UnloadModel(check_str(model_name, "model_name"), bool(unload_dependents)), "Failed to unload model"
+        frames.UnloadModel(check_str(model_name, "model_name"), bool(unload_dependents)), "Failed to unload model"
     )
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Return whether a version serves; without one, whether any does."""
-    request = CheckModelReady(check_str(model_name, "model_name"), _parse_version(str(model_version)))
+    request = frames.CheckModelReady(check_str(model_name, "model_name"), _parse_version(str(model_version)))
     return bool(ServerProxy.call(request, "Failed to check model readiness"))
 
 
@@ -119,7 +103,7 @@ class Metric:
     def __init__(self, family: int, labels: dict[str, str], buckets: list[float] | None) -> None:
         self._number = 0
         number = next(_numbers)
-        ServerProxy.call(CreateMetric(number, family, labels, buckets), "Error when creating Metric")
+        ServerProxy.call(frames.CreateMetric(number, family, labels, buckets), "Error when creating Metric")
         self._number = number
 
     def increment(self, value: float) -> None:
@@ -127,11 +111,9 @@ class Metric:
         self._use("increment", value)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
         self._use("set", value)
 
     def observe(self, value: float) -> None:
-        """Add an observation to a histogram."""
         self._use("observe", value)
 
     def value(self) -> float:
@@ -147,7 +129,7 @@ class Metric:
                 f"{failure}: Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The "
                 "'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
             )
-        return ServerProxy.call(UseMetric(self._number, operation, float(value)), failure)
+        return ServerProxy.call(frames.UseMetric(self._number, operation, float(value)), failure)
 
     def _clear(self) -> None:
         number, self._number = self._number, 0
@@ -172,7 +154,9 @@ class MetricFamily:
             raise TypeError(f"MetricFamily takes MetricFamily.COUNTER, GAUGE or HISTOGRAM as its kind, not {kind!r}")
         self._kind = kind
         number = next(_numbers)
-        request = CreateMetricFamily(number, check_str(name, "name"), check_str(description, "description"), kind.value)
+        request = frames.CreateMetricFamily(
+            number, check_str(name, "name"), check_str(description, "description"), kind.value
+        )
         ServerProxy.call(request, "Error when creating MetricFamily")
         self._number = number
 

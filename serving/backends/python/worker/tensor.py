@@ -23,11 +23,8 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 """Scalar types of numpy by the types of config.pbtxt, as in TYPE_FP32."""
 
 
-class Tensor:
-    """A named array.
-
-    The array of an input belongs to the model, which may write to it and keep it after the request.
-    """
+class PbTensor:
+    """A named array. An input's belongs to the model, which may write to it and keep it after the request."""
 
     __slots__ = ("_array", "_name", "_raw", "_shape", "_type")
 
@@ -47,11 +44,8 @@ class Tensor:
         self._array: Array | None = array
 
     @classmethod
-    def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "Tensor":
-        """Make a tensor of wire bytes that fit.
-
-        A memoryview is shared memory that belongs to the tensor while it lives.
-        """
+    def from_wire(cls, name: str, datatype: str, shape: tuple[int, ...], raw: bytes | memoryview) -> "PbTensor":
+        """Make a tensor of wire bytes that fit. A memoryview is shared memory, which lives as long as the tensor."""
         self = cls.__new__(cls)
         self._name, self._type, self._shape, self._raw, self._array = name, DATA_TYPES[datatype], shape, raw, None
         return self
@@ -87,16 +81,13 @@ class Tensor:
         return (1, 0)
 
     @classmethod
-    def from_dlpack(cls, name: str, value: Any) -> "Tensor":
-        """Make a tensor of a DLPack capsule or an object that provides one.
-
-        It shares the memory, which must be the CPU's.
-        """
+    def from_dlpack(cls, name: str, value: Any) -> "PbTensor":
+        """Make a tensor that shares the memory of a DLPack capsule or provider, which must be the CPU's."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if value is None:
             raise TritonModelException("from_dlpack takes a DLPack capsule, or an object that gives one, not None.")
-        if isinstance(value, Tensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
+        if isinstance(value, PbTensor) and value._type is not BYTES:  # numpy's DLPack lacks BF16
             return cls(name, value.as_numpy())
         if not hasattr(value, "__dlpack__"):
             value = _Capsule(value)
@@ -123,16 +114,16 @@ class Tensor:
         return f"Tensor({self._name!r}, {self._type.name}, {list(self._shape)})"
 
 
-def check_tensors(given: Any, what: str) -> list[Tensor]:
-    """Return the tensors of a request or a response as a list.
+PbTensor.__name__ = "Tensor"  # the name that models know it by, in messages too
 
-    Raises TypeError for other objects, and as Triton does TritonModelException for None.
-    """
+
+def check_tensors(given: Any, what: str) -> list[PbTensor]:
+    """Return the tensors as a list. Raises TypeError for other objects, as Triton TritonModelException for None."""
     found = list(given)
     for each in found:
         if each is None:
             raise TritonModelException(f"{what} are a list of Tensor, and None is found")
-        if not isinstance(each, Tensor):
+        if not isinstance(each, PbTensor):
             raise TypeError(f"{what} are a list of Tensor, and {type(each).__name__} is found")
     return found
 
@@ -152,10 +143,7 @@ class _Capsule:
 
 def _read_array(raw: bytes | memoryview, data_type: DataType, shape: tuple[int, ...]) -> Array:
     if data_type is BYTES:
-        elements = byte_strings.unpack(raw)
-        array = np.empty(len(elements), np.object_)
-        array[:] = elements
-        return array.reshape(shape)
+        return byte_strings.object_array(byte_strings.unpack(raw), shape)
     own = bytearray(raw) if isinstance(raw, bytes) else raw
     return np.frombuffer(own, data_type.dtype).reshape(shape)
 
@@ -190,6 +178,4 @@ def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | tuple[()] | Non
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
     """Return the elements of a wire form, in one dimension. Raises ValueError where it ends within an element."""
     elements = byte_strings.unpack(encoded_tensor)
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
+    return byte_strings.object_array(elements, (len(elements),))

@@ -79,10 +79,6 @@ class CoresRun(ArrayRun):
 
     def stop(self) -> None: ...
 
-    @property
-    def is_stopped(self) -> bool:
-        return False
-
 
 class CoresSession(ArraySession):
     library = "none"
