@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
 from engine.runtimes import RUNTIMES, choose_runtime
+from engine.scheduling.policies import POLICIES
 from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
 from sluice.errors import SluiceError
 
@@ -102,11 +103,8 @@ class SchedulingOptions:
         _DEFAULTS.scheduler_policy,
         enum_member(SchedulerPolicy),
         "POLICY",
-        "who may hold KV blocks: guaranteed_no_evict admits a request when all it could ever need is free, and never "
-        "pauses it; max_utilization admits on what is needed now, so more run at once, and pauses the youngest when "
-        "blocks run out, to compute it again later; static_batch begins a batch when the last one is over",
+        "who may hold KV blocks: " + "; ".join(f"{policy.name} {policy.summary}" for policy in POLICIES.values()),
     )
-
     max_model_len: int | None = option(
         "--max-model-len",
         None,

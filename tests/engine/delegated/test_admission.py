@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 from engine.config import SchedulerPolicy
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
+from engine.scheduling.policies import find_policy
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Held:
 def capacity(
     places: int, blocks: int, policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
 ) -> RuntimeCapacity:
-    return RuntimeCapacity(places, blocks, policy)
+    return RuntimeCapacity(places, blocks, find_policy(policy))
 
 
 def test_those_that_fit_are_admitted_and_a_few_more() -> None:
