@@ -71,6 +71,11 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def target(self, name: str) -> str:
+        """Return what the setting `name` sets, or `name` itself where there is no such setting."""
+        setting = self._by_name.get(name)
+        return name if setting is None else setting.target or setting.name
+
     def parse(self, texts: Mapping[str, str]) -> list[GivenSetting]:
         """Return the settings that say something: empty texts and unfilled placeholders are left out.
 

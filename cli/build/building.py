@@ -34,7 +34,6 @@ from cli.build.plan import (
 )
 from cli.build.source import BuildSource, find_source, read_checkpoint
 from cli.build.steps import Advance, BuildStep, Convert, Copy, Tool, shell_comment, shell_quote
-from cli.build.tensorrt_llm import library_version
 from engine.config import Runtime
 from sluice.machine import num_gpus
 
@@ -209,7 +208,7 @@ def _script_lines(
     options: BuildOptions, source: BuildSource, fetching: Sequence[BuildStep], plan: BuildPlan, paths: BuildPaths
 ) -> Iterator[str]:
     yield "#!/bin/sh"
-    title = f"{options.checkpoint} ({source.description}) -> {paths.published}, for {_runtime_text(options, plan)}"
+    title = f"{options.checkpoint} ({source.description}) -> {paths.published}, for {plan.builder.title(options)}"
     yield shell_comment(f"{title}; models: {', '.join(plan.names.all)}")
     yield "set -e"
     steps = (*fetching, *plan.steps)
@@ -234,12 +233,6 @@ def _next_commands(repository: Path) -> tuple[str, ...]:
     """Return the commands that check and serve a built repository."""
     commands = ("doctor", "repository check", "serve --model-repository")
     return tuple(f"sluice {command} {shell_quote(repository)}" for command in commands)
-
-
-def _runtime_text(options: BuildOptions, plan: BuildPlan) -> str:
-    if plan.runtime is Runtime.OPENVINO:
-        return "OpenVINO"
-    return f"TensorRT-LLM {library_version(options)}"
 
 
 def _missing_tool_lines(tools: Sequence[Tool]) -> Iterator[str]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from cli.build.options import BuildOptions
 from cli.build.plan import BuildPaths, BuildPlan
 from cli.build.source import BuildSource, SourceCheckpoint
 from cli.build.steps import Tool
-from cli.build.tensorrt_llm import installed_version, library_version
-from engine.config import Runtime
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
@@ -37,7 +34,6 @@ def make_manifest(
 
     `source` is what CHECKPOINT names, `checkpoint` what was fetched of it, and `tools` are the commands that were run.
     """
-    is_tensorrt = plan.runtime is Runtime.TENSORRT_LLM
     is_engine = plan.format is ModelFormat.TENSORRT_LLM_ENGINE
     tokenizer = _tokenizer_file(paths.models / plan.names.model)
     return {
@@ -47,7 +43,7 @@ def make_manifest(
         "name": plan.names.model,
         "models": list(plan.names.all),
         "runtime": plan.runtime.value,
-        "runtime_version": _tensorrt_llm_version(options) if is_tensorrt else version("openvino"),
+        "runtime_version": plan.builder.library_version(options),
         "model_format": plan.format.value,
         "compute_capability": _compute_capability() if is_engine and options.is_compiled else None,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -80,11 +76,6 @@ def _source_fields(options: BuildOptions, source: BuildSource, checkpoint: Sourc
         "revision": checkpoint.path.name if is_from_hub else None,
         "config_sha256": _sha256(config) if config.is_file() else None,
     }
-
-
-def _tensorrt_llm_version(options: BuildOptions) -> str | None:
-    """Return the version that compiled the engines, or the installed one; None where there is neither."""
-    return str(library_version(options)) if options.is_compiled else installed_version()
 
 
 def _tokenizer_file(model: Path) -> Path | None:

@@ -80,11 +80,11 @@ def _check(arguments: argparse.Namespace, targets: list[ModelTarget]) -> Iterato
 
 
 def _required_runtime(requested: Runtime, targets: list[ModelTarget]) -> Runtime:
-    """Return the runtime that the machine must support: TensorRT-LLM where a model needs it, else the requested one."""
+    """Return the runtime that the machine must support: one with GPUs where a model needs it, else `requested`."""
     configs = [(target, target.config) for target in targets if not isinstance(target.config, DoctorFinding)]
     choices = [target.choice or _choose_runtime(config) for target, config in configs]
-    runtimes = {choice.runtime for choice in choices if isinstance(choice, RuntimeChoice)}
-    return Runtime.TENSORRT_LLM if Runtime.TENSORRT_LLM in runtimes else requested
+    specs = [choice.spec for choice in choices if isinstance(choice, RuntimeChoice)]
+    return next((spec.runtime for spec in specs if spec.min_capability), requested)
 
 
 def _check_target(target: ModelTarget, machine: MachineFacts) -> Iterator[DoctorFinding]:

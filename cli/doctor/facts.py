@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.config import Runtime
 from engine.model_folder import ModelFormat
 
 
@@ -101,8 +102,8 @@ class ModelFacts:
     """Compute capability of the GPU that the engine was compiled on, where `sluice build` recorded it."""
     transformers_version: str = ""
     """Version of transformers that wrote config.json."""
-    openvino_problem: str = ""
-    """Why OpenVINO cannot run the model; "" where it can."""
+    problems: Mapping[Runtime, str] = field(default_factory=dict)
+    """Why a runtime that takes the model's format cannot load it."""
     manifest: Mapping[str, str] = field(default_factory=dict)
     """Fields of sluice-build.json."""
     tokenizer_sha256: str = ""

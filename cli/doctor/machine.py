@@ -17,12 +17,20 @@ import msgspec
 
 from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
 from engine.runners.openvino.runner import cpu_capabilities
+from engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes
 
-ENGINE_DISTRIBUTIONS = ("tensorrt-llm", "tensorrt", "torch")
+ENGINE_DISTRIBUTIONS = tuple(name for spec in RUNTIMES.values() if spec.library for name in spec.distributions)
 """Distributions that belong to the engine's environment where the engine has a Python of its own."""
-DISTRIBUTIONS = ("sluice", "openvino", "onnxruntime", "transformers", "tokenizers", *ENGINE_DISTRIBUTIONS)
+DISTRIBUTIONS = (
+    "sluice",
+    *BUNDLED.distributions,
+    "onnxruntime",
+    "transformers",
+    "tokenizers",
+    *ENGINE_DISTRIBUTIONS,
+)
 ENGINE_PYTHON_TIMEOUT_S = 20.0
 _LIST_DISTRIBUTIONS = """
 import json, sys

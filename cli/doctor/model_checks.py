@@ -8,11 +8,10 @@ from packaging.version import InvalidVersion, Version
 from cli.doctor.facts import ComputeCapability, GpuFacts, MachineFacts, ModelFacts, ModelSize
 from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
 from cli.doctor.models import cache_width
-from engine.config import Runtime
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.weights.compression import QUANTIZATIONS
-from engine.runtimes import RUNTIMES, RuntimeChoice
+from engine.runtime_spec import RuntimeSpec
+from engine.runtimes import RuntimeChoice, runtimes_for
 from sluice.errors import SluiceError
 
 NEEDED_CAPABILITY = {
@@ -68,15 +67,15 @@ def check_model(
         return
     yield from _check_tokenizer(model)
     yield from _check_versions(model, machine)
-    yield from _check_types(model, choice.runtime, options)
-    if choice.runtime is Runtime.TENSORRT_LLM:
-        yield ok(model.name, f"runs on TensorRT-LLM: {choice.reason}")
-        yield from _check_on_gpus(model, machine, options)
-    elif model.openvino_problem:
-        yield fail(model.name, model.openvino_problem, "serve it by TensorRT-LLM on an NVIDIA GPU, or another model")
-    else:
-        yield ok(model.name, f"runs on OpenVINO: {choice.reason}")
-        yield from _check_on_host(model, machine, options)
+    yield from _check_types(model, choice.spec, options)
+    problem = model.problems.get(choice.runtime)
+    if problem:
+        others = [f"{spec.title} on {spec.devices}" for spec in runtimes_for(model.format) if spec is not choice.spec]
+        yield fail(model.name, problem, f"serve it by {' or '.join(others)}, or another model")
+        return
+    yield ok(model.name, f"runs on {choice.spec.title}: {choice.reason}")
+    check_fit = _check_on_gpus if choice.spec.min_capability else _check_on_host
+    yield from check_fit(model, machine, options)
 
 
 def _check_tokenizer(model: ModelFacts) -> Iterator[DoctorFinding]:
@@ -93,18 +92,18 @@ def _check_tokenizer(model: ModelFacts) -> Iterator[DoctorFinding]:
         )
 
 
-def _check_types(model: ModelFacts, runtime: Runtime, options: ServingOptions) -> Iterator[DoctorFinding]:
+def _check_types(model: ModelFacts, spec: RuntimeSpec, options: ServingOptions) -> Iterator[DoctorFinding]:
     """Check the requested quantization and KV cache type against those that the runtime has."""
-    cache_types, name = RUNTIMES[runtime].kv_cache_dtypes, RUNTIMES[runtime].title
-    if options.kv_cache_dtype not in cache_types:
-        text = f"{name} has no KV cache of {options.kv_cache_dtype}"
-        yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(cache_types)}")
-    is_requested = options.quantization not in ("none", model.quantization)
-    if is_requested and runtime is Runtime.OPENVINO and options.quantization not in QUANTIZATIONS:
-        text = f"OpenVINO does not compress weights to {options.quantization}"
-        yield fail(model.name, text, f"give --quantization one of none, {', '.join(QUANTIZATIONS)}")
-    elif is_requested and runtime is Runtime.TENSORRT_LLM and model.quantization == "none":
-        text = f"TensorRT-LLM runs weights as they are, and these are not compressed to {options.quantization}"
+    if options.kv_cache_dtype not in spec.kv_cache_dtypes:
+        text = f"{spec.title} has no KV cache of {options.kv_cache_dtype}"
+        yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(spec.kv_cache_dtypes)}")
+    if options.quantization in ("none", model.quantization):
+        return
+    if spec.compresses_weights and options.quantization not in spec.quantizations:
+        text = f"{spec.title} does not compress weights to {options.quantization}"
+        yield fail(model.name, text, f"give --quantization one of none, {', '.join(spec.quantizations)}")
+    elif not spec.compresses_weights and model.quantization == "none":
+        text = f"{spec.title} runs weights as they are, and these are not compressed to {options.quantization}"
         yield fail(model.name, text, "make a checkpoint that is (`sluice build --quantization`), or leave it out")
 
 

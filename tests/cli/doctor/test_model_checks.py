@@ -120,7 +120,9 @@ def test_on_the_cpu_memory_and_architecture_count() -> None:
     assert not problems(findings(model(size=LLAMA_70B), machine(none), quantized, ON_CPU))
     compressed = findings(model(size=LLAMA_70B, quantization="int4"), machine(none), quantized, ON_CPU)
     assert "does not fit" in compressed[-1].text  # what is compressed already becomes no smaller
-    ((level, text),) = problems(findings(model(openvino_problem="no graph for mamba"), machine(none), choice=ON_CPU))
+    ((level, text),) = problems(
+        findings(model(problems={Runtime.OPENVINO: "no graph for mamba"}), machine(none), choice=ON_CPU)
+    )
     assert (level, text) == (Severity.FAIL, "no graph for mamba")
 
 
