@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
 from sluice.errors import SluiceError
 from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 
-GIVEN = EngineConfig(model_path="here", kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3)
+GIVEN = EngineConfig(
+    model_path="here", runtime=Runtime.OPENVINO, kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3
+)
 
 OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("batch_scheduler_policy", "guaranteed_no_evict", {"scheduler_policy": SchedulerPolicy.GUARANTEED_NO_EVICT}),

@@ -117,7 +117,7 @@ class TestFolders:
         setup = set_up_as(tmp_path / "m", tokenizer_dir=str(tokenizer))
         assert setup.checkpoint == CheckpointFolder(made, tokenizer)
         assert setup.choice.runtime is Runtime.TENSORRT_LLM
-        assert setup.choice.reason.startswith("the folder holds a co")
+        assert setup.choice.reason.startswith("the folder holds a c")
         assert (setup.engine.model_path, setup.engine.tokenizer_path) == (str(made), str(tokenizer))
 
     @pytest.mark.usefixtures("installed")
