@@ -22,7 +22,7 @@ from rich.progress import (
 from cli.build.configs import RepositoryNames
 from cli.build.manifest import make_manifest, write_manifest
 from cli.build.options import BuildError, BuildOptions
-from cli.build.output import check_output, check_space, format_size, publish, staging
+from cli.build.output import check_output, check_space, publish, staging
 from cli.build.plan import (
     BuildPaths,
     BuildPlan,
@@ -34,6 +34,7 @@ from cli.build.plan import (
 )
 from cli.build.source import BuildSource, find_source, read_checkpoint
 from cli.build.steps import Advance, BuildStep, Convert, Copy, Tool, shell_comment, shell_quote
+from cli.terminal import format_size
 from engine.config import Runtime
 from sluice.machine import num_gpus
 

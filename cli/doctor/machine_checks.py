@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
-from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
+from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
+from cli.terminal import format_size
 from engine.config import Runtime
 from engine.runtimes import BUNDLED, RUNTIMES
 
@@ -22,7 +23,7 @@ def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFin
     dtypes = "bf16 and f32" if "BF16" in machine.cpu_dtypes else "f32 only (no bf16: about half as fast)"
     yield ok(
         "CPU",
-        f"{machine.num_cores} cores, {dtypes}; {format_bytes(machine.memory_available_bytes)} of memory free; "
+        f"{machine.num_cores} cores, {dtypes}; {format_size(machine.memory_available_bytes)} of memory free; "
         f"Python {machine.python_version}",
     )
     yield from _check_disk(machine)
@@ -32,7 +33,7 @@ def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFin
 
 
 def _check_disk(machine: MachineFacts) -> Iterator[DoctorFinding]:
-    free = f"{format_bytes(machine.disk_free_bytes)} free at {machine.cache_folder}"
+    free = f"{format_size(machine.disk_free_bytes)} free at {machine.cache_folder}"
     if machine.disk_free_bytes < MIN_DISK_BYTES:
         yield warn("disk", f"{free}, where compressed weights are kept", "free some, or give --cache-path another disk")
     else:
@@ -66,8 +67,8 @@ def _check_driver(driver: NvidiaDriver, runtime: Runtime) -> Iterator[DoctorFind
 def _check_gpu(gpu: GpuFacts) -> Iterator[DoctorFinding]:
     subject = f"GPU {gpu.index}"
     text = (
-        f"{gpu.name}, compute capability {gpu.capability or 'unknown'}, {format_bytes(gpu.memory_free_bytes)} of "
-        f"{format_bytes(gpu.memory_total_bytes)} free"
+        f"{gpu.name}, compute capability {gpu.capability or 'unknown'}, {format_size(gpu.memory_free_bytes)} of "
+        f"{format_size(gpu.memory_total_bytes)} free"
     )
     oldest, title = _OLDEST_SUPPORTED
     if gpu.capability is not None and gpu.capability < oldest:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from packaging.version import InvalidVersion, Version
 
 from cli.doctor.facts import ComputeCapability, GpuFacts, MachineFacts, ModelFacts, ModelSize
-from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
+from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
 from cli.doctor.models import cache_width
+from cli.terminal import format_size
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
 from engine.runtime_spec import RuntimeSpec
@@ -59,7 +60,7 @@ def check_model(
     model: ModelFacts, machine: MachineFacts, choice: RuntimeChoice | SluiceError, options: ServingOptions
 ) -> Iterator[DoctorFinding]:
     """Check the model. `choice` is the runtime that would serve it, or the reason why none would."""
-    weights = format_bytes(model.size.weight_bytes)
+    weights = format_size(model.size.weight_bytes)
     what = f"{model.format.value.replace('_', ' ')}, {model.architecture}, {model.dtype or 'dtype unknown'}, "
     yield ok(model.name, f"{what}quantization {model.quantization}, weights of {weights}")
     if isinstance(choice, SluiceError):
@@ -188,7 +189,7 @@ def _check_gpu_memory(
     free = min(gpu.memory_free_bytes for gpu in gpus)
     width = cache_width(options.kv_cache_dtype, model.dtype)
     fit = _fit_gpus(model.size, free, len(gpus), width)
-    usage = f"about {format_bytes(fit.needed_bytes)} of each GPU's {format_bytes(free)} for weights and runtime"
+    usage = f"about {format_size(fit.needed_bytes)} of each GPU's {format_size(free)} for weights and runtime"
     remedy = "more GPUs (--tensor-parallel-size), a compressed checkpoint (fp8, int4), or free what others hold"
     yield from _check_fit(model, fit, usage, remedy, options)
 
@@ -198,8 +199,8 @@ def _check_on_host(model: ModelFacts, machine: MachineFacts, options: ServingOpt
     is_compressed = model.quantization == options.quantization
     quantization = "none" if is_compressed else options.quantization
     fit = _fit_host(model.size, machine.memory_available_bytes, quantization, width)
-    available = format_bytes(machine.memory_available_bytes)
-    usage = f"about {format_bytes(fit.needed_bytes)} of {available} of memory for weights"
+    available = format_size(machine.memory_available_bytes)
+    usage = f"about {format_size(fit.needed_bytes)} of {available} of memory for weights"
     remedy = "compress it (--quantization int8), take a smaller model, or a machine with more memory"
     yield from _check_fit(model, fit, usage, remedy, options)
 
@@ -211,7 +212,7 @@ def _check_fit(
     if fit.left_bytes <= 0:
         yield fail(model.name, f"{usage}: it does not fit", remedy)
     elif fit.num_tokens is None or longest is None:
-        yield ok(model.name, f"{usage}; {format_bytes(fit.left_bytes)} are left for the KV cache")
+        yield ok(model.name, f"{usage}; {format_size(fit.left_bytes)} are left for the KV cache")
     elif fit.num_tokens < longest:
         text = f"{usage}; what is left caches {fit.num_tokens} tokens, one request may have {longest}"
         yield warn(model.name, text, f"{remedy}; or lower --max-model-len")
