@@ -11,7 +11,7 @@ from cli.build.checkpoint_files import CONFIG
 from cli.build.options import BuildOptions
 from cli.build.plan import BuildPaths, BuildPlan
 from cli.build.source import BuildSource, SourceCheckpoint
-from cli.build.steps import Tool
+from cli.build.steps import ToolStep
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
@@ -28,7 +28,7 @@ def make_manifest(
     checkpoint: SourceCheckpoint,
     plan: BuildPlan,
     paths: BuildPaths,
-    tools: Iterable[Tool],
+    tools: Iterable[ToolStep],
 ) -> dict[str, Any]:
     """Return the manifest of the model that was built in `paths`.
 

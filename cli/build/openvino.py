@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.build.builder import RuntimeBuilder
 from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
-from cli.build.steps import BuildStep, Compress, Convert, Copy
+from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runners.openvino.source import FolderKind, identify_folder
@@ -66,7 +66,7 @@ def _built_format(options: BuildOptions, source: SourceCheckpoint | None) -> Mod
 def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
     kind = identify_folder(source.path)[0] if source.path.is_dir() else FolderKind.CHECKPOINT
     if kind is FolderKind.CONVERTIBLE:
-        yield Convert(
+        yield ConvertStep(
             "convert the checkpoint to an OpenVINO IR",
             source.path,
             target,
@@ -75,11 +75,11 @@ def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, 
             options.cache_path,
         )
     elif options.quantization != NONE:
-        yield Compress(f"compress the weights to {options.quantization}", source.path, target, options.quantization)
+        yield CompressStep(f"compress the weights to {options.quantization}", source.path, target, options.quantization)
     else:
-        yield Copy("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
+        yield CopyStep("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
         return
-    yield Copy("put configuration and tokenizer beside it", source.path, target, None)
+    yield CopyStep("put configuration and tokenizer beside it", source.path, target, None)
 
 
 def _weight_format(options: BuildOptions, source: SourceCheckpoint) -> str:

@@ -20,7 +20,7 @@ from cli.build.configs import (
 from cli.build.openvino import OPENVINO_BUILDER
 from cli.build.options import BuildOptions, UsageError
 from cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
-from cli.build.steps import BuildStep, Copy, Tool, Write
+from cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
 from cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat
@@ -136,10 +136,10 @@ def _auto_runtime(options: BuildOptions, source: SourceCheckpoint | None) -> Run
     return best_runtime(EngineConfig(model_path=""), found).runtime
 
 
-def _download(source: HubModel, folder: Path) -> Tool:
+def _download(source: HubModel, folder: Path) -> ToolStep:
     revision = ("--revision", source.revision) if source.revision else ()
     argv = ("hf", "download", source.hub_id, *revision, "--local-dir", str(folder))
-    return Tool("download the checkpoint", argv, "hf", "pip install huggingface-hub", needs_gpu=False)
+    return ToolStep("download the checkpoint", argv, "hf", "pip install huggingface-hub", needs_gpu=False)
 
 
 def _check_tokenizer(options: BuildOptions, source: SourceCheckpoint) -> None:
@@ -166,14 +166,14 @@ def _packaging_steps(
     tokenizer = options.tokenizer or source.path
     parameters = _model_parameters(options, runtime, built)
     if built.has_own_config:
-        yield Copy("put the tokenizer beside it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+        yield CopyStep("put the tokenizer beside it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
         parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
     elif options.tokenizer is not None:
-        yield Copy("put the tokenizer with it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+        yield CopyStep("put the tokenizer with it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
         parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
     max_batch_size = options.max_num_seqs or MAX_BATCH_SIZE
     text = model_config(names.model, _BUILDERS[runtime].backend, max_batch_size, parameters)
-    yield Write("say how the model is served", models / names.model / CONFIG, text)
+    yield WriteStep("say how the model is served", models / names.model / CONFIG, text)
     if names.has_stages:
         yield from _stage_steps(names, tokenizer, max_batch_size, models)
 
@@ -183,13 +183,13 @@ def _stage_steps(names: RepositoryNames, tokenizer: Path, max_batch_size: int, m
         (names.preprocessing, "preprocessing", {"add_special_tokens": "true"}),
         (names.postprocessing, "postprocessing", {"skip_special_tokens": "true"}),
     ):
-        yield Copy(f"give {name} the tokenizer", tokenizer, models / name / TOKENIZER_FOLDER, None)
+        yield CopyStep(f"give {name} the tokenizer", tokenizer, models / name / TOKENIZER_FOLDER, None)
         text = stage_config(name, backend, max_batch_size, parameters)
-        yield Write(f"say how {name} is served", models / name / CONFIG, text)
+        yield WriteStep(f"say how {name} is served", models / name / CONFIG, text)
     # An ensemble has no files, but Triton wants a folder for its version, and stores keep no empty folders.
     readme = "The steps are in config.pbtxt.\n"
-    yield Write("give the ensemble a version", models / names.ensemble / VERSION / "README", readme)
-    yield Write("join the stages", models / names.ensemble / CONFIG, ensemble_config(names, max_batch_size))
+    yield WriteStep("give the ensemble a version", models / names.ensemble / VERSION / "README", readme)
+    yield WriteStep("join the stages", models / names.ensemble / CONFIG, ensemble_config(names, max_batch_size))
 
 
 def _model_parameters(options: BuildOptions, runtime: Runtime, built: ModelFormat) -> dict[str, str]:

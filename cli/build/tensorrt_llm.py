@@ -10,7 +10,7 @@ from cli.build.builder import RuntimeBuilder
 from cli.build.checkpoint_files import model_files, size_of
 from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
-from cli.build.steps import PYTHON, BuildStep, Copy, Tool
+from cli.build.steps import PYTHON, BuildStep, CopyStep, ToolStep
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
 from engine.model_folder import ModelFormat
 
@@ -85,7 +85,7 @@ def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, 
     if options.is_compiled:
         yield from _compile_steps(options, source, target, work, library)
     elif options.quantization == "none":
-        yield Copy("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
+        yield CopyStep("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
     else:
         yield _modelopt_step(options, source, target)
 
@@ -139,11 +139,11 @@ def _converter(options: BuildOptions, source: SourceCheckpoint) -> str | None:
 
 def _convert_step(
     options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
-) -> Tool:
+) -> ToolStep:
     script = str(examples / "models" / "core" / str(_converter(options, source)) / "convert_checkpoint.py")
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
     argv += ["--dtype", options.dtype.value, *_parallelism_flags(options)]
-    return Tool(
+    return ToolStep(
         "convert the checkpoint for TensorRT-LLM's compiler",
         tuple(argv),
         script,
@@ -155,7 +155,7 @@ def _convert_step(
 
 def _quantize_step(
     options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
-) -> Tool:
+) -> ToolStep:
     script = str(examples / "quantization" / "quantize.py")
     is_plain = options.quantization == "none"
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
@@ -168,12 +168,12 @@ def _quantize_step(
         argv += ["--calib_dataset", options.calib_dataset] if options.calib_dataset else []
     action = "convert the checkpoint" if is_plain else f"quantise the checkpoint to {options.quantization}"
     purpose = f"{action} for TensorRT-LLM's compiler"
-    return Tool(purpose, tuple(argv), script, _clone_command(library), _size(source))
+    return ToolStep(purpose, tuple(argv), script, _clone_command(library), _size(source))
 
 
 def _engine_step(
     options: BuildOptions, checkpoint: Path, target: Path, source: SourceCheckpoint, library: Version
-) -> Tool:
+) -> ToolStep:
     """Compile the engines.
 
     The compiler takes the longest context from the checkpoint, but without --max_input_len it limits prompts to 1024
@@ -190,10 +190,10 @@ def _engine_step(
     ):
         argv += [flag, str(value)] if value is not None else []
     install = f"pip install tensorrt-llm=={library}"
-    return Tool("compile the engines", tuple(argv), "trtllm-build", install, _size(source))
+    return ToolStep("compile the engines", tuple(argv), "trtllm-build", install, _size(source))
 
 
-def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Tool:
+def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path) -> ToolStep:
     """Quantize by ModelOpt, which also quantizes the KV cache unless the format `none` is given."""
     release = Version(_installed("nvidia-modelopt") or _MODELOPT)
     folder = "hf_ptq" if release >= _MODELOPT_RENAMED else "llm_ptq"
@@ -206,7 +206,7 @@ def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path
     argv += ["--inference_tensor_parallel", str(options.tensor_parallel_size), "--calib_size", str(options.calib_size)]
     argv += ["--dataset", options.calib_dataset] if options.calib_dataset else []
     clone = f"git clone --depth 1 --branch {release} https://github.com/NVIDIA/Model-Optimizer"
-    return Tool(f"quantise the checkpoint to {options.quantization}", tuple(argv), script, clone, _size(source))
+    return ToolStep(f"quantise the checkpoint to {options.quantization}", tuple(argv), script, clone, _size(source))
 
 
 def _parallelism_flags(options: BuildOptions) -> list[str]:
