@@ -63,7 +63,7 @@ class RuntimeSpec:
     title: str
     """Its name in messages: "TensorRT-LLM"."""
     devices: str
-    """What it runs on, in messages: "NVIDIA GPUs"."""
+    """The devices that it runs on, in messages: "NVIDIA GPUs"."""
     process: str
     """The module that is the engine's process."""
     formats: frozenset[ModelFormat]

@@ -1,4 +1,4 @@
-"""What `sluice build` does for one runtime. `plan.py` registers the builders."""
+"""The part of `sluice build` that depends on the runtime. `plan.py` registers a builder for each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -12,6 +12,7 @@ from cli.build.options import BuildOptions
 from cli.build.plan import BuildPaths, BuildPlan
 from cli.build.source import BuildSource, SourceCheckpoint
 from cli.build.steps import ToolStep
+from cli.doctor.machine import read_driver
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
@@ -90,16 +91,5 @@ def _sha256(file: Path) -> str:
 
 def _compute_capability() -> str | None:
     """Return the compute capability of the first GPU, as "9.0"; None where NVML does not report it."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return f"{major}.{minor}"
+    gpus = read_driver().gpus
+    return str(gpus[0].capability) if gpus and gpus[0].capability else None

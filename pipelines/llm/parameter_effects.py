@@ -67,6 +67,26 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "float": "f32",
+    "float32": "f32",
+    "half": "float16",
+    "float16": "float16",
+}
+
+
+def parse_dtype(text: str) -> str:
+    """Return vLLM's or torch's name of a precision as `EngineConfig.dtype` has it."""
+    found = _DTYPES.get(text.lower())
+    if found is None:
+        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
+    return found
+
+
 # -- makers of rules
 
 

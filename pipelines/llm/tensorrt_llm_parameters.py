@@ -26,6 +26,7 @@ from pipelines.llm.parameter_effects import (
     ignored_unless,
     integer_field,
     parse_bool,
+    parse_dtype,
     parse_integer,
     setting_rule,
 )
@@ -39,16 +40,6 @@ _COMPILED = (ModelFormat.TENSORRT_LLM_ENGINE, ModelFormat.TENSORRT_LLM_CHECKPOIN
 _GIBIBYTE = 1 << 30
 _CHECKPOINT_METHODS = frozenset({"awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt", "mxfp4"})
 """vLLM's names of quantization methods that a checkpoint's config.json names itself."""
-_DTYPES = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "f32": "f32",
-    "float": "f32",
-    "float32": "f32",
-    "half": "float16",
-    "float16": "float16",
-}
 
 
 def tensorrt_llm_rules(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
@@ -92,13 +83,6 @@ def _swap_space(text: str) -> Effect:
     if size_bytes < 0:
         raise ValueError("must be a number of GiB of at least 0")
     return setting_rule(SETTINGS["kv_cache_host_memory_bytes"])(str(size_bytes))
-
-
-def _dtype(text: str) -> Effect:
-    found = _DTYPES.get(text.lower())
-    if found is None:
-        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
-    return Effect({"dtype": found})
 
 
 def _cache_dtype(text: str) -> Effect:
@@ -198,7 +182,7 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "enable_lora": _has_lora,
     "speculative_config": _speculative_config,
     # this engine's own parameters
-    "dtype": _dtype,
+    "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),
     "quantization": _quantization,
     "kv_cache_dtype": _cache_dtype,
     "speculation": _draft_source,
