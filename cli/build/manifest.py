@@ -12,7 +12,7 @@ from cli.build.options import BuildOptions
 from cli.build.plan import BuildPaths, BuildPlan
 from cli.build.source import BuildSource, SourceCheckpoint
 from cli.build.steps import ToolStep
-from cli.doctor.machine import read_driver
+from cli.gpus import read_driver
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
+from cli.doctor.facts import InstalledLibraries, MachineFacts
 from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
+from cli.gpus import ComputeCapability, GpuFacts, NvidiaDriver
 from cli.terminal import format_size
 from engine.config import Runtime
 from engine.runtimes import BUNDLED, RUNTIMES

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, MachineFacts, ModelFacts, ModelSize
+from cli.doctor.facts import MachineFacts, ModelFacts, ModelSize
 from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
 from cli.doctor.models import cache_width
+from cli.gpus import ComputeCapability, GpuFacts
 from cli.terminal import format_size
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat

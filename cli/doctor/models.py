@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import ComputeCapability, ModelFacts, ModelSize
+from cli.doctor.facts import ModelFacts, ModelSize
+from cli.gpus import ComputeCapability
 from engine.model_folder import ModelFormat, model_format
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compression import QUANTIZATIONS

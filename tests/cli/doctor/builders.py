@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, ModelFacts, ModelSize
-from cli.doctor.facts import NvidiaDriver as Driver
+from cli.doctor.facts import InstalledLibraries, MachineFacts, ModelFacts, ModelSize
+from cli.gpus import ComputeCapability, GpuFacts
+from cli.gpus import NvidiaDriver as Driver
 from engine.config import Runtime
 from engine.model_folder import ModelFormat
 

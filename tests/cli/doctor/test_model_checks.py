@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import ComputeCapability, MachineFacts, ModelFacts, NvidiaDriver
+from cli.doctor.facts import MachineFacts, ModelFacts
 from cli.doctor.findings import DoctorFinding, Severity
 from cli.doctor.model_checks import ServingOptions, check_model
+from cli.gpus import ComputeCapability, NvidiaDriver
 from engine.config import Runtime
 from engine.model_folder import ModelFormat
 from engine.runtimes import RuntimeChoice

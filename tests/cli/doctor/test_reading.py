@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import ComputeCapability
-from cli.doctor.machine import read_driver, read_libraries
+from cli.doctor.machine import read_libraries
 from cli.doctor.models import cache_width, read_model
+from cli.gpus import ComputeCapability, read_driver
 from engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
