@@ -7,7 +7,7 @@ GOLDENS := build/goldens-venv
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-torch check format bench goldens clean
+.PHONY: help run test test-torch check format docs bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,6 +30,13 @@ check: $(VENV)/.dev ## format, lint, types, import layering
 format: $(VENV)/.dev ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.docs ## write the generated tables and build the documentation's site into build/site
+	$(BIN)/python -m tests.tools.drawings
+	$(BIN)/python -m tests.tools.generated_docs --measure
+	$(BIN)/python -m tests.tools.site_pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -57,6 +64,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	@echo "Installing Sluice and its test tools into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.serve
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)

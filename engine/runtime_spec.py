@@ -92,7 +92,7 @@ class RuntimeSpec:
     built_in_step_sizes: Callable[[EngineConfig], StepSizes | None] = lambda config: None
     """Returns the sizes of a step that a model has built in."""
     sampling_fields: tuple[str, ...] = ()
-    """The sampling parameters of `engine.validation.RUNTIME_FIELDS` that it has, in some version."""
+    """The sampling parameters of `engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
     ignored_fields: frozenset[str] = frozenset()
     """Fields of EngineConfig that it has no use for."""
 

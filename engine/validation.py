@@ -4,98 +4,21 @@ import math
 from collections.abc import Collection
 
 from engine.blocks import blocks_for, worst_case_blocks
+from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
 from sluice.errors import SluiceError, invalid
 
-MAX_SEED = 2**64 - 1
-MAX_LOGPROBS = 20
 MAX_LABEL = 256
 """Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-_FRACTIONS = ("top_p", "typical_p")
-RUNTIME_FIELDS = (
-    "beam_width",
-    "length_penalty",
-    "early_stopping",
-    "beam_search_diversity_rate",
-    "no_repeat_ngram_size",
-    "top_p_min",
-    "top_p_decay",
-    "top_p_reset_ids",
-)
-"""Sampling parameters that only some runtimes support (`EngineInfo.sampling_fields`)."""
-_DEFAULTS = {name: getattr(SamplingParams(), name) for name in RUNTIME_FIELDS}
-_MAX_INT32 = 2**31 - 1
-_RUNTIME_RANGES: dict[str, tuple[float, float]] = {
-    "early_stopping": (0, _MAX_INT32),
-    "no_repeat_ngram_size": (1, _MAX_INT32),
-    "top_p_min": (0.0, 1.0),
-    "top_p_reset_ids": (0, _MAX_INT32),
-}
-"""Ranges that TensorRT-LLM's executor enforces, which would fail with an error of its own."""
-_MAX_BIAS = 100.0
-
 
 def check_sampling(params: SamplingParams) -> None:
     """Check all sampling parameters. Raises INVALID for the first field out of range, with its value and the range."""
-    for name, (low, high) in _RANGES.items():
-        value = getattr(params, name)
-        if not low <= value <= high:
-            raise _out_of_range(name, value, f"between {low:g} and {high:g}")
-    for name in _FRACTIONS:
-        if not 0.0 < getattr(params, name) <= 1.0:
-            raise _out_of_range(name, getattr(params, name), "greater than 0 and at most 1")
-    if not 0.0 < params.repetition_penalty < math.inf:
-        raise _out_of_range("repetition_penalty", params.repetition_penalty, "greater than 0")
-    if not 0 <= params.top_k <= _MAX_INT32:
-        raise _out_of_range("top_k", params.top_k, f"between 0 (off) and {_MAX_INT32}")
-    if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
-        raise _out_of_range("seed", params.seed, f"between 0 and {MAX_SEED}")
-    _check_counts(params)
-    _check_runtime_fields(params)
-    _check_token_rules(params)
-
-
-def _check_runtime_fields(params: SamplingParams) -> None:
-    for name, (low, high) in _RUNTIME_RANGES.items():
-        value = getattr(params, name)
-        if value is not None and not low <= value <= high:
-            raise _out_of_range(name, value, f"between {low:g} and {high:.10g}")
-    for name in ("length_penalty", "beam_search_diversity_rate"):
-        value = getattr(params, name)
-        if value is not None and not 0.0 <= value < math.inf:
-            raise _out_of_range(name, value, "0 or more")
-    if params.top_p_decay is not None and not 0.0 < params.top_p_decay <= 1.0:
-        raise _out_of_range("top_p_decay", params.top_p_decay, "greater than 0 and at most 1")
-
-
-def _check_counts(params: SamplingParams) -> None:
-    if params.max_tokens < 1:
-        raise _out_of_range("max_tokens", params.max_tokens, "1 or more")
+    for name, field in SAMPLING_FIELDS.items():
+        field.check(getattr(params, name))
     if not 0 <= params.min_tokens <= params.max_tokens:
         raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
-    wrong = next((each for each in params.stop_token_ids if not 0 <= each <= _MAX_INT32), None)
-    if wrong is not None:
-        raise _out_of_range("stop_token_ids", wrong, f"between 0 and {_MAX_INT32}")
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None and not 0 <= value <= MAX_LOGPROBS:
-            raise _out_of_range(name, value, f"between 0 and {MAX_LOGPROBS}")
-
-
-def _check_token_rules(params: SamplingParams) -> None:
-    """Check the parameters about single tokens. `check_request`, which knows the vocabulary, checks the token ids."""
-    for token_id, bias in params.logit_bias.items():
-        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
-            allowed = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g}"
-            raise invalid("logit_bias", f"logit_bias of token {token_id} must be {allowed}, got {bias}")
     if not all(params.bad_words):
         raise invalid("bad_words", "bad_words must be sequences of at least 1 token, got an empty one")
     if params.grammar is not None and params.ignore_eos:
@@ -138,8 +61,8 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
 def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
     """Check what only some runtimes support: sampling fields, beams, grammars and adapters."""
     params = request.sampling
-    for name in RUNTIME_FIELDS:
-        if getattr(params, name) != _DEFAULTS[name] and name not in info.sampling_fields:
+    for name in OPTIONAL_FIELDS:
+        if getattr(params, name) != SAMPLING_FIELDS[name].default and name not in info.sampling_fields:
             raise invalid(name, f"{name} needs the TensorRT-LLM runtime; this model is served by {info.runtime}")
     if not 1 <= params.beam_width <= info.max_beam_width:
         allowed = f"between 1 and {info.max_beam_width} (max_beam_width)"

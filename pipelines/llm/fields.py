@@ -4,12 +4,13 @@ Names and types are those of TensorRT-LLM's models, `tensorrt_llm` (tokens), `en
 and of Triton's vLLM backend.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from engine.sampling_fields import SAMPLING_FIELDS, SamplingField
 from engine.types import EngineInfo
-from pipelines.text.sampling import RUNTIME_FIELDS
 
 ADAPTERS = "adapters"
 """The feature of an engine with LoRA adapters, in `LlmInput.needs`."""
@@ -102,14 +103,25 @@ def _ignored(name: str, datatype: str, dims: tuple[int, ...] = (1,), *, is_compl
     return LlmInput(name, datatype, "Without effect.", dims, "", InputSupport.IGNORED, (), is_completed)
 
 
-def _runtime_field(
-    name: str, datatype: str, description: str, field: str = "", *, is_completed: bool = False
-) -> LlmInput:
-    """Return the input of a sampling field that only some runtimes have. `field` is given where `name` is an alias."""
-    known = RUNTIME_FIELDS[field or name]
-    support = InputSupport.IGNORED if known.is_detail else InputSupport.UNSUPPORTED
-    neutral = (*known.off, *known.unnoticed)
-    return LlmInput(name, datatype, description, (1,), field, support, neutral, is_completed, needs=field or name)
+def _sampling_inputs(field: SamplingField) -> Iterator[LlmInput]:
+    """Yield the inputs of a sampling field: its own, and one for each other name."""
+    support, needs = InputSupport.SUPPORTED, ""
+    if field.is_optional:
+        support = InputSupport.IGNORED if field.is_detail else InputSupport.UNSUPPORTED
+        needs = field.name
+    known = LlmInput(
+        field.name,
+        field.datatype,
+        f"{field.help} {field.tensor_help}".rstrip(),
+        (1,) if field.kind.is_scalar else (-1,),
+        support=support,
+        neutral=(*field.off, *field.neutral) if field.is_optional else (),
+        is_completed=field.is_declared,
+        needs=needs,
+    )
+    yield known
+    for alias in field.aliases:
+        yield replace(known, name=alias, alias_of=field.name, description=f"Another name of {field.name}.")
 
 
 def _adapter_field(name: str, datatype: str, description: str, neutral: Any, *, is_completed: bool = False) -> LlmInput:
@@ -135,10 +147,6 @@ _TOKENS = (
     LlmInput("pad_id", "INT32", "What shorter rows of a batch are filled with; end_id where absent."),
 )
 _BOTH = (
-    LlmInput(
-        "max_tokens", "INT32", "Most tokens to generate; where absent 16, with messages all that the context has."
-    ),
-    _alias("request_output_len", "INT32", "max_tokens"),
     LlmInput("stream", "BOOL", "Whether tokens come as they are made (generate_stream: they do where absent)."),
     _alias("streaming", "BOOL", "stream"),
     LlmInput("sampling_config", "BYTES", 'More of these inputs by name, as a JSON object; "" is none.', neutral=("",)),
@@ -149,20 +157,6 @@ _BOTH = (
     _alias("exclude_input_from_output", "BOOL", "exclude_input_in_output", is_completed=False),
     LlmInput("guided_decoding_guide_type", "BYTES", "json, json_schema, regex or ebnf_grammar."),
     LlmInput("guided_decoding_guide", "BYTES", "The schema, expression or grammar that the text must match."),
-    LlmInput(
-        "temperature", "FP32", "0 to 2. Without temperature, top_k, top_p, min_p and typical_p decoding is greedy."
-    ),
-    LlmInput("top_k", "INT32", "Sample from this many most likely tokens; 0 for all."),
-    _alias("runtime_top_k", "INT32", "top_k"),
-    LlmInput("top_p", "FP32", "Sample from the most likely tokens that together have this probability."),
-    _alias("runtime_top_p", "FP32", "top_p"),
-    LlmInput("min_p", "FP32", "Sample from tokens at least this fraction as likely as the likeliest."),
-    LlmInput("typical_p", "FP32", "Sample from tokens about as likely as is to be expected; above 0, at most 1 (off)."),
-    LlmInput("seed", "UINT64", "Makes sampling repeatable."),
-    _alias("random_seed", "UINT64", "seed"),
-    LlmInput("repetition_penalty", "FP32", "Above 1, tokens of prompt and text become less likely."),
-    LlmInput("presence_penalty", "FP32", "-2 to 2, taken once from tokens that the text has."),
-    LlmInput("frequency_penalty", "FP32", "-2 to 2, taken for each time that the text has a token."),
     LlmInput("embedding_bias_words", "BYTES", "Words whose tokens come more or less often.", (-1,)),
     LlmInput(
         "embedding_bias_weights", "FP32", "What is added to the logits of each word's tokens; -100 to 100.", (-1,)
@@ -175,22 +169,14 @@ _BOTH = (
         neutral=({},),
         is_sparse=True,
     ),
-    LlmInput("min_tokens", "INT32", "Fewest tokens before the model may end the text."),
-    _alias("min_length", "INT32", "min_tokens"),
-    LlmInput("ignore_eos", "BOOL", "Whether to go on to max_tokens past the model's own end."),
-    LlmInput(
-        "stop_token_ids", "INT32", "Tokens that end the output; they are not part of it.", (-1,), is_completed=False
-    ),
     LlmInput("return_log_probs", "BOOL", "Whether cum_log_probs and output_log_probs come, in a stream with its end."),
     _alias("return_cumulative_logprob", "BOOL", "return_log_probs", is_completed=False),
     LlmInput("return_num_input_tokens", "BOOL", "Whether the end carries num_input_tokens and num_cached_tokens."),
     LlmInput("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
 )
+_SAMPLING = tuple(each for field in SAMPLING_FIELDS.values() if field.datatype for each in _sampling_inputs(field))
 _UNSUPPORTED = (
-    _runtime_field("beam_width", "INT32", "Beams of a search, whose best is the answer.", is_completed=True),
     _unsupported("num_return_sequences", "INT32", 1, is_completed=True),
-    _runtime_field("length_penalty", "FP32", "How much a beam search prefers long texts.", is_completed=True),
-    _runtime_field("len_penalty", "FP32", "Another name of length_penalty.", "length_penalty", is_completed=True),
     _unsupported("return_context_logits", "BOOL", False, is_completed=True),
     _unsupported("return_generation_logits", "BOOL", False, is_completed=True),
     _unsupported("return_perf_metrics", "BOOL", False, is_completed=True),
@@ -207,12 +193,6 @@ _UNSUPPORTED = (
     _unsupported("return_logprobs", "BOOL", False),
     _unsupported("include_stop_str_in_output", "BOOL", False),
     _unsupported("skip_special_tokens", "BOOL", True),
-    _runtime_field("beam_search_diversity_rate", "FP32", "How different the beams of a search shall be."),
-    _runtime_field("no_repeat_ngram_size", "INT32", "So many tokens in a row come once; 0 is off."),
-    _runtime_field("runtime_top_p_min", "FP32", "Another name of top_p_min.", "top_p_min"),
-    _runtime_field("runtime_top_p_decay", "FP32", "Another name of top_p_decay.", "top_p_decay"),
-    _runtime_field("top_p_min", "FP32", "What a decaying top_p does not fall below."),
-    _runtime_field("top_p_decay", "FP32", "What top_p is multiplied by at each token."),
     _unsupported("draft_input_ids", "INT32", dims=(-1,)),
     _unsupported("draft_logits", "FP32", dims=(-1, -1)),
     _unsupported("num_draft_tokens", "INT32", 0),
@@ -242,9 +222,6 @@ _IGNORED = (
     # Inputs of encoder-decoder models, which are not served. NVIDIA's preprocessing sends padding for them anyway.
     _ignored("decoder_input_ids", "INT32", (-1,)),
     _ignored("decoder_input_lengths", "INT32"),
-    _runtime_field("early_stopping", "BOOL", "Whether a beam search ends once it has enough complete beams."),
-    _runtime_field("runtime_top_p_reset_ids", "INT32", "Another name of top_p_reset_ids.", "top_p_reset_ids"),
-    _runtime_field("top_p_reset_ids", "INT32", "The token after which a decaying top_p begins anew."),
     _ignored("draft_acceptance_threshold", "FP32"),
     _ignored("lookahead_window_size", "INT32"),
     _ignored("lookahead_ngram_size", "INT32"),
@@ -259,7 +236,9 @@ _IGNORED = (
 STOP_REQUEST = LlmInput("stop", "BOOL", "Whether to end the earlier requests of this id.", alias_of="stop_request")
 """The input `stop` of TensorRT-LLM's token model. Its type tells it from the stop strings of the same name."""
 
-INPUTS: dict[str, LlmInput] = {each.name: each for each in (*_TEXT, *_BOTH, *_TOKENS, *_UNSUPPORTED, *_IGNORED)}
+INPUTS: dict[str, LlmInput] = {
+    each.name: each for each in (*_TEXT, *_SAMPLING, *_BOTH, *_TOKENS, *_UNSUPPORTED, *_IGNORED)
+}
 """Inputs by name, as supported by an engine without any feature that not all runtimes have."""
 
 

@@ -4,32 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.sampling_fields import MAX_BIAS, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind
 from pipelines.llm.configuration import QueueDefaults
 from pipelines.llm.fields import PROMPTS
 from pipelines.llm.services import RequestLimits
 from pipelines.llm.tokens import TokenSequences
 from pipelines.llm.values import Values
-from pipelines.text.sampling import MAX_BIAS, RUNTIME_FIELDS
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
 from sluice.errors import SluiceError, invalid
 
-_MAX_TOKENS = 16
-"""TensorRT-LLM's and vLLM's default. A conversation has no limit but the context, as in chat completions."""
-_DEFAULTS: dict[str, Any] = {
-    "min_tokens": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": None,
-}
-"""TensorRT-LLM's defaults. The checkpoint's generation_config.json is not used here."""
-_SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
-"""Decoding is greedy unless one of these is given; the default temperature is 1 then."""
+_DEFAULTS = {name: each.default for name, each in SAMPLING_FIELDS.items() if each.datatype and not each.is_optional}
+"""TensorRT-LLM's defaults, and its 16 tokens. The checkpoint's generation_config.json is not used here."""
 _GUIDE_TYPES = {
     "json": GrammarKind.JSON_OBJECT,
     "json_schema": GrammarKind.JSON_SCHEMA,
@@ -66,7 +54,7 @@ class RowRequest:
 
     @property
     def returns_log_probs(self) -> bool:
-        return self.request.sampling.logprobs is not None
+        return "logprobs" in self.request.sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,29 +133,25 @@ def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) 
 
 
 def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
-    temperature = 1.0 if _SAMPLING_FIELDS & values.keys() else 0.0
-    top_k, top_p = _top(values)
-    stop_token_ids, ignore_eos = _ends(values, model.eos_token_ids)
-    return SamplingOverrides(
-        max_tokens=values.get("max_tokens", None if "messages" in values else _MAX_TOKENS),
-        temperature=values.get("temperature", temperature),
-        top_k=top_k,
-        top_p=top_p,
-        logit_bias=_token_biases(values, model.vocab_size),
-        grammar=_grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
-        logprobs=0 if values.get("return_log_probs") else None,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=ignore_eos,
-        **{name: values.get(name, default) for name, default in _DEFAULTS.items()},
-        **_runtime_fields(values),
-    )
-
-
-def _runtime_fields(values: Values) -> dict[str, Any]:
-    fields = {name: values.get(name) for name in RUNTIME_FIELDS}
-    if fields["early_stopping"] is not None:
-        fields["early_stopping"] = int(fields["early_stopping"])
-    return fields
+    fields = {name: field for name, field in SAMPLING_FIELDS.items() if field.datatype}
+    sampling = {
+        name: field.default for name, field in fields.items() if field.default is not None and not field.is_optional
+    }
+    sampling |= {name: values[name] for name in fields if name in values}
+    if not any(name in values for name, field in fields.items() if field.enables_sampling):
+        sampling["temperature"] = 0.0
+    if "early_stopping" in sampling:
+        sampling["early_stopping"] = int(sampling["early_stopping"])
+    sampling["top_k"], sampling["top_p"] = _top(values)
+    sampling["stop_token_ids"], sampling["ignore_eos"] = _ends(values, model.eos_token_ids)
+    if "messages" in values and "max_tokens" not in values:
+        del sampling["max_tokens"]  # as in chat completions, only the context limits a conversation
+    given = {
+        "logit_bias": _token_biases(values, model.vocab_size),
+        "grammar": _grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),
+        "logprobs": 0 if values.get("return_log_probs") else None,
+    }
+    return {name: value for name, value in (sampling | given).items() if value is not None}
 
 
 def _top(values: Values) -> tuple[int, float]:

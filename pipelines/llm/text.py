@@ -175,7 +175,7 @@ class LlmText:
 
     def sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
         """Return the sampling parameters of `request`: its own fields over the model's defaults."""
-        max_tokens = request.sampling.max_tokens
+        max_tokens = request.sampling.get("max_tokens")
         if max_tokens is None:
             max_tokens = self._max_tokens_after(prompt_tokens)
         sampling = self.defaults.resolve(drop_neutral_fields(request.sampling, self.info.sampling_fields), max_tokens)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
+from engine.sampling_fields import SAMPLING_FIELDS, FieldOrigin
 from pipelines.llm.configuration import config_type, is_compatible
 from pipelines.llm.fields import INPUTS, LlmInput
 from pipelines.llm.parse import GUIDE, GUIDE_TYPE, check_cache_salt
@@ -17,9 +18,15 @@ from pipelines.remote.options import ApiDialect, Endpoint, RemoteOptions
 from serving.spec import ModelSpec, TensorSpec
 from sluice.errors import SluiceError, invalid
 
-COMMON = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+
+def _fields_of(origin: FieldOrigin) -> tuple[str, ...]:
+    fields = (each for each in SAMPLING_FIELDS.values() if each.origin is origin)
+    return tuple(each.name for each in fields if each.datatype and each.name != "max_tokens")
+
+
+COMMON = _fields_of(FieldOrigin.OPENAI)
 """Inputs that every API has under the same name."""
-VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words")
+VLLM = (*_fields_of(FieldOrigin.VLLM), "bad_words")
 """Inputs that vLLM's API, and Sluice's, have besides, under the same name."""
 _ACCEPTED = (
     *("text_input", "max_tokens", *COMMON, "stop_words", "stop", GUIDE_TYPE, GUIDE),
@@ -36,15 +43,9 @@ OUTPUTS = {
 """Datatypes of the outputs by name; all have dims [1]. All but the text come with the end of the answer, and the counts
 only where the API gives them."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "typical_p": (1.0,),
-    "repetition_penalty": (1.0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
+    **{name: field.off for name, field in SAMPLING_FIELDS.items() if name not in COMMON and not field.is_optional},
     "return_log_probs": (False,),
     "exclude_input_in_output": (True,),
-    "stop_token_ids": ([],),
     "bad_words": ([], [""]),
 }
 """Values that ask for nothing: an API without the field gives the same answer without it."""

@@ -4,12 +4,12 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind, SamplingParams
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import SamplingOverrides, TextRequest
@@ -23,15 +23,10 @@ MAX_BAD_WORD_LENGTH = 1024
 MAX_BIASED_WORDS = 256
 MAX_BIASED_WORD_LENGTH = 1024
 """Characters."""
-MAX_BIAS = 100.0
-"""Largest absolute value of a token's bias."""
 _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 
-_PLAIN_FIELDS = (
-    *("max_tokens", "min_tokens", "temperature", "top_p", "min_p", "typical_p", "seed", "ignore_eos"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-"""Fields of which a request parameter has the same name and the same type."""
+_IN_SAMPLING_CONFIG = ("top_k", "stop_token_ids")
+"""Fields whose request parameter is part of `sampling_config`."""
 _GUIDE_TYPES = {
     GrammarKind.JSON_OBJECT: "json",
     GrammarKind.JSON_SCHEMA: "json_schema",
@@ -40,30 +35,23 @@ _GUIDE_TYPES = {
 }
 
 
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's values for sampling fields that a request leaves out. Those the model leaves out are OpenAI's."""
+_GenerationConfig = msgspec.defstruct(
+    "_GenerationConfig",
+    [
+        ("do_sample", bool | None, None),
+        *((each.name, each.kind.value | None, None) for each in SAMPLING_FIELDS.values() if each.is_model_default),
+    ],
+    kw_only=True,
+)
+"""The part of a checkpoint's `generation_config.json` that has a model's defaults for sampling fields."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
+
+class SamplingDefaults(dict[str, Any]):
+    """A model's values for sampling fields that a request leaves out. Those the model leaves out are OpenAI's."""
 
     def resolve(self, sent: SamplingOverrides, max_tokens: int) -> SamplingParams:
         """Return the client's fields over these defaults, with the caller's `max_tokens`."""
-        fields = msgspec.structs.asdict(self) | _set_fields(sent) | {"max_tokens": max_tokens}
-        return SamplingParams(**fields)
-
-
-class _GenerationConfig(msgspec.Struct, kw_only=True):
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
+        return SamplingParams(**{**self, **sent, "max_tokens": max_tokens})
 
 
 def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
@@ -78,60 +66,22 @@ def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
         config = msgspec.json.decode(path.read_bytes(), type=_GenerationConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot read {path}: {error}") from error
-    fields = _set_fields(config)
+    fields = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     if fields.pop("do_sample", True) is False:
         fields["temperature"] = 0.0
-    return SamplingDefaults(**fields)
-
-
-def _set_fields(struct: msgspec.Struct) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeField:
-    """A sampling field that only some runtimes have, and its values that have no effect.
-
-    `off` values have no effect on any runtime, `unnoticed` ones have none on a runtime without the field.
-    A field with `is_detail` refines another field, so no value of it has an effect where that one is missing.
-    """
-
-    off: tuple[float, ...] = ()
-    unnoticed: tuple[float, ...] = ()
-    is_detail: bool = False
-
-
-RUNTIME_FIELDS: dict[str, RuntimeField] = {
-    "beam_width": RuntimeField(unnoticed=(1,)),
-    "length_penalty": RuntimeField(unnoticed=(0.0, 1.0)),
-    "early_stopping": RuntimeField(is_detail=True),
-    "beam_search_diversity_rate": RuntimeField(off=(0.0,)),
-    "no_repeat_ngram_size": RuntimeField(off=(0,)),
-    "top_p_min": RuntimeField(off=(0.0,)),
-    "top_p_decay": RuntimeField(off=(0.0, 1.0)),
-    "top_p_reset_ids": RuntimeField(is_detail=True),
-}
-"""Runtime fields by name in `engine.types.SamplingParams`. Clients of TensorRT-LLM send 0 for fields they leave out."""
-
-
-_FIELDS_NOT_PASSED_ON = ("logit_bias", "logprobs", "prompt_logprobs", *RUNTIME_FIELDS)
-"""Fields without an input of a language model, or with one that some language models would silently ignore."""
+    return SamplingDefaults(fields)
 
 
 def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> SamplingOverrides:
-    """Return `sent` without runtime fields whose value has no effect.
+    """Return `sent` without optional fields whose value has no effect: clients of TensorRT-LLM send 0 for absent ones.
 
     `supported` are the `EngineInfo.sampling_fields` of the runtime.
     """
-    dropped = {name: None for name, field in RUNTIME_FIELDS.items() if _is_neutral(sent, name, field, supported)}
-    return msgspec.structs.replace(sent, **dropped) if dropped else sent
-
-
-def _is_neutral(sent: SamplingOverrides, name: str, field: RuntimeField, supported: Collection[str]) -> bool:
-    value = getattr(sent, name)
-    if value is None:
-        return False
-    return value in field.off or (name not in supported and (field.is_detail or value in field.unnoticed))
+    return {
+        name: value
+        for name, value in sent.items()
+        if name not in OPTIONAL_FIELDS or not SAMPLING_FIELDS[name].is_neutral(value, supported)
+    }
 
 
 def tokenize_bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -196,14 +146,16 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
     Raises SluiceError INVALID, naming the field, for one that would not reach the language model behind `model`.
     """
     sampling = drop_neutral_fields(request.sampling, ())
-    for name in _FIELDS_NOT_PASSED_ON:
-        if getattr(sampling, name) is not None:
+    parameters: RequestParameters = {}
+    for name, value in sampling.items():
+        if name == "grammar":
+            parameters |= _guide_parameters(value, model)
+        elif name in OPTIONAL_FIELDS or not SAMPLING_FIELDS[name].datatype:
             raise _not_passed_on(name, model)
+        elif name not in _IN_SAMPLING_CONFIG:
+            parameters[name] = value
     if request.echo:
         raise _not_passed_on("echo", model)
-    values = ((name, getattr(sampling, name)) for name in _PLAIN_FIELDS)
-    parameters: RequestParameters = {name: value for name, value in values if value is not None}
-    parameters |= _guide_parameters(sampling.grammar, model)
     config = _sampling_config(request)
     if config:
         parameters["sampling_config"] = msgspec.json.encode(config).decode()
@@ -217,18 +169,12 @@ def _sampling_config(request: TextRequest) -> dict[str, object]:
 
     They are lists, which request parameters cannot be, and `top_k`, which is also a parameter of retrieving steps.
     """
-    config = {
-        "top_k": request.sampling.top_k,
-        "stop_words": request.stop or None,
-        "bad_words": request.bad_words or None,
-        "stop_token_ids": request.sampling.stop_token_ids or None,
-    }
-    return {name: value for name, value in config.items() if value is not None}
+    config: dict[str, object] = {name: request.sampling.get(name) for name in _IN_SAMPLING_CONFIG}
+    config |= {"stop_words": request.stop, "bad_words": request.bad_words}
+    return {name: value for name, value in config.items() if value is not None and value != ()}
 
 
-def _guide_parameters(grammar: Grammar | None, model: str) -> RequestParameters:
-    if grammar is None:
-        return {}
+def _guide_parameters(grammar: Grammar, model: str) -> RequestParameters:
     kind = _GUIDE_TYPES.get(grammar.kind)
     if kind is None:
         raise _not_passed_on("grammar", model, f"; constraints that are: {', '.join(_GUIDE_TYPES.values())}")

@@ -210,7 +210,7 @@ class TensorText:
 
 def _check_ranges(sent: SamplingOverrides) -> None:
     """Raise INVALID for fields out of range. The language model would only do so with the sources already sent."""
-    check_sampling(SamplingDefaults().resolve(sent, sent.max_tokens or _ANY_LENGTH))
+    check_sampling(SamplingDefaults().resolve(sent, sent.get("max_tokens") or _ANY_LENGTH))
 
 
 def _microseconds(seconds: float | None) -> int:

@@ -1,8 +1,10 @@
 """Requests to text models and the events that they answer with. All values are frozen."""
 
+from typing import Any
+
 import msgspec
 
-from engine.types import FinishReason, Grammar
+from engine.types import FinishReason
 from pipelines.text.citations import Citation, Source
 
 
@@ -27,39 +29,12 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
 Prompt = PlainPrompt | EncodedPrompt
 
 
-class SamplingOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling fields that the client sent. None stands for a field not sent: the model's default holds.
+SamplingOverrides = dict[str, Any]
+"""The sampling fields that the client sent, by their names in `engine.types.SamplingParams`.
 
-    Names and ranges are those of `engine.types.SamplingParams`. `max_tokens` None means all that the
-    context and the KV cache leave after the prompt. The fields from `beam_width` on are
-    `pipelines.text.sampling.RUNTIME_FIELDS`.
-    """
-
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[int, float] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    grammar: Grammar | None = None
-    beam_width: int | None = None
-    length_penalty: float | None = None
-    early_stopping: int | None = None
-    beam_search_diversity_rate: float | None = None
-    no_repeat_ngram_size: int | None = None
-    top_p_min: float | None = None
-    top_p_decay: float | None = None
-    top_p_reset_ids: int | None = None
+The model's defaults hold for the others. Without `max_tokens` a text may take all that the context and the KV cache
+leave after the prompt.
+"""
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +49,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt: Prompt
-    sampling: SamplingOverrides = SamplingOverrides()
+    sampling: SamplingOverrides = {}
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()

@@ -13,7 +13,7 @@ import pytest
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
-from engine.validation import RUNTIME_FIELDS
+from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import num_gpus
 from tests import paths
@@ -133,7 +133,7 @@ def test_every_runtime_is_registered() -> None:
         assert spec.formats and spec.kv_cache_dtypes[0] == "auto"
         assert find_spec(spec.process) is not None
         assert spec.ignored_fields <= set(EngineConfig.__struct_fields__)
-        assert set(spec.sampling_fields) <= set(RUNTIME_FIELDS)
+        assert set(spec.sampling_fields) <= set(OPTIONAL_FIELDS)
 
 
 def test_one_runtime_comes_with_the_gateway() -> None:

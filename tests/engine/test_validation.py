@@ -3,8 +3,9 @@ import math
 import msgspec
 import pytest
 
+from engine.sampling_fields import OPTIONAL_FIELDS
 from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from engine.validation import RUNTIME_FIELDS, check_request, check_sampling
+from engine.validation import check_request, check_sampling
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -203,6 +204,6 @@ def test_what_this_runtime_has_is_allowed() -> None:
 
 
 def test_every_field_of_some_runtimes_is_known_here() -> None:
-    """RUNTIME_FIELDS are the fields from `beam_width` on in SamplingParams."""
+    """OPTIONAL_FIELDS are the fields from `beam_width` on in SamplingParams."""
     fields = SamplingParams.__struct_fields__
-    assert fields[fields.index("beam_width") :] == RUNTIME_FIELDS
+    assert fields[fields.index("beam_width") :] == OPTIONAL_FIELDS

@@ -1,20 +1,38 @@
-"""The README's calls, run as written against the bundled model, print what the README shows."""
+"""The calls and clients of the README and docs/protocols.md, run as written, print what is shown there."""
 
-import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import DOCS, ROOT
 from tests.server_process import ServerProcess, running_server
 
-README = (ROOT / "README.md").read_text()
-CALLS: list[tuple[str, str]] = re.findall(r"```bash\n(curl (?:(?!```).)*)\n```\n```text\n(.*?)\n```", README, re.DOTALL)
+CUT = "…"
+"""In an output it stands for text that is left out: what differs from run to run, or does not matter."""
+EXAMPLE = re.compile(r"```(bash|python)\n((?:(?!```).)*)\n```\n```text\n(.*?)\n```", re.DOTALL)
+PROTOCOLS = {
+    "OpenAI, curl": "curl -N http://localhost:8000/v1/chat/completions",
+    "OpenAI, client": "from openai import OpenAI",
+    "v2, curl": "curl http://localhost:8000/v2/models/rill/generate",
+    "v2, client": "import tritonclient.http",
+    "gRPC, client": "import tritonclient.grpc",
+}
+
+
+def examples(document: Path) -> list[tuple[str, str, str]]:
+    """Return the examples of a document: language, code and shown output."""
+    return EXAMPLE.findall(document.read_text())
+
+
+README = examples(ROOT / "README.md")
+EXAMPLES = [*README, *examples(DOCS / "protocols.md")]
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
@@ -27,40 +45,43 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield running
 
 
-def events_of(output: str) -> list[Any]:
-    """Return every event or object of an answer, without fields that differ from run to run."""
-    payloads = [line.removeprefix("data: ") for line in output.splitlines() if line]
-    events = [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
-    return [event if isinstance(event, str) else _lasting(event) for event in events]
+@pytest.mark.parametrize("opening", PROTOCOLS.values(), ids=list(PROTOCOLS))
+def test_the_readme_has_an_example_of_each_protocol(opening: str) -> None:
+    assert sum(opening in code for _, code, _ in README) == 1
 
 
-def _lasting(event: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in event.items() if name not in ("id", "created")}
+def test_every_code_block_is_an_example_with_its_output() -> None:
+    for path in (ROOT / "README.md", DOCS / "protocols.md"):
+        assert len(re.findall(r"^```(?:bash|python)$", path.read_text(), re.MULTILINE)) == len(examples(path)), path
 
 
-def text_of(events: list[Any]) -> str:
-    """Return the text of all events: how tokens share events depends on how fast they are read."""
-    text = ""
-    for event in events:
-        if isinstance(event, dict):
-            text += event.get("text_output", "")
-            text += "".join(choice["delta"].get("content", "") for choice in event.get("choices", []))
-    return text
+def test_an_output_shows_more_than_it_leaves_out() -> None:
+    assert all(len(shown.replace(CUT, "").strip()) >= 20 for _, _, shown in EXAMPLES)
 
 
-def test_the_readme_has_a_streamed_call_for_each_protocol() -> None:
-    commands = [command for command, _ in CALLS]
-    assert any("/v1/chat/completions" in command and '"stream": true' in command for command in commands)
-    assert any("/generate_stream" in command for command in commands)
+def run(server: ServerProcess, language: str, code: str) -> str:
+    """Run an example against a server and return its output."""
+    http = server.base_url.removeprefix("http://")
+    code = code.replace("localhost:8000", http).replace("localhost:8001", server.grpc_address)
+    command = ["bash", "-c", code.replace("curl ", "curl -sS --max-time 20 ", 1)]
+    if language == "python":
+        command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-@pytest.mark.parametrize(("command", "shown"), CALLS)
-def test_a_call_of_the_readme_prints_what_it_shows(bundled: ServerProcess, command: str, shown: str) -> None:
-    command = command.replace("http://localhost:8000", bundled.base_url).replace("curl ", "curl -sS --max-time 20 ", 1)
-    output = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
-    actual, expected = events_of(output), events_of(shown)
-    assert text_of(actual) == text_of(expected)
-    assert (actual[0].keys(), actual[-1]) == (expected[0].keys(), expected[-1])
+def pattern(shown: str) -> str:
+    """Return a regular expression for an output. Blank lines, which separate events, do not count."""
+    return ".*?".join(re.escape(part) for part in without_blank_lines(shown).split(CUT))
+
+
+def without_blank_lines(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if line)
+
+
+@pytest.mark.parametrize(("language", "code", "shown"), EXAMPLES)
+def test_an_example_prints_what_is_shown(bundled: ServerProcess, language: str, code: str, shown: str) -> None:
+    output = without_blank_lines(run(bundled, language, code))
+    assert re.fullmatch(pattern(shown), output, re.DOTALL), output
 
 
 def test_the_bundled_model_says_who_it_is_quotes_and_declines(bundled: ServerProcess) -> None:

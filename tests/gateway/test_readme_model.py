@@ -1,4 +1,4 @@
-"""The README's way to make and serve a checkpoint of one's own."""
+"""The way in docs/getting-started.md to make and serve a checkpoint of one's own."""
 
 import ast
 import re
@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import DOCS, ROOT
 from tests.server_process import running_server
 
-SNIPPET = re.search(r"```python\n(from transformers import .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGE = (DOCS / "getting-started.md").read_text()
+SNIPPET = re.search(r"```python\n(from transformers import .*?)```", PAGE, re.DOTALL)
 
 
 def test_it_is_three_statements() -> None:

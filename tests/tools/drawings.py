@@ -142,7 +142,14 @@ def tower() -> str:
         860,
         486,
         [
-            Box(20, 20, 590, 50, "cli/", ["one file or folder for each command of sluice"]),
+            Box(
+                20,
+                20,
+                590,
+                50,
+                "cli/",
+                ["one file or folder for each command: serve, repository, rag, build, doctor"],
+            ),
             Box(
                 20,
                 84,
@@ -151,8 +158,8 @@ def tower() -> str:
                 "gateway/",
                 [
                     "protocols and the process around them: OpenAI and Triton v2 over HTTP, SSE and gRPC,",
-                    "retrieval, metrics; service.py is the one data plane under all of them",
-                    "http/ (openai v2 rag)  grpc/  v2/  access/  telemetry/  options/",
+                    "RAG, metrics; service.py is the one data plane under all of them",
+                    "http/ (openai, v2, rag)   grpc/   v2/   telemetry/   options/",
                 ],
                 "accent",
             ),
@@ -163,8 +170,8 @@ def tower() -> str:
                 67,
                 "pipelines/",
                 [
-                    "text in, text out: chat templates, tokens and text, retrieval with citations",
-                    "text/  llm/  remote/  stages/  rag/",
+                    "text in, text out: chat templates, tokens and text, hosted models, RAG with citations",
+                    "text/   llm/   stages/   remote/   rag/",
                 ],
                 "accent",
             ),
@@ -177,9 +184,9 @@ def tower() -> str:
                 [
                     "a Triton model server without protocols:",
                     "repository, versions, config.pbtxt, batching,",
-                    "sequences, response cache, backends",
-                    "backends: onnxruntime openvino pytorch",
-                    "tensorflow tensorrt python ensemble",
+                    "sequences, response cache",
+                    "backends: onnxruntime, openvino, pytorch,",
+                    "tensorflow, tensorrt, python, ensemble",
                 ],
                 "green",
             ),
@@ -199,12 +206,7 @@ def tower() -> str:
                 "warm",
             ),
             Box(
-                20,
-                412,
-                590,
-                50,
-                "sluice/",
-                ["errors, restart budget, GPU count, version; the public names, looked up lazily"],
+                20, 412, 590, 50, "sluice/", ["errors, backoff, GPU count, version; the public names, looked up lazily"]
             ),
             Box(640, 263, 200, 67, "load/", ["load generator: speaks the", "wire, imports none of ours"]),
             Box(640, 345, 200, 53, "models/", ["the bundled repository"]),
@@ -220,11 +222,11 @@ def processes() -> str:
     """Draw the processes of one server and what travels between them."""
     return picture(
         "The processes of a server",
-        900,
-        430,
+        920,
+        420,
         [
-            Box(20, 20, 250, 84, "Clients", ["openai, curl, browsers", "tritonclient, perf_analyzer", "Prometheus"]),
-            Frame(20, 150, 560, 260, "gateway process: asyncio on uvloop"),
+            Box(40, 16, 250, 84, "Clients", ["openai, curl, browsers", "tritonclient, perf_analyzer", "Prometheus"]),
+            Frame(20, 150, 560, 250, "gateway process: asyncio on uvloop"),
             Box(
                 40,
                 168,
@@ -240,35 +242,35 @@ def processes() -> str:
                 250,
                 84,
                 "Pipelines",
-                ["templates, tokenizer, detokenizer", "ensembles, retrieval", "in-process backends (ONNX …)"],
+                ["chat templates, tokens and text", "RAG, hosted models", "language models"],
                 "accent",
             ),
             Box(
                 310,
-                300,
+                292,
                 250,
                 84,
                 "Engine client",
                 ["submits, cancels, merges events", "supervises: heartbeat, restart", "resumes streams after a crash"],
-                "accent",
+                "warm",
             ),
             Box(
                 40,
-                300,
+                292,
                 250,
                 84,
                 "Model repository",
-                ["versions, batching, sequences", "rate limits, response cache", "one Python worker an instance"],
+                ["versions, batching, sequences", "response cache, ensembles", "in-process backends (ONNX, …)"],
                 "green",
             ),
             Box(
-                640,
+                660,
                 150,
                 240,
                 118,
                 "Engine process",
                 [
-                    "one for each language model",
+                    "one for each version of an LLM",
                     "queue, admission, planner,",
                     "KV blocks, sampling",
                     "runner: OpenVINO",
@@ -277,22 +279,23 @@ def processes() -> str:
                 "warm",
             ),
             Box(
-                640,
+                660,
                 300,
                 240,
                 84,
                 "Worker process",
-                ["one for each instance", "of a Python model;", "shared-memory tensors"],
+                ["one for each instance", "of a Python model", "large tensors in shared memory"],
                 "green",
             ),
-            Arrow([(225, 104), (225, 168)], "HTTP, SSE, gRPC", True, (235, 128)),
+            Arrow([(262, 100), (262, 168)], "", True),
+            Note(272, 126, "HTTP, SSE, gRPC"),
             Arrow([(290, 210), (310, 210)], "", True),
-            Arrow([(435, 252), (435, 300)], "", True),
-            Arrow([(165, 300), (165, 252)], "", True),
-            Arrow([(560, 330), (600, 330), (600, 210), (640, 210)], "", True),
-            Note(588, 128, "ZeroMQ, msgpack frames: commands down,"),
-            Note(588, 143, "one frame of token events a step up"),
-            Arrow([(165, 384), (165, 400), (600, 400), (600, 350), (640, 350)], "", True),
+            Arrow([(435, 252), (435, 292)], "", True),
+            Arrow([(165, 292), (165, 252)], "", True),
+            Arrow([(560, 322), (610, 322), (610, 210), (660, 210)], "", True),
+            Note(612, 120, "ZeroMQ, msgpack frames: commands down,"),
+            Note(612, 136, "one frame of token events a step up"),
+            Arrow([(165, 376), (165, 390), (630, 390), (630, 342), (660, 342)], "", True),
         ],
     )
 
@@ -300,7 +303,7 @@ def processes() -> str:
 def _sequence(
     title: str, width: int, lanes: Sequence[tuple[str, str, str]], steps: Sequence[tuple[int, int, str]]
 ) -> str:
-    """Draw a request's way.
+    """Draw a request's path.
 
     `lanes` are (title, line, kind), `steps` (from lane, to lane, text); a step within one lane is a note beside it.
     """
@@ -325,56 +328,56 @@ def _sequence(
 
 
 def chat_request() -> str:
-    """Draw the way of a streamed chat request."""
+    """Draw the path of a streamed chat request."""
     return _sequence(
         "A streamed chat request",
-        1000,
+        1180,
         [
-            ("Client", "POST …/completions", ""),
-            ("http/openai", "schemas, SSE frames", "accent"),
-            ("gateway/service", "one data plane", "accent"),
-            ("pipelines/llm", "template, tokenizer", "accent"),
-            ("engine/client", "token events", "warm"),
-            ("engine/loop", "plan, run, commit", "warm"),
+            ("Client", "POST /v1/chat/completions", ""),
+            ("gateway/http/openai", "schemas, SSE frames", "accent"),
+            ("gateway/service.py", "the one data plane", "accent"),
+            ("pipelines/llm, text", "template, tokenizer", "accent"),
+            ("engine/client", "EngineClient", "warm"),
+            ("engine/loop", "InflightExecutor", "warm"),
         ],
         [
             (0, 1, "JSON body, checked once"),
             (1, 2, "TextRequest"),
-            (2, 3, "model, adapter, limits"),
-            (3, 4, "token ids, sampling"),
-            (4, 5, "Submit: admitted or refused"),
-            (5, 5, "prefill, then decode"),
+            (2, 3, "of that model or adapter"),
+            (3, 4, "GenerateRequest: token ids"),
+            (4, 5, "Submit: queued or rejected"),
+            (5, 5, "plan, run, sample, commit"),
             (5, 4, "one frame a step"),
-            (4, 3, "token events, merged"),
-            (3, 1, "text: stop strings, logprobs"),
+            (4, 3, "TokenEvents, merged"),
+            (3, 1, "TextEvents: text, stop strings, logprobs"),
             (1, 0, "data: {…} chunks"),
             (0, 1, "disconnect, or the end"),
-            (1, 5, "the same finally: cancel, blocks free within the step"),
+            (1, 5, "the same finally: Cancel frees the blocks within the step"),
         ],
     )
 
 
 def infer_request() -> str:
-    """Draw the way of a Triton inference request."""
+    """Draw the path of a Triton inference request."""
     return _sequence(
         "A Triton inference request",
-        1000,
+        1180,
         [
             ("Client", "infer, ModelInfer", ""),
-            ("http/v2, grpc", "JSON, protobuf", "accent"),
-            ("gateway/service", "version, weights", "accent"),
-            ("serving", "model, statistics", "green"),
-            ("serving/batching", "queue, batches", "green"),
-            ("serving/backends", "ONNX, Python, …", "green"),
+            ("gateway/http, grpc", "JSON, bytes, protobuf", "accent"),
+            ("gateway/service.py", "the one data plane", "accent"),
+            ("serving", "Model, InferJob", "green"),
+            ("serving/batching", "Batcher, InstancePool", "green"),
+            ("serving/backends", "Instance: ONNX, Python …", "green"),
         ],
         [
-            (0, 1, "tensors: JSON, binary or shared memory"),
-            (1, 2, "InferRequest"),
-            (2, 3, "Model.submit: shapes and types checked"),
-            (3, 4, "Job: cached, queued by priority"),
-            (4, 5, "a batch for a free instance"),
+            (0, 1, "tensors, or their regions"),
+            (1, 2, "model, version, sticky key"),
+            (1, 3, "InferRequest: names, shapes and types checked"),
+            (3, 4, "InferJob: cache, then queue"),
+            (4, 5, "a batch, a free instance"),
             (5, 4, "outputs, split by request"),
-            (4, 3, "responses, counted in statistics"),
+            (4, 3, "responses, statistics"),
             (3, 1, "InferResponse: one, or many of a decoupled model"),
             (1, 0, "the protocol's own shape"),
         ],

@@ -8,7 +8,7 @@ from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.folder import read_folder
 from engine.model_folder import ModelFormat
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
-from engine.validation import RUNTIME_FIELDS
+from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import SluiceError
 
 
@@ -72,6 +72,6 @@ TENSORRT_LLM = RuntimeSpec(
         "(--engine-python)"
     ),
     settings=SETTINGS,
-    sampling_fields=RUNTIME_FIELDS,
+    sampling_fields=OPTIONAL_FIELDS,
     ignored_fields=frozenset({"cache_path", "num_threads"}),
 )

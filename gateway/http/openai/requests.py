@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind
 from gateway.http.openai.reply import OpenAIReply, ReplyOptions
 from gateway.http.openai.schemas import (
@@ -26,7 +27,6 @@ from sluice.errors import SluiceError, invalid
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from pipelines.text.model import TextModel
 
-MAX_SEED = 2**64 - 1
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}
 Constraint = tuple[str, Grammar]
@@ -86,10 +86,9 @@ class Job:
 
     def _sampling(self, index: int) -> SamplingOverrides:
         """Return the sampling of a prompt's sequence number `index`: each sequence has a seed of its own."""
-        seed = self.sampling.seed
-        if seed is None or index == 0:
+        if "seed" not in self.sampling or index == 0:
             return self.sampling
-        return msgspec.structs.replace(self.sampling, seed=(seed + index) & MAX_SEED)
+        return {**self.sampling, "seed": (self.sampling["seed"] + index) & MAX_SEED}
 
 
 def parse_job(
@@ -159,45 +158,36 @@ def _sampling(
     prompt_logprobs: int | None,
     grammar: Grammar | None,
 ) -> SamplingOverrides:
-    """Return the sampling fields that the client sent."""
-    ids = fields.stop_token_ids
-    return SamplingOverrides(
-        max_tokens=max_tokens,
-        min_tokens=fields.min_tokens,
-        temperature=fields.temperature,
-        top_k=0 if fields.top_k == -1 else fields.top_k,
-        top_p=fields.top_p,
-        min_p=fields.min_p,
-        typical_p=fields.typical_p,
-        repetition_penalty=fields.repetition_penalty,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        seed=fields.seed,
-        stop_token_ids=None if ids is None else tuple(ids),
-        ignore_eos=fields.ignore_eos,
-        logit_bias=_logit_bias(fields.logit_bias),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        grammar=grammar,
-        beam_width=_parse_beam_width(fields),
-        length_penalty=fields.length_penalty,
-        early_stopping=None if fields.early_stopping is None else int(fields.early_stopping),
-        beam_search_diversity_rate=fields.beam_search_diversity_rate,
-        no_repeat_ngram_size=fields.no_repeat_ngram_size,
-        top_p_min=fields.top_p_min,
-        top_p_decay=fields.top_p_decay,
-        top_p_reset_ids=fields.top_p_reset_ids,
-    )
+    """Return the sampling fields that the client sent, by the engine's names and in its types."""
+    sampling = {name: getattr(fields, name) for name, field in SAMPLING_FIELDS.items() if field.is_in_openai} | {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "grammar": grammar,
+        "beam_width": _parse_beam_width(fields),
+    }
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    for name, convert in _CONVERSIONS.items():
+        if name in sampling:
+            sampling[name] = convert(sampling[name])
+    return sampling
 
 
-def _logit_bias(sent: dict[str, float] | None) -> dict[int, float] | None:
+def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
     """Key the biases by token id: JSON has no keys but strings."""
-    if sent is None:
-        return None
     for key in sent:
         if not re.fullmatch(r"\d{1,10}", key, re.ASCII):
             raise invalid("logit_bias", f"the keys of logit_bias must be token ids, got {key[:40]!r}")
     return {int(key): bias for key, bias in sent.items()}
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "top_k": lambda value: 0 if value == -1 else value,
+    "early_stopping": int,
+    "stop_token_ids": tuple,
+    "logit_bias": _logit_bias,
+}
+"""Fields that the engine has in another type or with another value for off."""
 
 
 def _parse_constraint(fields: GenerationRequest) -> Constraint | None:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
 from gateway.http.parsing import Message, RequestObject, StopStrings, union_error
+from gateway.http.sampling import build_sampling_schema
 
 MAX_PROMPTS = 512
 """Most prompts in one completion request: each is a sequence of its own."""
@@ -20,9 +22,6 @@ MAX_CHOICES = 128
 MAX_SEQUENCES = 512
 """Most sequences of one request: prompts times answers."""
 
-MAX_LOGPROBS = 20
-"""Most alternatives to one token: OpenAI's limit."""
-
 MAX_PROMPT_TOKENS = 1 << 20
 """Most token ids in one prompt, far above any context: checking many millions would hold up all other streams."""
 
@@ -31,12 +30,6 @@ def _text_or_object(value: Any) -> str | None:
     if isinstance(value, str):
         return "<text>"
     return "<object>" if isinstance(value, dict) else None
-
-
-def _flag_or_number(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "<flag>"
-    return "<number>" if isinstance(value, int) else None
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -56,11 +49,6 @@ TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_PROMPT_TOKENS
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
     Discriminator(_text_or_object, **union_error("a JSON schema, as an object or as text")),
-]
-
-EarlyStopping = Annotated[
-    Annotated[bool, Tag("<flag>")] | Annotated[int, Tag("<number>")],
-    Discriminator(_flag_or_number, **union_error("true, false or an integer")),
 ]
 
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -114,30 +102,20 @@ class LoraRequest(RequestObject):
     lora_path: str | None = Field(None, description="Accepted and not used: adapters are given at the start.")
 
 
-class GenerationRequest(RequestObject):
-    """The fields that chat and plain completions share."""
+_SamplingFields: Any = build_sampling_schema(each for each in SAMPLING_FIELDS.values() if each.is_in_openai)
+
+
+class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields are a table's rows
+    """The fields that chat and plain completions share, besides those of `engine.sampling_fields`."""
 
     model: str = Field(description="The model; base:adapter for one of its LoRA adapters.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt. Answer i has seed + i.")
     max_tokens: int | None = Field(None, ge=1)
     stop: StopStrings | None = None
-    temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
-    top_p: float | None = Field(None, description="Above 0, at most 1 (off).")
-    seed: int | None = Field(None, description="0 or more; makes sampling repeatable. Answer i of n has seed + i.")
-    presence_penalty: float | None = Field(None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    logit_bias: dict[str, float] | None = Field(None, description="Added to the logits of token ids; -100 to 100.")
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="Accepted and not used.")
-    top_k: int | None = Field(None, ge=-1, description="vLLM's; 0 and -1 switch it off.")
-    min_p: float | None = Field(None, description="vLLM's; 0 (off) to 1.")
-    typical_p: float | None = Field(None, description="transformers'; above 0, at most 1 (off).")
-    repetition_penalty: float | None = Field(None, description="vLLM's; above 0, 1 is off.")
-    min_tokens: int | None = Field(None, description="vLLM's; fewest tokens before the model may end.")
-    ignore_eos: bool | None = Field(None, description="vLLM's; go on past the model's own end.")
-    stop_token_ids: list[int] | None = Field(None, fail_fast=True, description="vLLM's; tokens that end the text.")
     bad_words: list[str] | None = Field(None, fail_fast=True, description="vLLM's; words that must not come.")
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; not with stream.")
     guided_json: JsonText | None = Field(None, description="vLLM's; a JSON schema.")
@@ -148,7 +126,6 @@ class GenerationRequest(RequestObject):
     use_beam_search: bool | None = Field(
         None, description="vLLM's; the best beam is the answer. With TensorRT-LLM alone."
     )
-    beam_width: int | None = Field(None, ge=1, description="Beams of a beam search; above 1 with TensorRT-LLM alone.")
     best_of: int | None = Field(
         None,
         ge=1,
@@ -156,13 +133,6 @@ class GenerationRequest(RequestObject):
         description="Of plain completions: generate so many and answer with the n likeliest; not with stream. "
         "With use_beam_search the beams.",
     )
-    length_penalty: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
-    early_stopping: EarlyStopping | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
-    beam_search_diversity_rate: float | None = Field(None, description="Of a beam search; with TensorRT-LLM alone.")
-    no_repeat_ngram_size: int | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")
-    top_p_min: float | None = Field(None, description="With TensorRT-LLM alone; 0 is off.")
-    top_p_decay: float | None = Field(None, description="With TensorRT-LLM alone; 1 is off.")
-    top_p_reset_ids: int | None = Field(None, description="With top_p_decay.")
     lora_request: LoraRequest | None = Field(None, description="A LoRA adapter of the model, by its name.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
     cache_salt: str | None = Field(

@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from gateway.http.parsing import retriever_parameters
 from gateway.http.rag.answers import AnswerHead, Events, collect_answer, encode_error, stream_answer
 from gateway.http.rag.bodies import collection_key, format_list, json_response, read_fields
-from gateway.http.rag.schemas import QueryRequest, SearchRequest
+from gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
 from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
@@ -18,22 +18,12 @@ from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from pipelines.rag.types import RetrievalMode, build_source
 from pipelines.text.citations import to_json_objects
 from pipelines.text.model import TextModel
-from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
+from pipelines.text.types import ChatMessage, TextRequest
 from sluice.errors import ErrorCode, SluiceError
 
 DEFAULT_PIPELINE = "rag_pipeline"
 _PROTOCOL = "rag"
 """The label of answers in metrics."""
-_SAMPLING = {
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-}
 
 
 class QueryRoutes:
@@ -120,7 +110,7 @@ def build_text_request(
     return TextRequest(
         request_id=request_id,
         prompt=(*turns, ChatMessage(role="user", content=fields.question)),
-        sampling=SamplingOverrides(**fields.model_dump(include=_SAMPLING, exclude_none=True)),
+        sampling=fields.model_dump(include={"max_tokens", *QUERY_SAMPLING}, exclude_none=True),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         cache_salt=fields.cache_salt or "",
         parameters=parameters,

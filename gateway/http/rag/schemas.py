@@ -6,15 +6,22 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gateway.http.parsing import Message, StopStrings
+from engine.sampling_fields import SAMPLING_FIELDS, FieldKind
+from gateway.http.parsing import Message, RequestObject, StopStrings
+from gateway.http.sampling import build_sampling_schema
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
 MAX_DOCUMENTS = 10_000
 """Most documents of one request: the outcome of each takes time and memory, however short the document is."""
+QUERY_SAMPLING = (
+    "seed",
+    *(each.name for each in SAMPLING_FIELDS.values() if each.kind is FieldKind.FLOAT and not each.is_optional),
+)
+"""Sampling fields of a query. There is no `top_k` among them: a query's is its number of chunks."""
 _INT64 = range(-(2**63), 2**63)
 """Integers that stores and JSON readers keep exactly."""
 
@@ -41,26 +48,20 @@ FormatName = Literal["text", "markdown", "html"]
 ModeName = Literal["vector", "bm25", "hybrid"]
 
 
-class _Object(BaseModel):
-    """A JSON object. Unknown fields are kept, for `parsing` to accept or reject."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-
-
-class MetadataObject(_Object):
+class MetadataObject(RequestObject):
     """The metadata of a query parameter or a form field."""
 
     metadata: Metadata
 
 
-class CollectionRequest(_Object):
+class CollectionRequest(RequestObject):
     """`POST /v1/rag/collections`."""
 
     name: str = Field(description="1 to 63 letters, digits, '.', '_' or '-'.")
     encoder: str | None = Field(None, description="The model that makes its embeddings. Default: the server's.")
 
 
-class _DocumentFields(_Object):
+class _DocumentFields(RequestObject):
     """The fields of a document besides id and text."""
 
     format: FormatName | None = Field(None, description="Default: detected from the id's ending and the text.")
@@ -83,7 +84,7 @@ class DocumentsRequest(_DocumentFields):
     text: str | None = None
 
 
-class _RetrievalFields(_Object):
+class _RetrievalFields(RequestObject):
     """The question, and where to search for its answer."""
 
     question: str = Field(min_length=1)
@@ -108,7 +109,10 @@ class SearchRequest(_RetrievalFields):
     )
 
 
-class QueryRequest(_RetrievalFields):
+_SamplingFields: Any = build_sampling_schema(SAMPLING_FIELDS[name] for name in QUERY_SAMPLING)
+
+
+class QueryRequest(_RetrievalFields, _SamplingFields):  # type: ignore[misc]  # its sampling fields are a table's rows
     """`POST /v1/rag/{collection}/query`."""
 
     model: str | None = Field(None, description="The pipeline that answers.")
@@ -116,13 +120,6 @@ class QueryRequest(_RetrievalFields):
     history: list[Message] | None = Field(None, fail_fast=True, description="Earlier turns of the conversation.")
     max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
     stop: StopStrings | None = None
-    temperature: float | None = Field(None, description="0 to 2; 0 is greedy.")
-    top_p: float | None = Field(None, description="Above 0, at most 1 (off).")
-    min_p: float | None = Field(None, description="0 (off) to 1.")
-    seed: int | None = Field(None, description="0 or more; makes sampling repeatable.")
-    presence_penalty: float | None = Field(None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    repetition_penalty: float | None = Field(None, description="Above 0, 1 is off.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower runs earlier.")
     cache_salt: str | None = Field(
         None, max_length=256, description="Prompts are reused only between requests of one salt."

@@ -60,7 +60,7 @@ def test_the_request_to_the_server(rag: RagServer, sluice: Sluice) -> None:
     assert asked.parameters == {
         "collection": "faq", "top_k": 3, "mode": "bm25", "filter": '{"year":2025}', "collection_key": "k",
     }  # fmt: skip
-    assert (asked.sampling.max_tokens, asked.sampling.temperature) == (5, 0)
+    assert asked.sampling == {"max_tokens": 5, "temperature": 0}
 
 
 def test_sluices_own_documentation_is_asked_until_there_are_others(

@@ -102,8 +102,7 @@ async def echo(rill: Tokenizer) -> AsyncIterator[LlmText]:
 
 
 def request(prompt: Prompt, stop: tuple[str, ...] = (), **sampling: object) -> TextRequest:
-    overrides = SamplingOverrides(**sampling)  # type: ignore[arg-type]
-    return TextRequest(request_id="r", prompt=prompt, sampling=overrides, stop=stop)
+    return TextRequest(request_id="r", prompt=prompt, sampling=sampling, stop=stop)
 
 
 async def collect(model: LlmText, sent: TextRequest) -> list[TextEvent]:

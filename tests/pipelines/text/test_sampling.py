@@ -3,12 +3,11 @@ from typing import Any
 
 import pytest
 
-from engine import validation
+from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import SamplingParams
 from pipelines.text.sampling import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
-    RUNTIME_FIELDS,
     SamplingDefaults,
     drop_neutral_fields,
     load_sampling_defaults,
@@ -35,8 +34,8 @@ def test_fields_are_read_and_others_ignored(tmp_path: Path) -> None:
 
 
 def test_no_sampling_means_greedy(tmp_path: Path) -> None:
-    assert load(tmp_path, '{"do_sample": false, "temperature": 0.6}').temperature == 0.0
-    assert load(tmp_path, '{"do_sample": null}').temperature == 1.0
+    assert load(tmp_path, '{"do_sample": false, "temperature": 0.6}')["temperature"] == 0.0
+    assert load(tmp_path, '{"do_sample": null}').resolve({}, 5).temperature == 1.0
 
 
 @pytest.mark.parametrize("text", ["{", '{"top_k": "many"}', "[]"])
@@ -54,25 +53,14 @@ def test_what_the_client_sent_goes_before_the_defaults() -> None:
     )
 
 
-def test_every_sampling_field_can_be_sent() -> None:
-    # Bad words are sent as strings, beside the stop strings.
-    sent = {*SamplingOverrides.__struct_fields__, "bad_words"}
-    assert sent == set(SamplingParams.__struct_fields__)
-
-
-ALL = tuple(RUNTIME_FIELDS)
+ALL = OPTIONAL_FIELDS
 
 
 def wanted(sent: dict[str, Any], has: tuple[str, ...]) -> dict[str, Any]:
-    """What is left of `sent`."""
+    """Return what is left of `sent` for a runtime that has the optional fields `has`."""
     left = drop_neutral_fields(SamplingOverrides(max_tokens=5, **sent), has)
-    assert left.max_tokens == 5
-    return {name: value for name in ALL if (value := getattr(left, name)) is not None}
-
-
-def test_they_are_sampling_parameters() -> None:
-    assert set(ALL) <= set(SamplingParams.__struct_fields__)
-    assert set(ALL) <= set(SamplingOverrides.__struct_fields__)
+    assert left.pop("max_tokens") == 5
+    return left
 
 
 @pytest.mark.parametrize("has", [(), ALL])
@@ -107,8 +95,9 @@ def test_what_asks_for_something_is_kept_for_the_engine_to_judge(sent: dict[str,
     assert wanted(sent, has) == sent
 
 
-def test_the_engine_knows_the_same_fields() -> None:
-    assert set(ALL) == set(validation.RUNTIME_FIELDS)
+def test_a_zero_of_a_common_field_is_kept_over_the_models_default() -> None:
+    sent = {name: each.off[0] for name, each in SAMPLING_FIELDS.items() if each.off and not each.is_optional}
+    assert drop_neutral_fields(sent, ()) == sent
 
 
 def test_a_word_is_spelled_with_and_without_a_space_before_it(rill: Tokenizer) -> None:

@@ -32,7 +32,7 @@ from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, is_before
 from engine.model_folder import ModelFormat
-from engine.validation import RUNTIME_FIELDS
+from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import invalid
 
 IGNORED_BY_TORCH_SAMPLER = frozenset(
@@ -97,7 +97,7 @@ class LlmPlan:
     @property
     def sampling_fields(self) -> tuple[str, ...]:
         """`EngineInfo.sampling_fields`."""
-        return tuple(name for name in RUNTIME_FIELDS if name not in self.ignored_sampling)
+        return tuple(name for name in OPTIONAL_FIELDS if name not in self.ignored_sampling)
 
 
 def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrary) -> LlmPlan:

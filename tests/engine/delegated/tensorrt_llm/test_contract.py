@@ -25,7 +25,6 @@ from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, imported
 from tests.engine.delegated.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
 from tests.paths import ROOT
 from tests.stand_ins.model_folders import make_checkpoint
-from tests.tools.tensorrt_llm_tables import DOCS, section, tables
 
 ADAPTER = ROOT / "engine" / "delegated" / "tensorrt_llm"
 STABILITY = ROOT / "tests" / "data" / "tensorrt_llm" / "api_stability"
@@ -309,14 +308,6 @@ def test_policies_are_named_as_the_library_names_them(library: TensorRtLlmLibrar
             except ValueError as error:
                 words = str(error).partition("one of ")[2].split(", ")
                 assert {row.parse(word) for word in words} == set(enum.__members__), row.name
-
-
-# -- the docs
-
-
-@pytest.mark.parametrize("name", list(tables()))
-def test_the_docs_show_the_tables(name: str) -> None:
-    assert section(DOCS.read_text(), name) == tables()[name], "run python -m tests.tools.tensorrt_llm_tables"
 
 
 def test_the_adapter_is_the_only_importer() -> None:

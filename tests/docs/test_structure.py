@@ -1,0 +1,16 @@
+"""The figures that docs/reference/structure.md states hold."""
+
+import re
+
+from tests.paths import DOCS
+from tests.tools.structure_page import paths
+
+PAGE = DOCS / "reference" / "structure.md"
+
+
+def test_requests_run_through_no_more_files_than_stated() -> None:
+    bounds = {name: int(most) for name, most in re.findall(r"^\| (\w+) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)}
+    found = paths()
+    assert bounds.keys() == found.keys()
+    for name, files in found.items():
+        assert len(files) <= bounds[name], f"{name}: {len(files)} files: {' '.join(files)}"

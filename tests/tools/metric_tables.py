@@ -1,0 +1,99 @@
+"""Generates the tables of docs/metrics.md from the families that the server collects."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client.core import Metric
+
+from gateway.options.telemetry import MetricsSettings
+from gateway.telemetry import trt_llm
+from gateway.telemetry.engine import EngineCollector, ServedModels
+from gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.page import InferenceCollector
+from serving.model import Model
+from serving.statistics import CacheUsage, ModelStatistics
+from tests.tools.markdown import code, codes, plain, table
+
+_LOCAL, _REMOTE = CacheUsage(1), CacheUsage(None)
+_EVERYTHING = MetricsSettings(has_summaries=True, has_histograms=True)
+_GPU = GpuSample("GPU", 0.0, 0, 0, 0.0, 0.0, 0.0, name="", driver_version="", processes=(GpuProcess((1,), 0),))
+_OF_EVERY_MODEL = {"model", "version"}
+_OF_ONE_SAMPLE = {"le", "quantile"}
+
+
+def _requests() -> str:
+    metrics = GatewayMetrics()
+    direct = (
+        *(metrics.requests, metrics.time_to_first_token, metrics.time_per_output_token),
+        metrics.request_duration,
+    )
+    labels = {each._name: each._labelnames for each in direct}
+    return _table(
+        (family for family in metrics.registry.collect() if family.name.startswith("sluice_")),
+        lambda family: labels.get(family.name) or _labels(family),
+    )
+
+
+def _engine() -> str:
+    service = SimpleNamespace(
+        llms=list, is_live=bool, is_ready=bool, repository=SimpleNamespace(num_failed_loads={}, models=list)
+    )
+    return _table(EngineCollector(cast(ServedModels, service)).collect(), _labels)
+
+
+def _served() -> list[Metric]:
+    """Return the families of a server that shows everything, over one model with a cache."""
+    statistics = ModelStatistics()
+    statistics.cache = _LOCAL
+    config = SimpleNamespace(metric_tags={})
+    model = SimpleNamespace(name="", config=config, spec=SimpleNamespace(version=1), statistics=statistics)
+    collector = InferenceCollector(lambda: [cast(Model, model)], _EVERYTHING, _REMOTE, lambda: [_GPU])
+    return [*collector.collect(), *process_memory([("GPU", _GPU.processes)], {1: ""})]
+
+
+def _families(*prefixes: str) -> str:
+    return _table((family for family in _served() if family.name.startswith(prefixes)), _own_labels)
+
+
+def _trt_llm() -> str:
+    labels = {gauge.name: (gauge.label,) for gauge in trt_llm._GAUGES}
+    families = trt_llm.TrtLlmCollector(list).collect()
+    return _table(families, lambda family: labels.get(family.name, ("response_metric_type",)))
+
+
+def _own_labels(family: Metric) -> Iterable[str]:
+    return [name for name in _labels(family) if name not in _OF_EVERY_MODEL or not family.name.startswith("nv_")]
+
+
+def _labels(family: Metric) -> Iterable[str]:
+    declared: Iterable[str] = getattr(family, "_labelnames", ())
+    if declared:
+        return declared
+    return dict.fromkeys(name for sample in family.samples for name in sample.labels if name not in _OF_ONE_SAMPLE)
+
+
+def _table(families: Iterable[Metric], labels: Callable[[Any], Iterable[str]]) -> str:
+    """Return the table of some families; without the column of labels where none has any."""
+    rows = [[code(_exposed(each)), each.type, codes(labels(each)), plain(each.documentation)] for each in families]
+    if any(row[2] for row in rows):
+        return table(("Metric", "Type", "Labels", "Meaning"), rows)
+    return table(("Metric", "Type", "Meaning"), ([name, kind, text] for name, kind, _, text in rows))
+
+
+def _exposed(family: Metric) -> str:
+    """Return a family's name on the page: the library adds an ending to its own counters, not to Triton's."""
+    return f"{family.name}_total" if type(family.type) is str and family.type == "counter" else family.name
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "metrics-requests": _requests,
+    "metrics-engine": _engine,
+    "metrics-response-cache": partial(_families, "sluice_response_cache"),
+    "metrics-inference": partial(_families, "nv_inference"),
+    "metrics-cache": partial(_families, "nv_cache"),
+    "metrics-machine": partial(_families, "nv_gpu", "nv_energy", "sluice_gpu", "nv_cpu", "nv_pinned"),
+    "metrics-trt-llm": _trt_llm,
+}
