@@ -21,8 +21,21 @@ class ModelFormat(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """The format in messages, with its article: "a tensorrt llm engine"."""
-        return "an OpenVINO IR" if self is ModelFormat.OPENVINO_IR else f"a {self.value.replace('_', ' ')}"
+        """The format in messages, with its article."""
+        return _PHRASES[self]
+
+    @property
+    def has_own_config(self) -> bool:
+        """Whether its config.json is not HuggingFace's, so that the model's tokenizer needs another folder."""
+        return self in (ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE)
+
+
+_PHRASES = {
+    ModelFormat.HUGGINGFACE: "a HuggingFace checkpoint",
+    ModelFormat.OPENVINO_IR: "an OpenVINO IR",
+    ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
+    ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",
+}
 
 
 def find_checkpoint(folder: Path) -> Path | None:

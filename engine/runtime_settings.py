@@ -40,7 +40,7 @@ class RuntimeSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenSetting:
+class ParsedSetting:
     """A setting with the name and the value that somebody gave."""
 
     name: str
@@ -71,7 +71,12 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def parse(self, texts: Mapping[str, str]) -> list[GivenSetting]:
+    def target(self, name: str) -> str:
+        """Return what the setting `name` sets, or `name` itself where there is no such setting."""
+        setting = self._by_name.get(name)
+        return name if setting is None else setting.target or setting.name
+
+    def parse(self, texts: Mapping[str, str]) -> list[ParsedSetting]:
         """Return the settings that say something: empty texts and unfilled placeholders are left out.
 
         Raises SluiceError INVALID, naming the setting, what came and what was expected; for an unknown name, the
@@ -86,7 +91,7 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
             if not text.strip() or _UNFILLED.fullmatch(text.strip()):
                 continue
             try:
-                given.append(GivenSetting(name, setting, setting.parse(text)))
+                given.append(ParsedSetting(name, setting, setting.parse(text)))
             except ValueError as error:
                 raise invalid(name, f"{name} must be {error}, got {text!r}") from None
         return given

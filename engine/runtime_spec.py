@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import EngineConfig, Runtime
@@ -61,14 +62,26 @@ class RuntimeSpec:
     """Its name, as `--runtime` and `EngineInfo.runtime` have it."""
     title: str
     """Its name in messages: "TensorRT-LLM"."""
+    devices: str
+    """The devices that it runs on, in messages: "NVIDIA GPUs"."""
     process: str
     """The module that is the engine's process."""
     formats: frozenset[ModelFormat]
     """The model folders that it takes."""
     appraise: Appraise
     default_step_sizes: StepSizes
+    dtypes: tuple[str, ...]
+    """The values of `EngineConfig.dtype` that it takes."""
     kv_cache_dtypes: tuple[str, ...]
     """The values of `EngineConfig.kv_cache_dtype` that it takes."""
+    quantizations: tuple[str, ...]
+    """The values of `EngineConfig.quantization` that it takes, beside none."""
+    compresses_weights: bool
+    """Whether it compresses weights at load. Otherwise `quantization` only names what the checkpoint holds."""
+    distributions: tuple[str, ...]
+    """Distributions that `sluice doctor` lists; that of `library` is first."""
+    min_capability: tuple[int, int] | None = None
+    """Oldest compute capability of the NVIDIA GPUs that it needs; None for a runtime that needs no GPU."""
     library: str = ""
     """Module of its library, which may be installed for another Python (`EngineConfig.engine_python`). It is empty for
     a runtime that comes with the gateway."""
@@ -82,6 +95,9 @@ class RuntimeSpec:
     """The sampling parameters of `engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
     ignored_fields: frozenset[str] = frozenset()
     """Fields of EngineConfig that it has no use for."""
+
+    find_problem: Callable[[Path], str] = lambda folder: ""
+    """Returns why it cannot load a model folder of a format that it takes, "" where it can."""
 
     def step_sizes(self, config: EngineConfig) -> StepSizes:
         """Return the sizes of a step where no option gives them."""

@@ -16,8 +16,10 @@ from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import num_gpus
 
-RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType({spec.runtime: spec for spec in (TENSORRT_LLM, OPENVINO)})
+RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType({spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM)})
 """All runtimes by name."""
+BUNDLED = next(spec for spec in RUNTIMES.values() if not spec.library)
+"""The runtime that comes with the gateway."""
 
 IsInstalled = Callable[[RuntimeSpec, str | None], bool]
 
@@ -39,6 +41,11 @@ def runtimes_for(found: ModelFormat | None) -> list[RuntimeSpec]:
     return [spec for spec in RUNTIMES.values() if found is None or found in spec.formats]
 
 
+def is_loadable(found: ModelFormat | None, engine_python: str | None = None) -> bool:
+    """Whether some runtime that takes a folder of this format is installed, for `engine_python` if that is given."""
+    return any(spec.is_installed(engine_python) for spec in runtimes_for(found))
+
+
 def choose_runtime(
     config: EngineConfig,
     *,
@@ -51,17 +58,16 @@ def choose_runtime(
     """
     found = model_format(Path(config.model_path))
     if config.runtime is Runtime.AUTO:
-        choice = _best_runtime(config, found, count_gpus(), is_installed)
+        choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)
     else:
         choice = RuntimeChoice(config.runtime, "it was asked for")
     spec = choice.spec
     if not is_installed(spec, config.engine_python):
-        bundled = next(each for each in RUNTIMES.values() if not each.library)
         raise SluiceError(
             ErrorCode.UNAVAILABLE,
             f"{spec.title} would run {config.model_path} ({choice.reason}), but it is not installed for "
             f"{config.engine_python or 'this Python'}; {spec.remedy}, or serve the HuggingFace checkpoint with "
-            f"--runtime {bundled.runtime}. `sluice doctor` says what this machine has",
+            f"--runtime {BUNDLED.runtime}. `sluice doctor` says what this machine has",
         )
     if found is not None and found not in spec.formats:
         others = " or ".join(f"--runtime {each.runtime}" for each in runtimes_for(found))
@@ -73,19 +79,25 @@ def choose_runtime(
     return choice
 
 
-def _best_runtime(
-    config: EngineConfig, found: ModelFormat | None, num_gpus: int, is_installed: IsInstalled
+def best_runtime(
+    config: EngineConfig,
+    found: ModelFormat | None,
+    *,
+    count_gpus: Callable[[], int] = num_gpus,
+    is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
+    """Return the runtime that suits a model of format `found` best; the only one that takes it, if installed or not."""
     candidates = runtimes_for(found)
     if found is not None and len(candidates) == 1:
         return RuntimeChoice(candidates[0].runtime, f"the folder holds {found.phrase}")
+    num_found = count_gpus()
     appraisals: dict[Runtime, Appraisal] = {}
     for spec in candidates:
 
         def is_spec_installed(spec: RuntimeSpec = spec) -> bool:
             return is_installed(spec, config.engine_python)
 
-        appraisals[spec.runtime] = spec.appraise(config, num_gpus, is_spec_installed)
+        appraisals[spec.runtime] = spec.appraise(config, num_found, is_spec_installed)
     best = max(appraisals, key=lambda runtime: appraisals[runtime].fitness)
     declined = [each.reason for each in appraisals.values() if each.fitness is Fitness.DECLINED]
     return RuntimeChoice(best, appraisals[best].reason or "; ".join(dict.fromkeys(declined)))

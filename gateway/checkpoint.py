@@ -10,18 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine import model_folder
-from engine.config import Runtime
-from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import RUNTIMES
+from engine.model_folder import model_format
+from engine.runtimes import is_loadable, runtimes_for
 from gateway.options.option import OptionError
 from sluice.bundled import BUNDLED_MODEL, models_folder
 
-_TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
-_ONLY_TENSORRT_LLM = {
-    ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",
-    ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
-}
-"""Formats that no other runtime reads, in words."""
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "openvino_model.*"]
 _NOT_FILES = ["*/*", "consolidated*", "adapter_*"]
@@ -35,7 +28,7 @@ def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str 
     A model folder in Triton's layout (one numbered folder for each version) stands for its highest version. A `path`
     that is no folder and looks like a name on the Hugging Face hub is downloaded, unless the cache has it.
     `engine_python` is the engine's Python, where that is another one. Raises OptionError where there is no checkpoint,
-    and for one that only TensorRT-LLM runs where that is not installed.
+    and for one that no installed runtime takes.
     """
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
@@ -51,11 +44,10 @@ def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str 
 
 def _check_loadable(folder: Path, option: str, engine_python: str | None) -> Path:
     found = model_format(folder)
-    if found is not None and found in _ONLY_TENSORRT_LLM and not _TENSORRT_LLM.is_installed(engine_python):
+    if found is not None and not is_loadable(found, engine_python):
         raise OptionError(
-            f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, "
-            f"{_ONLY_TENSORRT_LLM[found]}: {_TENSORRT_LLM.remedy}, or give the HuggingFace checkpoint that it was made "
-            "of"
+            f"{option} must be a model for a runtime that is installed here, got {str(folder)!r}, {found.phrase}: "
+            f"{runtimes_for(found)[0].remedy}, or give the HuggingFace checkpoint that it was made of"
         )
     return folder
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from cli.build.configs import RepositoryNames
 from cli.build.manifest import make_manifest, write_manifest
 from cli.build.options import BuildError, BuildOptions
-from cli.build.output import check_output, check_space, format_size, publish, staging
+from cli.build.output import check_output, check_space, publish, staging
 from cli.build.plan import (
     BuildPaths,
     BuildPlan,
@@ -33,8 +33,8 @@ from cli.build.plan import (
     work_folder,
 )
 from cli.build.source import BuildSource, find_source, read_checkpoint
-from cli.build.steps import Advance, BuildStep, Convert, Copy, Tool, shell_comment, shell_quote
-from cli.build.tensorrt_llm import library_version
+from cli.build.steps import Advance, BuildStep, ConvertStep, CopyStep, ToolStep, shell_comment, shell_quote
+from cli.terminal import format_size
 from engine.config import Runtime
 from sluice.machine import num_gpus
 
@@ -102,7 +102,7 @@ def _make(
         _check_machine(plan.steps, paths)
     for step in plan.steps:
         progress.run(step)
-    tools = [step for step in (*fetching, *plan.steps) if isinstance(step, Tool)]
+    tools = [step for step in (*fetching, *plan.steps) if isinstance(step, ToolStep)]
     write_manifest(make_manifest(options, source, checkpoint, plan, paths, tools), paths.models / models.model)
 
 
@@ -126,7 +126,7 @@ class _Publish:
 
 def _check_machine(steps: Sequence[BuildStep], paths: BuildPaths) -> None:
     """Raises BuildError for a missing tool or GPU, UsageError for too little space."""
-    tools = [step for step in steps if isinstance(step, Tool)]
+    tools = [step for step in steps if isinstance(step, ToolStep)]
     missing = [tool for tool in tools if not tool.is_available]
     if missing:
         raise BuildError(paths.to_published(_missing_tools_message(missing, tools)))
@@ -139,7 +139,7 @@ def _check_machine(steps: Sequence[BuildStep], paths: BuildPaths) -> None:
     check_space(paths.models, steps)
 
 
-def _missing_tools_message(missing: Sequence[Tool], tools: Sequence[Tool]) -> str:
+def _missing_tools_message(missing: Sequence[ToolStep], tools: Sequence[ToolStep]) -> str:
     lines = [f"{missing[0].requires} is not here, and needed to {missing[0].purpose}. To have it:"]
     lines += dict.fromkeys(f"  {tool.install_command}" for tool in missing)
     lines.append("What would be run (all of it: --dry-run):")
@@ -191,10 +191,10 @@ class StepProgress:
     @contextmanager
     def _bar(self, step: BuildStep) -> Iterator[Advance]:
         """Draw a bar of bytes for steps that count them, else the elapsed time. Tools print their own progress."""
-        if isinstance(step, Tool) or not self._console.is_terminal:
+        if isinstance(step, ToolStep) or not self._console.is_terminal:
             yield lambda num_bytes: None
             return
-        counts_bytes = isinstance(step, Copy | Convert)
+        counts_bytes = isinstance(step, CopyStep | ConvertStep)
         columns = _byte_columns() if counts_bytes else (SpinnerColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task("", total=(step.size_bytes() or None) if counts_bytes else None)
@@ -209,12 +209,12 @@ def _script_lines(
     options: BuildOptions, source: BuildSource, fetching: Sequence[BuildStep], plan: BuildPlan, paths: BuildPaths
 ) -> Iterator[str]:
     yield "#!/bin/sh"
-    title = f"{options.checkpoint} ({source.description}) -> {paths.published}, for {_runtime_text(options, plan)}"
+    title = f"{options.checkpoint} ({source.description}) -> {paths.published}, for {plan.builder.title(options)}"
     yield shell_comment(f"{title}; models: {', '.join(plan.names.all)}")
     yield "set -e"
     steps = (*fetching, *plan.steps)
     has_work_folder = any(str(paths.work) in step.script() for step in steps)
-    yield from _missing_tool_lines(tuple(step for step in steps if isinstance(step, Tool)))
+    yield from _missing_tool_lines(tuple(step for step in steps if isinstance(step, ToolStep)))
     if has_work_folder:
         yield f"mkdir -p {shell_quote(paths.work)}"
     for number, step in enumerate(steps, 1):
@@ -236,13 +236,7 @@ def _next_commands(repository: Path) -> tuple[str, ...]:
     return tuple(f"sluice {command} {shell_quote(repository)}" for command in commands)
 
 
-def _runtime_text(options: BuildOptions, plan: BuildPlan) -> str:
-    if plan.runtime is Runtime.OPENVINO:
-        return "OpenVINO"
-    return f"TensorRT-LLM {library_version(options)}"
-
-
-def _missing_tool_lines(tools: Sequence[Tool]) -> Iterator[str]:
+def _missing_tool_lines(tools: Sequence[ToolStep]) -> Iterator[str]:
     missing = {tool.install_command: tool.requires for tool in tools if not tool.is_available}
     if missing:
         yield "#"

@@ -1,9 +1,13 @@
 """Writes the config.pbtxt files of a built repository."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cli.build.options import Layout
+from pipelines.llm.fields import INPUTS, OUTPUTS
+from pipelines.stages.stage import POSTPROCESSING, PREPROCESSING
+from serving.config.completion import DeclaredTensor
+from serving.tensors.datatypes import DATA_TYPES
 
 MAX_BATCH_SIZE = 64
 """Rows of one request where the number of sequences is not limited."""
@@ -50,13 +54,13 @@ def model_config(name: str, backend: str, max_batch_size: int, parameters: Mappi
 
 def stage_config(name: str, backend: str, max_batch_size: int, parameters: Mapping[str, str]) -> str:
     """Return the configuration of preprocessing or postprocessing."""
-    inputs, outputs = _STAGES[backend]
+    stage = _STAGES[backend]
     return _config(
         f'name: "{name}"',
         f'backend: "{backend}"',
         f"max_batch_size: {max_batch_size}",
-        _tensors("input", inputs),
-        _tensors("output", outputs),
+        _tensors("input", [each for each in stage.inputs if each.name not in _ENCODER_TENSORS]),
+        _tensors("output", [each for each in stage.outputs if each.name not in _ENCODER_TENSORS]),
         *_parameters({"tokenizer_dir": TOKENIZER_FOLDER, **parameters}),
         "instance_group [ { kind: KIND_CPU count: 1 } ]",
     )
@@ -64,101 +68,64 @@ def stage_config(name: str, backend: str, max_batch_size: int, parameters: Mappi
 
 def ensemble_config(names: RepositoryNames, max_batch_size: int) -> str:
     """Return the configuration of the ensemble: NVIDIA's text tensors, mapped through the three steps."""
+    stage = {each.name: each for each in PREPROCESSING.inputs}
+    inputs = [replace(stage[inner], name=name) for name, inner in _PREPROCESSING_INPUTS.items()]
+    for name, inner in _MODEL_PARAMETERS.items():
+        inputs.append(DeclaredTensor(name, INPUTS[inner].datatype, INPUTS[inner].dims, is_optional=True))
+    returned = [OUTPUTS[name] for name in ("text_output", *_RETURNED)]
     steps = ",\n".join(_step(model, *maps) for model, *maps in _steps(names))
     return _config(
         f'name: "{names.ensemble}"',
         'platform: "ensemble"',
         f"max_batch_size: {max_batch_size}",
-        _tensors("input", [tensor for tensor, _, _ in _ENSEMBLE_INPUTS]),
-        _tensors("output", [tensor for tensor, _ in _ENSEMBLE_OUTPUTS]),
+        _tensors("input", inputs),
+        _tensors("output", [DeclaredTensor(each.name, each.datatype, each.dims) for each in returned]),
         f"ensemble_scheduling {{\n  step [\n{steps}\n  ]\n}}",
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    data_type: str
-    dims: str = "1"
-    is_optional: bool = True
+_STAGES = {"preprocessing": PREPROCESSING, "postprocessing": POSTPROCESSING}
+_ENCODER_TENSORS = frozenset({"DECODER_QUERY", "DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN"})
+"""Tensors of preprocessing that only models with an encoder need."""
 
-
-_QUERY, _TEXT = _Tensor("QUERY", "STRING", is_optional=False), _Tensor("OUTPUT", "STRING", "-1")
-_STAGES: dict[str, tuple[list[_Tensor], list[_Tensor]]] = {
-    "preprocessing": (
-        [
-            _QUERY,
-            _Tensor("REQUEST_OUTPUT_LEN", "INT32", is_optional=False),
-            _Tensor("BAD_WORDS_DICT", "STRING", "-1"),
-            _Tensor("STOP_WORDS_DICT", "STRING", "-1"),
-            _Tensor("EMBEDDING_BIAS_WORDS", "STRING", "-1"),
-            _Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", "-1"),
-            _Tensor("END_ID", "INT32"),
-            _Tensor("PAD_ID", "INT32"),
-        ],
-        [
-            _Tensor("INPUT_ID", "INT32", "-1"),
-            _Tensor("REQUEST_INPUT_LEN", "INT32"),
-            _Tensor("BAD_WORDS_IDS", "INT32", "2, -1"),
-            _Tensor("STOP_WORDS_IDS", "INT32", "2, -1"),
-            _Tensor("EMBEDDING_BIAS", "FP32", "-1"),
-            _Tensor("REQUEST_OUTPUT_LEN", "INT32", "-1"),
-            _Tensor("OUT_END_ID", "INT32"),
-            _Tensor("OUT_PAD_ID", "INT32"),
-        ],
-    ),
-    "postprocessing": (
-        [
-            _Tensor("TOKENS_BATCH", "INT32", "-1, -1", is_optional=False),
-            _Tensor("SEQUENCE_LENGTH", "INT32", "-1", is_optional=False),
-        ],
-        [_TEXT],
-    ),
+_PREPROCESSING_INPUTS = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
 }
-
-_PREPROCESSING, _MODEL = "preprocessing", "model"
-_ENSEMBLE_INPUTS = (
-    (_Tensor("text_input", "STRING", is_optional=False), _PREPROCESSING, "QUERY"),
-    (_Tensor("max_tokens", "INT32", is_optional=False), _PREPROCESSING, "REQUEST_OUTPUT_LEN"),
-    (_Tensor("bad_words", "STRING", "-1"), _PREPROCESSING, "BAD_WORDS_DICT"),
-    (_Tensor("stop_words", "STRING", "-1"), _PREPROCESSING, "STOP_WORDS_DICT"),
-    (_Tensor("embedding_bias_words", "STRING", "-1"), _PREPROCESSING, "EMBEDDING_BIAS_WORDS"),
-    (_Tensor("embedding_bias_weights", "FP32", "-1"), _PREPROCESSING, "EMBEDDING_BIAS_WEIGHTS"),
-    (_Tensor("end_id", "INT32"), _PREPROCESSING, "END_ID"),
-    (_Tensor("pad_id", "INT32"), _PREPROCESSING, "PAD_ID"),
-    (_Tensor("top_k", "INT32"), _MODEL, "runtime_top_k"),
-    (_Tensor("top_p", "FP32"), _MODEL, "runtime_top_p"),
-    (_Tensor("temperature", "FP32"), _MODEL, "temperature"),
-    (_Tensor("length_penalty", "FP32"), _MODEL, "len_penalty"),
-    (_Tensor("repetition_penalty", "FP32"), _MODEL, "repetition_penalty"),
-    (_Tensor("presence_penalty", "FP32"), _MODEL, "presence_penalty"),
-    (_Tensor("frequency_penalty", "FP32"), _MODEL, "frequency_penalty"),
-    (_Tensor("min_tokens", "INT32"), _MODEL, "min_tokens"),
-    (_Tensor("seed", "UINT64"), _MODEL, "seed"),
-    (_Tensor("beam_width", "INT32"), _MODEL, "beam_width"),
-    (_Tensor("num_return_sequences", "INT32"), _MODEL, "num_return_sequences"),
-    (_Tensor("stream", "BOOL"), _MODEL, "streaming"),
-    (_Tensor("exclude_input_in_output", "BOOL"), _MODEL, "exclude_input_in_output"),
-    (_Tensor("return_log_probs", "BOOL"), _MODEL, "return_log_probs"),
-    (_Tensor("return_context_logits", "BOOL"), _MODEL, "return_context_logits"),
-    (_Tensor("return_generation_logits", "BOOL"), _MODEL, "return_generation_logits"),
-    (_Tensor("return_perf_metrics", "BOOL"), _MODEL, "return_perf_metrics"),
-    (_Tensor("return_num_input_tokens", "BOOL"), _MODEL, "return_num_input_tokens"),
-    (_Tensor("return_num_output_tokens", "BOOL"), _MODEL, "return_num_output_tokens"),
-    (_Tensor("lora_task_id", "UINT64"), _MODEL, "lora_task_id"),
-    (_Tensor("guided_decoding_guide_type", "STRING"), _MODEL, "guided_decoding_guide_type"),
-    (_Tensor("guided_decoding_guide", "STRING"), _MODEL, "guided_decoding_guide"),
-)
-"""Inputs of the ensemble: (tensor, step that receives it, its name there)."""
-_ENSEMBLE_OUTPUTS = (
-    (_Tensor("text_output", "STRING", "-1"), ""),
-    (_Tensor("finish_reason", "STRING"), "finish_reason"),
-    (_Tensor("cum_log_probs", "FP32"), "cum_log_probs"),
-    (_Tensor("output_log_probs", "FP32", "-1"), "output_log_probs"),
-    (_Tensor("num_input_tokens", "INT32"), "num_input_tokens"),
-    (_Tensor("num_output_tokens", "INT32"), "num_output_tokens"),
-)
-"""Outputs of the ensemble: (tensor, the model's output it comes from); the text comes from postprocessing."""
+"""Inputs of the ensemble, and the inputs of preprocessing that receive them."""
+_MODEL_PARAMETERS = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "temperature": "temperature",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "min_tokens": "min_tokens",
+    "seed": "seed",
+    "beam_width": "beam_width",
+    "num_return_sequences": "num_return_sequences",
+    "stream": "streaming",
+    "exclude_input_in_output": "exclude_input_in_output",
+    "return_log_probs": "return_log_probs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+    "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
+    "lora_task_id": "lora_task_id",
+    "guided_decoding_guide_type": "guided_decoding_guide_type",
+    "guided_decoding_guide": "guided_decoding_guide",
+}
+"""Inputs of the ensemble, and the inputs of the model that receive them."""
+_RETURNED = ("finish_reason", "cum_log_probs", "output_log_probs", "num_input_tokens", "num_output_tokens")
+"""Outputs of the model that the ensemble returns beside the text."""
 _MODEL_INPUTS = {
     "INPUT_ID": ("_INPUT_ID", "input_ids"),
     "REQUEST_INPUT_LEN": ("_REQUEST_INPUT_LEN", "input_lengths"),
@@ -177,19 +144,19 @@ TensorMap = Mapping[str, str]
 
 
 def _steps(names: RepositoryNames) -> Iterable[tuple[str, TensorMap, TensorMap]]:
-    inputs = {
-        step: {inner: each.name for each, receiver, inner in _ENSEMBLE_INPUTS if receiver == step}
-        for step in (_PREPROCESSING, _MODEL)
-    }
-    yield names.preprocessing, inputs[_PREPROCESSING], {key: tensor for key, (tensor, _) in _MODEL_INPUTS.items()}
-    model_inputs = {inner: tensor for tensor, inner in _MODEL_INPUTS.values()} | inputs[_MODEL]
+    yield (
+        names.preprocessing,
+        {inner: name for name, inner in _PREPROCESSING_INPUTS.items()},
+        {output: tensor for output, (tensor, _) in _MODEL_INPUTS.items()},
+    )
+    model_inputs = {inner: tensor for tensor, inner in _MODEL_INPUTS.values()}
+    model_inputs |= {inner: name for name, inner in _MODEL_PARAMETERS.items()}
     model_outputs = {output: tensor for output, (tensor, _) in _MODEL_OUTPUTS.items()}
-    model_outputs |= {output: each.name for each, output in _ENSEMBLE_OUTPUTS if output}
-    yield names.model, model_inputs, model_outputs
+    yield names.model, model_inputs, model_outputs | {name: name for name in _RETURNED}
     yield (
         names.postprocessing,
         {inner: tensor for tensor, inner in _MODEL_OUTPUTS.values()},
-        {_TEXT.name: "text_output"},
+        {"OUTPUT": "text_output"},
     )
 
 
@@ -201,11 +168,10 @@ def _step(model: str, inputs: TensorMap, outputs: TensorMap) -> str:
     return f"    {{\n{body}\n    }}"
 
 
-def _tensors(kind: str, tensors: Iterable[_Tensor]) -> str:
-    optional = {"input": " optional: true", "output": ""}[kind]
+def _tensors(kind: str, tensors: Iterable[DeclaredTensor]) -> str:
     lines = [
-        f'  {{ name: "{each.name}" data_type: TYPE_{each.data_type} dims: [ {each.dims} ]'
-        f"{optional if each.is_optional else ''} }}"
+        f'  {{ name: "{each.name}" data_type: {DATA_TYPES[each.datatype].config_name} '
+        f"dims: [ {', '.join(map(str, each.dims))} ]{' optional: true' if each.is_optional else ''} }}"
         for each in tensors
     ]
     return f"{kind} [\n" + ",\n".join(lines) + "\n]"

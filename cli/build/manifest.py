@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from cli.build.checkpoint_files import CONFIG
 from cli.build.options import BuildOptions
 from cli.build.plan import BuildPaths, BuildPlan
 from cli.build.source import BuildSource, SourceCheckpoint
-from cli.build.steps import Tool
-from cli.build.tensorrt_llm import installed_version, library_version
-from engine.config import Runtime
+from cli.build.steps import ToolStep
+from cli.gpus import read_driver
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
 from pipelines.text.tokenizer import TOKENIZER_FILES
@@ -31,13 +29,12 @@ def make_manifest(
     checkpoint: SourceCheckpoint,
     plan: BuildPlan,
     paths: BuildPaths,
-    tools: Iterable[Tool],
+    tools: Iterable[ToolStep],
 ) -> dict[str, Any]:
     """Return the manifest of the model that was built in `paths`.
 
     `source` is what CHECKPOINT names, `checkpoint` what was fetched of it, and `tools` are the commands that were run.
     """
-    is_tensorrt = plan.runtime is Runtime.TENSORRT_LLM
     is_engine = plan.format is ModelFormat.TENSORRT_LLM_ENGINE
     tokenizer = _tokenizer_file(paths.models / plan.names.model)
     return {
@@ -47,7 +44,7 @@ def make_manifest(
         "name": plan.names.model,
         "models": list(plan.names.all),
         "runtime": plan.runtime.value,
-        "runtime_version": _tensorrt_llm_version(options) if is_tensorrt else version("openvino"),
+        "runtime_version": plan.builder.library_version(options),
         "model_format": plan.format.value,
         "compute_capability": _compute_capability() if is_engine and options.is_compiled else None,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -82,11 +79,6 @@ def _source_fields(options: BuildOptions, source: BuildSource, checkpoint: Sourc
     }
 
 
-def _tensorrt_llm_version(options: BuildOptions) -> str | None:
-    """Return the version that compiled the engines, or the installed one; None where there is neither."""
-    return str(library_version(options)) if options.is_compiled else installed_version()
-
-
 def _tokenizer_file(model: Path) -> Path | None:
     folders = (model / "1", model / "tokenizer")
     return next((folder / name for folder in folders for name in TOKENIZER_FILES if (folder / name).is_file()), None)
@@ -99,16 +91,5 @@ def _sha256(file: Path) -> str:
 
 def _compute_capability() -> str | None:
     """Return the compute capability of the first GPU, as "9.0"; None where NVML does not report it."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return f"{major}.{minor}"
+    gpus = read_driver().gpus
+    return str(gpus[0].capability) if gpus and gpus[0].capability else None

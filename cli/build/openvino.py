@@ -1,24 +1,25 @@
 """Builds for OpenVINO: the checkpoint, with its weights compressed where requested, or an IR."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
+from cli.build.builder import RuntimeBuilder
 from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
-from cli.build.steps import BuildStep, Compress, Convert, Copy
+from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
 from engine.model_folder import ModelFormat
+from engine.runners.openvino.runtime import OPENVINO
 from engine.runners.openvino.source import FolderKind, identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from sluice.errors import SluiceError
 
-_KV_CACHE_DTYPES = ("auto", "bf16", "f32", "u8")
-DTYPES = {Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
+_DTYPES = {Dtype.AUTO: "", Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
 """The engine's names of the types."""
 
 
-def check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
-    """Raises UsageError for what OpenVINO or the checkpoint cannot do. `source` is None before it exists."""
+def _check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
     _check_options(options)
     if source is None:
         return
@@ -46,8 +47,8 @@ def _check_options(options: BuildOptions) -> None:
         raise UsageError(f"--quantization must be one of {', '.join(known)} for openvino, got {options.quantization!r}")
     if options.dtype is Dtype.FLOAT16:
         raise UsageError("--dtype must be auto, bfloat16 or float32 for openvino, got float16")
-    if options.kv_cache_dtype not in _KV_CACHE_DTYPES:
-        allowed = ", ".join(_KV_CACHE_DTYPES)
+    if options.kv_cache_dtype not in OPENVINO.kv_cache_dtypes:
+        allowed = ", ".join(OPENVINO.kv_cache_dtypes)
         raise UsageError(f"--kv-cache-dtype must be one of {allowed} for openvino, got {options.kv_cache_dtype!r}")
     if options.num_gpus > 1:
         raise UsageError("--tensor-parallel-size and --pipeline-parallel-size go with --runtime tensorrt_llm")
@@ -55,19 +56,17 @@ def _check_options(options: BuildOptions) -> None:
         raise UsageError("--max-beam-width must be 1 for openvino: it has no beam search")
 
 
-def built_format(source: SourceCheckpoint | None) -> ModelFormat:
-    """Return the format of the model in the version's folder."""
+def _built_format(options: BuildOptions, source: SourceCheckpoint | None) -> ModelFormat:
     if source is None:
         return ModelFormat.HUGGINGFACE
     kind, _ = identify_folder(source.path)
     return ModelFormat.HUGGINGFACE if kind is FolderKind.CHECKPOINT else ModelFormat.OPENVINO_IR
 
 
-def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Iterator[BuildStep]:
-    """Yield the steps that make the version's folder `target` of the checkpoint."""
+def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
     kind = identify_folder(source.path)[0] if source.path.is_dir() else FolderKind.CHECKPOINT
     if kind is FolderKind.CONVERTIBLE:
-        yield Convert(
+        yield ConvertStep(
             "convert the checkpoint to an OpenVINO IR",
             source.path,
             target,
@@ -76,11 +75,11 @@ def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path) -
             options.cache_path,
         )
     elif options.quantization != NONE:
-        yield Compress(f"compress the weights to {options.quantization}", source.path, target, options.quantization)
+        yield CompressStep(f"compress the weights to {options.quantization}", source.path, target, options.quantization)
     else:
-        yield Copy("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
+        yield CopyStep("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
         return
-    yield Copy("put configuration and tokenizer beside it", source.path, target, None)
+    yield CopyStep("put configuration and tokenizer beside it", source.path, target, None)
 
 
 def _weight_format(options: BuildOptions, source: SourceCheckpoint) -> str:
@@ -89,3 +88,23 @@ def _weight_format(options: BuildOptions, source: SourceCheckpoint) -> str:
         return options.quantization
     stored = source.config.get("dtype", source.config.get("torch_dtype"))
     return "fp16" if stored in ("bfloat16", "float16") else "fp32"
+
+
+def _parameters(options: BuildOptions, built: ModelFormat) -> dict[str, str]:
+    is_stored_compressed = built is ModelFormat.OPENVINO_IR or options.quantization == NONE
+    return {
+        "quantization": "" if is_stored_compressed else options.quantization,
+        "dtype": _DTYPES[options.dtype],
+    }
+
+
+OPENVINO_BUILDER = RuntimeBuilder(
+    backend="llm",
+    check=_check_build,
+    is_required=lambda options: False,
+    built_format=_built_format,
+    steps=_build_steps,
+    parameters=_parameters,
+    title=lambda options: OPENVINO.title,
+    library_version=lambda options: version("openvino"),
+)

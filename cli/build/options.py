@@ -4,10 +4,9 @@ import argparse
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from engine.config import Runtime
-from gateway.options.option import OneLineParser, Parse, choice, enum_member, integer
+from gateway.options.option import OneLineParser, argument_type, choice, enum_member, integer
 
 _DESCRIPTION = """\
 Make a Triton model repository from a HuggingFace or NeMo checkpoint.
@@ -123,8 +122,6 @@ def _parser() -> argparse.ArgumentParser:
         usage="sluice build CHECKPOINT --output REPOSITORY [OPTIONS]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint to build from, see above")
     _add_output(parser.add_argument_group("what is written"))
@@ -144,7 +141,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--name", metavar="NAME", help="name of the model. Default: the checkpoint's")
     group.add_argument(
         "--layout",
-        type=_argument_type(enum_member(Layout)),
+        type=argument_type(enum_member(Layout)),
         default=Layout.ENSEMBLE,
         metavar="LAYOUT",
         help="ensemble: as above; prefixed: the stages are NAME_preprocessing, NAME_postprocessing and NAME_ensemble, "
@@ -165,7 +162,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
 def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--runtime",
-        type=_argument_type(enum_member(Runtime)),
+        type=argument_type(enum_member(Runtime)),
         default=Runtime.AUTO,
         metavar="RUNTIME",
         help="openvino, tensorrt_llm, or auto: the one that `sluice serve` would choose here. Default: auto",
@@ -173,7 +170,7 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--quantization", default="none", metavar="TYPE", help="see below. Default: none")
     group.add_argument(
         "--dtype",
-        type=_argument_type(_dtype),
+        type=argument_type(_dtype),
         default=Dtype.AUTO,
         metavar="TYPE",
         help="auto, bfloat16, float16 (TensorRT-LLM only) or float32. Default: auto, the checkpoint's",
@@ -187,25 +184,25 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     for flag, layers in (("tensor", "that share each layer"), ("pipeline", "among which the layers are divided")):
         group.add_argument(
             f"--{flag}-parallel-size",
-            type=_argument_type(integer(1)),
+            type=argument_type(integer(1)),
             default=1,
             metavar="N",
             help=f"number of GPUs {layers}. Default: 1",
         )
     group.add_argument(
         "--max-model-len",
-        type=_argument_type(integer(2)),
+        type=argument_type(integer(2)),
         metavar="TOKENS",
         help="most tokens of prompt and answer together",
     )
     group.add_argument(
-        "--max-num-seqs", type=_argument_type(integer(1, 4096)), metavar="N", help="most requests in one step"
+        "--max-num-seqs", type=argument_type(integer(1, 4096)), metavar="N", help="most requests in one step"
     )
     group.add_argument(
-        "--max-num-batched-tokens", type=_argument_type(integer(1)), metavar="TOKENS", help="most tokens in one step"
+        "--max-num-batched-tokens", type=argument_type(integer(1)), metavar="TOKENS", help="most tokens in one step"
     )
     group.add_argument(
-        "--max-beam-width", type=_argument_type(integer(1)), default=1, metavar="N", help="most beams (tensorrt_llm)"
+        "--max-beam-width", type=argument_type(integer(1)), default=1, metavar="N", help="most beams (tensorrt_llm)"
     )
     group.add_argument(
         "--compile",
@@ -215,7 +212,7 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--calib-size",
-        type=_argument_type(integer(1)),
+        type=argument_type(integer(1)),
         default=512,
         metavar="N",
         help="number of texts to calibrate with. Default: 512",
@@ -264,15 +261,3 @@ def _add_tools(group: "argparse._ArgumentGroup") -> None:
 
 def _dtype(text: str) -> Dtype:
     return _DTYPES[choice(*_DTYPES)(text)]
-
-
-def _argument_type(parse: Parse) -> Any:
-    """Wrap a parser of option values for argparse, which shows the text of its own error class alone."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be {error}, got {text!r}") from None
-
-    return convert

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from cli.build.options import BuildError, UsageError
 from cli.build.steps import BuildStep
+from cli.terminal import format_size
 
 _PREFIX = ".sluice-build-"
 """Begins with a dot, since hidden folders of a repository are not read as models."""
 _MARGIN = 1.05
 """Factor on the size of a build, which is an estimate."""
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_UNIT = 1024
 
 
 def check_output(repository: Path, names: Sequence[str], *, is_forced: bool) -> None:
@@ -91,12 +90,3 @@ def _move_back(moved: Sequence[tuple[Path, Path]]) -> None:
 def _existing_parent(repository: Path) -> Path:
     """Return the nearest parent that exists."""
     return next(parent for parent in repository.absolute().parents if parent.is_dir())
-
-
-def format_size(num_bytes: float) -> str:
-    """Format a size with a binary unit."""
-    for unit in _UNITS[:-1]:
-        if num_bytes < _UNIT:
-            return f"{num_bytes:.0f} {unit}" if unit in _UNITS[:2] else f"{num_bytes:.1f} {unit}"
-        num_bytes /= _UNIT
-    return f"{num_bytes:.1f} {_UNITS[-1]}"

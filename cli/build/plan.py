@@ -1,11 +1,12 @@
 """Plans a build: decides runtime, names and steps from the command line and the source. Writes nothing."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from cli.build import openvino, tensorrt_llm
+from cli.build.builder import RuntimeBuilder
 from cli.build.checkpoint_files import has_tokenizer
 from cli.build.configs import (
     MAX_BATCH_SIZE,
@@ -16,22 +17,23 @@ from cli.build.configs import (
     repository_names,
     stage_config,
 )
-from cli.build.options import BuildOptions, Dtype, UsageError
+from cli.build.openvino import OPENVINO_BUILDER
+from cli.build.options import BuildOptions, UsageError
 from cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
-from cli.build.steps import BuildStep, Copy, Tool, Write
+from cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
+from cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat
-from engine.runtimes import RUNTIMES, choose_runtime
-from sluice.errors import SluiceError
-from sluice.machine import num_gpus
+from engine.runtimes import best_runtime
 
 VERSION = "1"
 CONFIG = "config.pbtxt"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-_BACKENDS = {Runtime.OPENVINO: "llm", Runtime.TENSORRT_LLM: "tensorrtllm"}
+_BUILDERS: Mapping[Runtime, RuntimeBuilder] = MappingProxyType(
+    {Runtime.OPENVINO: OPENVINO_BUILDER, Runtime.TENSORRT_LLM: TENSORRT_LLM_BUILDER}
+)
 TOKENIZER_DIRECTORY = "tokenizer"
 """Folder of the tokenizer beside a version that is not in HuggingFace's format, whose config.json is another file."""
-_TENSORRT_LLM_FORMATS = (ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class BuildPlan:
     names: RepositoryNames
     steps: tuple[BuildStep, ...]
 
+    @property
+    def builder(self) -> RuntimeBuilder:
+        return _BUILDERS[self.runtime]
+
 
 def choose_build_runtime(options: BuildOptions, source: BuildSource) -> Runtime:
     """Choose the runtime to build for. Raises UsageError where it cannot do what the options request."""
@@ -71,11 +77,9 @@ def choose_build_runtime(options: BuildOptions, source: BuildSource) -> Runtime:
     runtime = options.runtime
     if runtime is Runtime.AUTO:
         runtime = _auto_runtime(options, checkpoint)
-    if runtime is Runtime.OPENVINO:
-        openvino.check_build(options, checkpoint)
-    else:
-        tensorrt_llm.check_build(options, checkpoint)
-        tensorrt_llm.library_version(options)
+    if runtime not in _BUILDERS:
+        raise UsageError(f"--runtime must be auto, {' or '.join(_BUILDERS)} for a build, got {runtime}")
+    _BUILDERS[runtime].check(options, checkpoint)
     return runtime
 
 
@@ -116,35 +120,26 @@ def make_plan(
     _check_tokenizer(options, source)
     existing = source if source.path.is_dir() else None
     version = paths.models / names.model / VERSION
-    if runtime is Runtime.OPENVINO:
-        built = openvino.built_format(existing)
-        steps = openvino.build_steps(options, source, version)
-    else:
-        built = tensorrt_llm.built_format(options, existing)
-        steps = tensorrt_llm.build_steps(options, source, version, paths.work)
+    builder = _BUILDERS[runtime]
+    built = builder.built_format(options, existing)
+    steps = builder.steps(options, source, version, paths.work)
     all_steps = (*steps, *_packaging_steps(options, source, runtime, built, names, paths.models))
     return BuildPlan(runtime, built, names, all_steps)
 
 
 def _auto_runtime(options: BuildOptions, source: SourceCheckpoint | None) -> Runtime:
     """Return the only runtime that has what the options request; else the one that `sluice serve` would choose."""
-    if options.is_compiled or options.num_gpus > 1 or options.quantization in tensorrt_llm.ONLY_TENSORRT_LLM:
-        return Runtime.TENSORRT_LLM
-    if source is None:
-        is_installed = RUNTIMES[Runtime.TENSORRT_LLM].is_installed
-        return Runtime.TENSORRT_LLM if num_gpus() and is_installed() else Runtime.OPENVINO
-    if source.format in _TENSORRT_LLM_FORMATS:
-        return Runtime.TENSORRT_LLM
-    try:
-        return choose_runtime(EngineConfig(model_path=str(source.path))).runtime
-    except SluiceError as error:
-        raise UsageError(error.message) from None
+    required = next((runtime for runtime, builder in _BUILDERS.items() if builder.is_required(options)), None)
+    if required is not None:
+        return required
+    found = ModelFormat.HUGGINGFACE if source is None else source.format
+    return best_runtime(EngineConfig(model_path=""), found).runtime
 
 
-def _download(source: HubModel, folder: Path) -> Tool:
+def _download(source: HubModel, folder: Path) -> ToolStep:
     revision = ("--revision", source.revision) if source.revision else ()
     argv = ("hf", "download", source.hub_id, *revision, "--local-dir", str(folder))
-    return Tool("download the checkpoint", argv, "hf", "pip install huggingface-hub", needs_gpu=False)
+    return ToolStep("download the checkpoint", argv, "hf", "pip install huggingface-hub", needs_gpu=False)
 
 
 def _check_tokenizer(options: BuildOptions, source: SourceCheckpoint) -> None:
@@ -170,15 +165,15 @@ def _packaging_steps(
     """Yield the steps that write tokenizer, configurations and stages."""
     tokenizer = options.tokenizer or source.path
     parameters = _model_parameters(options, runtime, built)
-    if built in _TENSORRT_LLM_FORMATS:
-        yield Copy("put the tokenizer beside it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+    if built.has_own_config:
+        yield CopyStep("put the tokenizer beside it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
         parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
     elif options.tokenizer is not None:
-        yield Copy("put the tokenizer with it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
+        yield CopyStep("put the tokenizer with it", tokenizer, models / names.model / TOKENIZER_DIRECTORY, None)
         parameters["tokenizer_dir"] = TOKENIZER_DIRECTORY
     max_batch_size = options.max_num_seqs or MAX_BATCH_SIZE
-    text = model_config(names.model, _BACKENDS[runtime], max_batch_size, parameters)
-    yield Write("say how the model is served", models / names.model / CONFIG, text)
+    text = model_config(names.model, _BUILDERS[runtime].backend, max_batch_size, parameters)
+    yield WriteStep("say how the model is served", models / names.model / CONFIG, text)
     if names.has_stages:
         yield from _stage_steps(names, tokenizer, max_batch_size, models)
 
@@ -188,24 +183,21 @@ def _stage_steps(names: RepositoryNames, tokenizer: Path, max_batch_size: int, m
         (names.preprocessing, "preprocessing", {"add_special_tokens": "true"}),
         (names.postprocessing, "postprocessing", {"skip_special_tokens": "true"}),
     ):
-        yield Copy(f"give {name} the tokenizer", tokenizer, models / name / TOKENIZER_FOLDER, None)
+        yield CopyStep(f"give {name} the tokenizer", tokenizer, models / name / TOKENIZER_FOLDER, None)
         text = stage_config(name, backend, max_batch_size, parameters)
-        yield Write(f"say how {name} is served", models / name / CONFIG, text)
+        yield WriteStep(f"say how {name} is served", models / name / CONFIG, text)
     # An ensemble has no files, but Triton wants a folder for its version, and stores keep no empty folders.
     readme = "The steps are in config.pbtxt.\n"
-    yield Write("give the ensemble a version", models / names.ensemble / VERSION / "README", readme)
-    yield Write("join the stages", models / names.ensemble / CONFIG, ensemble_config(names, max_batch_size))
+    yield WriteStep("give the ensemble a version", models / names.ensemble / VERSION / "README", readme)
+    yield WriteStep("join the stages", models / names.ensemble / CONFIG, ensemble_config(names, max_batch_size))
 
 
 def _model_parameters(options: BuildOptions, runtime: Runtime, built: ModelFormat) -> dict[str, str]:
     """Return the parameters of the model's config.pbtxt, without those that its files state (an engine's limits)."""
-    is_tensorrt = runtime is Runtime.TENSORRT_LLM
-    is_stored_as_is = is_tensorrt or built is ModelFormat.OPENVINO_IR
     parameters = {
         "runtime": runtime.value,
         "exclude_input_in_output": "true",
-        "quantization": "" if is_stored_as_is else _unless_default(options.quantization, "none"),
-        "dtype": _dtype(options.dtype, is_tensorrt=is_tensorrt),
+        **_BUILDERS[runtime].parameters(options, built),
         "kv_cache_dtype": "" if options.is_compiled else _unless_default(options.kv_cache_dtype, "auto"),
         "tensor_parallel_size": _unless_default(options.tensor_parallel_size, 1),
         "pipeline_parallel_size": _unless_default(options.pipeline_parallel_size, 1),
@@ -219,9 +211,3 @@ def _model_parameters(options: BuildOptions, runtime: Runtime, built: ModelForma
 
 def _unless_default(value: object, default: object) -> str:
     return "" if value == default else str(value)
-
-
-def _dtype(dtype: Dtype, *, is_tensorrt: bool) -> str:
-    if dtype is Dtype.AUTO:
-        return ""
-    return dtype.value if is_tensorrt else openvino.DTYPES[dtype]

@@ -11,7 +11,7 @@ import yaml
 
 from cli.build.checkpoint_files import CONFIG
 from cli.build.options import UsageError
-from cli.build.steps import PYTHON, BuildStep, Tool
+from cli.build.steps import PYTHON, BuildStep, ToolStep
 from engine.model_folder import ModelFormat, model_format
 from gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
 from gateway.options.option import OptionError
@@ -169,7 +169,7 @@ def nemo_steps(
             )
         script, folder = str(nemo_folder / _NEMO_CONVERTER), work / "nemo2"
         options = (f"--input_path={nemo.path}", f"--output_path={folder}", f"--model_id={hub_id}")
-        yield Tool(
+        yield ToolStep(
             "turn the .nemo archive into a NeMo 2 checkpoint",
             (PYTHON, script, *options),
             script,
@@ -177,7 +177,7 @@ def nemo_steps(
             nemo.path.stat().st_size,
             needs_gpu=False,
         )
-    yield Tool(
+    yield ToolStep(
         "export the NeMo checkpoint to HuggingFace's format",
         ("nemo", "llm", "export", "-y", f"path={folder}", f"output_path={target}", "target=hf"),
         "nemo",

@@ -61,7 +61,7 @@ class BuildStep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolStep:
     """Runs another program. `requires` is the program or the script that must exist for it."""
 
     purpose: str
@@ -91,7 +91,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyStep:
     """Copies or links a checkpoint's files into a folder: all that serving needs, or those of the tokenizer."""
 
     purpose: str
@@ -133,7 +133,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteStep:
     """Writes a text file."""
 
     purpose: str
@@ -152,7 +152,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Convert:
+class ConvertStep:
     """Converts a checkpoint by optimum-intel where Sluice has no graph for it. The result stays in the cache too."""
 
     purpose: str
@@ -176,11 +176,11 @@ class Convert:
     def run(self, advance: Advance) -> None:
         config = EngineConfig(model_path=str(self.source), cache_path=self.cache_path)
         folder = convert(self.source, self.quantization, cache_folder(config) / "converted")
-        Copy(self.purpose, folder, self.target, ModelFormat.OPENVINO_IR).run(advance)
+        CopyStep(self.purpose, folder, self.target, ModelFormat.OPENVINO_IR).run(advance)
 
 
 @dataclass(frozen=True, slots=True)
-class Compress:
+class CompressStep:
     """Compresses the weights to 8 or 4 bits, and copies the tensors that stay uncompressed."""
 
     purpose: str

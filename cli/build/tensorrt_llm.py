@@ -6,10 +6,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from cli.build.builder import RuntimeBuilder
 from cli.build.checkpoint_files import model_files, size_of
-from cli.build.options import BuildOptions, UsageError
+from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
-from cli.build.steps import PYTHON, BuildStep, Copy, Tool
+from cli.build.steps import PYTHON, BuildStep, CopyStep, ToolStep
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
 from engine.model_folder import ModelFormat
 
@@ -20,10 +21,10 @@ _MODELOPT = "0.37.0"
 _MODELOPT_RENAMED = Version("0.46")
 """First release with the scripts in the folder hf_ptq."""
 
-CHECKPOINT_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int4_awq", "w4a8_awq")
-ENGINE_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo")
-KV_CACHE_DTYPES = ("auto", "fp8")
-ONLY_TENSORRT_LLM = (*CHECKPOINT_QUANTIZATIONS[1:], *ENGINE_QUANTIZATIONS[1:])
+_CHECKPOINT_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int4_awq", "w4a8_awq")
+_ENGINE_QUANTIZATIONS = ("none", "fp8", "nvfp4", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo")
+_KV_CACHE_DTYPES = ("auto", "fp8")
+_OWN_QUANTIZATIONS = frozenset((*_CHECKPOINT_QUANTIZATIONS[1:], *_ENGINE_QUANTIZATIONS[1:]))
 
 _EXAMPLES = (Path("/app/tensorrt_llm/examples"), Path("TensorRT-LLM/examples"))
 """Folders of the examples: in NVIDIA's images, and in a clone of the sources."""
@@ -43,9 +44,9 @@ _CONVERTERS = {
 The scripts run without a GPU. Models of other types go through quantize.py, which can leave the precision alone."""
 
 
-def library_version(options: BuildOptions) -> Version:
+def _library_version(options: BuildOptions) -> Version:
     """Return the TensorRT-LLM that the commands are for. Raises UsageError for a version that they do not fit."""
-    text = options.tensorrt_llm_version or installed_version() or NEWEST
+    text = options.tensorrt_llm_version or _installed("tensorrt-llm") or NEWEST
     try:
         found = Version(text)
     except InvalidVersion:
@@ -61,36 +62,30 @@ def library_version(options: BuildOptions) -> Version:
     return found
 
 
-def installed_version() -> str | None:
-    return _installed("tensorrt-llm")
-
-
-def check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
-    """Raises UsageError for what TensorRT-LLM or the checkpoint cannot do. `source` is None before it exists."""
-    known = ENGINE_QUANTIZATIONS if options.is_compiled else CHECKPOINT_QUANTIZATIONS
+def _check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
+    known = _ENGINE_QUANTIZATIONS if options.is_compiled else _CHECKPOINT_QUANTIZATIONS
     if options.quantization not in known:
         raise UsageError(_unknown_quantization(options, known))
-    if options.kv_cache_dtype not in KV_CACHE_DTYPES:
-        allowed = " or ".join(KV_CACHE_DTYPES)
+    if options.kv_cache_dtype not in _KV_CACHE_DTYPES:
+        allowed = " or ".join(_KV_CACHE_DTYPES)
         raise UsageError(f"--kv-cache-dtype must be {allowed} for tensorrt_llm, got {options.kv_cache_dtype!r}")
     if source is not None:
         _check_source(options, source)
+    _library_version(options)
 
 
-def built_format(options: BuildOptions, source: SourceCheckpoint | None) -> ModelFormat:
-    """Return the format of the model in the version's folder."""
+def _built_format(options: BuildOptions, source: SourceCheckpoint | None) -> ModelFormat:
     if options.is_compiled:
         return ModelFormat.TENSORRT_LLM_ENGINE
     return ModelFormat.HUGGINGFACE if source is None else source.format
 
 
-def build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
-    """Yield the steps that make the version's folder `target`. Raises UsageError as `library_version` does."""
-    library = library_version(options)
+def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
+    library = _library_version(options)
     if options.is_compiled:
         yield from _compile_steps(options, source, target, work, library)
     elif options.quantization == "none":
-        yield Copy("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
+        yield CopyStep("put the checkpoint in its place", source.path, target, source.format, options.is_linked)
     else:
         yield _modelopt_step(options, source, target)
 
@@ -99,7 +94,7 @@ def _unknown_quantization(options: BuildOptions, known: tuple[str, ...]) -> str:
     text = f"--quantization must be one of {', '.join(known)} for tensorrt_llm"
     text += " with --compile" if options.is_compiled else ""
     remedy = ""
-    if not options.is_compiled and options.quantization in ENGINE_QUANTIZATIONS:
+    if not options.is_compiled and options.quantization in _ENGINE_QUANTIZATIONS:
         remedy = f"; compiled engines have it (--compile, TensorRT-LLM {LAST_WITH_ENGINES})"
     elif options.quantization in ("int8", "int4"):
         remedy = "; OpenVINO has it (--runtime openvino)"
@@ -144,11 +139,11 @@ def _converter(options: BuildOptions, source: SourceCheckpoint) -> str | None:
 
 def _convert_step(
     options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
-) -> Tool:
+) -> ToolStep:
     script = str(examples / "models" / "core" / str(_converter(options, source)) / "convert_checkpoint.py")
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
     argv += ["--dtype", options.dtype.value, *_parallelism_flags(options)]
-    return Tool(
+    return ToolStep(
         "convert the checkpoint for TensorRT-LLM's compiler",
         tuple(argv),
         script,
@@ -160,7 +155,7 @@ def _convert_step(
 
 def _quantize_step(
     options: BuildOptions, source: SourceCheckpoint, target: Path, examples: Path, library: Version
-) -> Tool:
+) -> ToolStep:
     script = str(examples / "quantization" / "quantize.py")
     is_plain = options.quantization == "none"
     argv = [PYTHON, script, "--model_dir", str(source.path), "--output_dir", str(target)]
@@ -173,12 +168,12 @@ def _quantize_step(
         argv += ["--calib_dataset", options.calib_dataset] if options.calib_dataset else []
     action = "convert the checkpoint" if is_plain else f"quantise the checkpoint to {options.quantization}"
     purpose = f"{action} for TensorRT-LLM's compiler"
-    return Tool(purpose, tuple(argv), script, _clone_command(library), _size(source))
+    return ToolStep(purpose, tuple(argv), script, _clone_command(library), _size(source))
 
 
 def _engine_step(
     options: BuildOptions, checkpoint: Path, target: Path, source: SourceCheckpoint, library: Version
-) -> Tool:
+) -> ToolStep:
     """Compile the engines.
 
     The compiler takes the longest context from the checkpoint, but without --max_input_len it limits prompts to 1024
@@ -195,10 +190,10 @@ def _engine_step(
     ):
         argv += [flag, str(value)] if value is not None else []
     install = f"pip install tensorrt-llm=={library}"
-    return Tool("compile the engines", tuple(argv), "trtllm-build", install, _size(source))
+    return ToolStep("compile the engines", tuple(argv), "trtllm-build", install, _size(source))
 
 
-def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path) -> Tool:
+def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path) -> ToolStep:
     """Quantize by ModelOpt, which also quantizes the KV cache unless the format `none` is given."""
     release = Version(_installed("nvidia-modelopt") or _MODELOPT)
     folder = "hf_ptq" if release >= _MODELOPT_RENAMED else "llm_ptq"
@@ -211,7 +206,7 @@ def _modelopt_step(options: BuildOptions, source: SourceCheckpoint, target: Path
     argv += ["--inference_tensor_parallel", str(options.tensor_parallel_size), "--calib_size", str(options.calib_size)]
     argv += ["--dataset", options.calib_dataset] if options.calib_dataset else []
     clone = f"git clone --depth 1 --branch {release} https://github.com/NVIDIA/Model-Optimizer"
-    return Tool(f"quantise the checkpoint to {options.quantization}", tuple(argv), script, clone, _size(source))
+    return ToolStep(f"quantise the checkpoint to {options.quantization}", tuple(argv), script, clone, _size(source))
 
 
 def _parallelism_flags(options: BuildOptions) -> list[str]:
@@ -232,3 +227,28 @@ def _installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _parameters(options: BuildOptions, built: ModelFormat) -> dict[str, str]:
+    return {"dtype": "" if options.dtype is Dtype.AUTO else options.dtype.value}
+
+
+def _is_required(options: BuildOptions) -> bool:
+    return options.is_compiled or options.num_gpus > 1 or options.quantization in _OWN_QUANTIZATIONS
+
+
+def _manifest_version(options: BuildOptions) -> str | None:
+    """Return the version that compiled the engines, or the installed one; None where there is neither."""
+    return str(_library_version(options)) if options.is_compiled else _installed("tensorrt-llm")
+
+
+TENSORRT_LLM_BUILDER = RuntimeBuilder(
+    backend="tensorrtllm",
+    check=_check_build,
+    is_required=_is_required,
+    built_format=_built_format,
+    steps=_build_steps,
+    parameters=_parameters,
+    title=lambda options: f"TensorRT-LLM {_library_version(options)}",
+    library_version=_manifest_version,
+)

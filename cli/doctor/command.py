@@ -16,7 +16,7 @@ from cli.doctor.models import read_model
 from cli.doctor.targets import ModelTarget, find_targets
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, argument_type, integer
 from sluice.errors import SluiceError
 
 _OVERVIEW = """\
@@ -80,11 +80,11 @@ def _check(arguments: argparse.Namespace, targets: list[ModelTarget]) -> Iterato
 
 
 def _required_runtime(requested: Runtime, targets: list[ModelTarget]) -> Runtime:
-    """Return the runtime that the machine must support: TensorRT-LLM where a model needs it, else the requested one."""
+    """Return the runtime that the machine must support: one with GPUs where a model needs it, else `requested`."""
     configs = [(target, target.config) for target in targets if not isinstance(target.config, DoctorFinding)]
     choices = [target.choice or _choose_runtime(config) for target, config in configs]
-    runtimes = {choice.runtime for choice in choices if isinstance(choice, RuntimeChoice)}
-    return Runtime.TENSORRT_LLM if Runtime.TENSORRT_LLM in runtimes else requested
+    specs = [choice.spec for choice in choices if isinstance(choice, RuntimeChoice)]
+    return next((spec.runtime for spec in specs if spec.min_capability), requested)
 
 
 def _check_target(target: ModelTarget, machine: MachineFacts) -> Iterator[DoctorFinding]:
@@ -116,8 +116,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         usage="sluice doctor [OPTIONS] [MODEL...]",
         description=_OVERVIEW,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "models",
@@ -140,14 +138,14 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how a MODEL is to be served; as for `sluice serve`")
-    group.add_argument("--tensor-parallel-size", "--tp-size", type=_positive, default=1, metavar="N")
-    group.add_argument("--pipeline-parallel-size", "--pp-size", type=_positive, default=1, metavar="N")
+    group.add_argument("--tensor-parallel-size", "--tp-size", type=argument_type(integer(1)), default=1, metavar="N")
+    group.add_argument("--pipeline-parallel-size", "--pp-size", type=argument_type(integer(1)), default=1, metavar="N")
     group.add_argument("--quantization", default="none", metavar="TYPE")
     group.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
     group.add_argument(
         "--engine-python", metavar="PYTHON", help="Python that TensorRT-LLM is installed for, where it is not this one"
     )
-    group.add_argument("--max-model-len", type=_positive, metavar="TOKENS")
+    group.add_argument("--max-model-len", type=argument_type(integer(1)), metavar="TOKENS")
 
 
 def _add_addresses(parser: argparse.ArgumentParser) -> None:
@@ -157,9 +155,3 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grpc-port", type=int, default=8001, metavar="PORT")
     group.add_argument("--metrics-port", type=int, default=8002, metavar="PORT")
     group.add_argument("--cache-path", default="~/.cache/sluice", metavar="FOLDER")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)

@@ -3,45 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
+from cli.gpus import ComputeCapability, NvidiaDriver
+from engine.config import Runtime
 from engine.model_folder import ModelFormat
-
-
-class ComputeCapability(NamedTuple):
-    """A GPU's compute capability."""
-
-    major: int
-    minor: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One GPU as NVML reports it."""
-
-    index: int
-    name: str
-    capability: ComputeCapability | None
-    memory_total_bytes: int
-    memory_free_bytes: int
-    num_processes: int = 0
-    """Number of processes that hold memory of this GPU now."""
-    is_partitioned: bool = False
-    """Whether MIG is on. CUDA then shows its slices instead of the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class NvidiaDriver:
-    """NVIDIA's driver and the GPUs it finds. `reason` says why there are none."""
-
-    version: str = ""
-    cuda_version: tuple[int, int] | None = None
-    """The newest CUDA that the driver runs."""
-    gpus: tuple[GpuFacts, ...] = ()
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +66,8 @@ class ModelFacts:
     """Compute capability of the GPU that the engine was compiled on, where `sluice build` recorded it."""
     transformers_version: str = ""
     """Version of transformers that wrote config.json."""
-    openvino_problem: str = ""
-    """Why OpenVINO cannot run the model; "" where it can."""
+    problems: Mapping[Runtime, str] = field(default_factory=dict)
+    """Why a runtime that takes the model's format cannot load it."""
     manifest: Mapping[str, str] = field(default_factory=dict)
     """Fields of sluice-build.json."""
     tokenizer_sha256: str = ""

@@ -1,12 +1,13 @@
 """Findings of `sluice doctor`, and the report of them: a table for people, JSON for programs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -49,15 +50,6 @@ def fail(subject: str, text: str, remedy: str) -> DoctorFinding:
 
 
 _STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
-_GIB = 1 << 30
-_MIB = 1 << 20
-
-
-def format_bytes(size_bytes: float) -> str:
-    """Format a size in GiB, or in MiB where it is smaller than one GiB."""
-    if size_bytes < _GIB:
-        return f"{size_bytes / _MIB:.0f} MiB"
-    return f"{size_bytes / _GIB:.1f} GiB"
 
 
 def print_findings(findings: Sequence[DoctorFinding], console: Console) -> None:
@@ -68,9 +60,9 @@ def print_findings(findings: Sequence[DoctorFinding], console: Console) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         style = _STYLES[finding.level]
-        table.add_row(f"[{style}]{finding.level}[/]", _escape(finding.subject), _escape(finding.text))
+        table.add_row(f"[{style}]{finding.level}[/]", escape(finding.subject), escape(finding.text))
         if finding.remedy:
-            table.add_row("", "", f"[{style}]do:[/] {_escape(finding.remedy)}")
+            table.add_row("", "", f"[{style}]do:[/] {escape(finding.remedy)}")
     console.print(table)
     console.print(_verdict(findings), highlight=False)
 
@@ -79,7 +71,7 @@ def findings_json(findings: Iterable[DoctorFinding]) -> bytes:
     """Encode one object: the worst level as the verdict, and all findings."""
     listed = list(findings)
     worst = max((finding.level for finding in listed), key=list(Severity).index, default=Severity.OK)
-    body: dict[str, Any] = {"verdict": worst, "findings": [_fields(finding) for finding in listed]}
+    body: dict[str, Any] = {"verdict": worst, "findings": [asdict(finding) for finding in listed]}
     return orjson.dumps(body, option=orjson.OPT_INDENT_2)
 
 
@@ -91,12 +83,3 @@ def _verdict(findings: Iterable[DoctorFinding]) -> str:
     if num_warnings:
         return f"Will work, with {num_warnings} to mend."
     return "Will work."
-
-
-def _fields(finding: DoctorFinding) -> dict[str, str]:
-    return {"level": finding.level, "subject": finding.subject, "text": finding.text, "remedy": finding.remedy}
-
-
-def _escape(text: str) -> str:
-    """Escape what rich would read as markup."""
-    return text.replace("[", r"\[")

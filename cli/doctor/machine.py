@@ -10,19 +10,27 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
+from cli.doctor.facts import InstalledLibraries, MachineFacts
+from cli.gpus import read_driver
 from engine.runners.openvino.runner import cpu_capabilities
+from engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes
 
-ENGINE_DISTRIBUTIONS = ("tensorrt-llm", "tensorrt", "torch")
+ENGINE_DISTRIBUTIONS = tuple(name for spec in RUNTIMES.values() if spec.library for name in spec.distributions)
 """Distributions that belong to the engine's environment where the engine has a Python of its own."""
-DISTRIBUTIONS = ("sluice", "openvino", "onnxruntime", "transformers", "tokenizers", *ENGINE_DISTRIBUTIONS)
+DISTRIBUTIONS = (
+    "sluice",
+    *BUNDLED.distributions,
+    "onnxruntime",
+    "transformers",
+    "tokenizers",
+    *ENGINE_DISTRIBUTIONS,
+)
 ENGINE_PYTHON_TIMEOUT_S = 20.0
 _LIST_DISTRIBUTIONS = """
 import json, sys
@@ -75,70 +83,6 @@ def _is_busy(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
-
-
-def read_driver(import_nvml: Callable[[], ModuleType] | None = None) -> NvidiaDriver:
-    """Read the driver and its GPUs through NVML. A machine without GPU, driver or NVML is no error.
-
-    `import_nvml` returns the module pynvml.
-    """
-    nvml = (import_nvml or _import_pynvml)()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return NvidiaDriver(reason=f"NVIDIA's driver does not answer ({error})")
-    try:
-        return _read_initialized(nvml)
-    except nvml.NVMLError as error:
-        return NvidiaDriver(reason=f"NVIDIA's driver answers with an error ({error})")
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _read_initialized(nvml: ModuleType) -> NvidiaDriver:
-    cuda = nvml.nvmlSystemGetCudaDriverVersion()
-    gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-    return NvidiaDriver(
-        version=_decode(nvml.nvmlSystemGetDriverVersion()),
-        cuda_version=(cuda // 1000, cuda % 1000 // 10),
-        gpus=gpus,
-        reason="" if gpus else "the driver has no GPU",
-    )
-
-
-def _read_gpu(nvml: ModuleType, index: int) -> GpuFacts:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    capability = _query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    mode = _query(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    return GpuFacts(
-        index=index,
-        name=_decode(nvml.nvmlDeviceGetName(handle)),
-        capability=None if capability is None else ComputeCapability(*capability),
-        memory_total_bytes=memory.total,
-        memory_free_bytes=memory.free,
-        num_processes=len(_query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
-        is_partitioned=bool(mode and mode[0]),
-    )
-
-
-def _query(nvml: ModuleType, function: Callable[[Any], Any], handle: Any) -> Any:
-    """Call an NVML function. Returns None where this GPU does not support it."""
-    try:
-        return function(handle)
-    except nvml.NVMLError:
-        return None
-
-
-def _decode(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _import_pynvml() -> ModuleType:
-    import pynvml
-
-    module: ModuleType = pynvml
-    return module
 
 
 def read_libraries(

@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, NvidiaDriver
-from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
+from cli.doctor.facts import InstalledLibraries, MachineFacts
+from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
+from cli.gpus import ComputeCapability, GpuFacts, NvidiaDriver
+from cli.terminal import format_size
 from engine.config import Runtime
-from engine.runtimes import RUNTIMES
+from engine.runtimes import BUNDLED, RUNTIMES
 
-OLDEST_CAPABILITY = ComputeCapability(8, 0)
-"""Ampere, the oldest architecture in TensorRT-LLM's list of supported hardware."""
+_GPU_RUNTIMES = tuple(spec for spec in RUNTIMES.values() if spec.min_capability)
+_OLDEST_SUPPORTED = min(
+    (ComputeCapability(*spec.min_capability), spec.title) for spec in _GPU_RUNTIMES if spec.min_capability
+)
+"""The oldest compute capability that any runtime supports, and the title of that runtime."""
 MIN_DISK_BYTES = 2 << 30
 MIN_FREE_SHARE = 0.7
 """Share of a GPU's memory. Where less is free, another program holds some of it."""
@@ -19,7 +24,7 @@ def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFin
     dtypes = "bf16 and f32" if "BF16" in machine.cpu_dtypes else "f32 only (no bf16: about half as fast)"
     yield ok(
         "CPU",
-        f"{machine.num_cores} cores, {dtypes}; {format_bytes(machine.memory_available_bytes)} of memory free; "
+        f"{machine.num_cores} cores, {dtypes}; {format_size(machine.memory_available_bytes)} of memory free; "
         f"Python {machine.python_version}",
     )
     yield from _check_disk(machine)
@@ -29,7 +34,7 @@ def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFin
 
 
 def _check_disk(machine: MachineFacts) -> Iterator[DoctorFinding]:
-    free = f"{format_bytes(machine.disk_free_bytes)} free at {machine.cache_folder}"
+    free = f"{format_size(machine.disk_free_bytes)} free at {machine.cache_folder}"
     if machine.disk_free_bytes < MIN_DISK_BYTES:
         yield warn("disk", f"{free}, where compressed weights are kept", "free some, or give --cache-path another disk")
     else:
@@ -48,10 +53,11 @@ def _check_ports(machine: MachineFacts) -> Iterator[DoctorFinding]:
 def _check_driver(driver: NvidiaDriver, runtime: Runtime) -> Iterator[DoctorFinding]:
     if not driver.gpus:
         text = f"no NVIDIA GPU: {driver.reason}"
-        if runtime is Runtime.TENSORRT_LLM:
-            yield fail("GPU", text, "TensorRT-LLM needs one; --runtime openvino serves on the CPU")
+        spec = RUNTIMES.get(runtime, BUNDLED)
+        if spec.min_capability is not None:
+            yield fail("GPU", text, f"{spec.title} needs one; --runtime {BUNDLED.runtime} serves on {BUNDLED.devices}")
         else:
-            yield note("GPU", f"{text}. Language models run on the CPU, by OpenVINO")
+            yield note("GPU", f"{text}. Language models run on {BUNDLED.devices}, by {BUNDLED.title}")
         return
     cuda = ".".join(map(str, driver.cuda_version or ()))
     yield ok("driver", f"{driver.version}, runs CUDA up to {cuda}")
@@ -62,12 +68,13 @@ def _check_driver(driver: NvidiaDriver, runtime: Runtime) -> Iterator[DoctorFind
 def _check_gpu(gpu: GpuFacts) -> Iterator[DoctorFinding]:
     subject = f"GPU {gpu.index}"
     text = (
-        f"{gpu.name}, compute capability {gpu.capability or 'unknown'}, {format_bytes(gpu.memory_free_bytes)} of "
-        f"{format_bytes(gpu.memory_total_bytes)} free"
+        f"{gpu.name}, compute capability {gpu.capability or 'unknown'}, {format_size(gpu.memory_free_bytes)} of "
+        f"{format_size(gpu.memory_total_bytes)} free"
     )
-    if gpu.capability is not None and gpu.capability < OLDEST_CAPABILITY:
-        remedy = "serve by --runtime openvino, or use an Ampere GPU or a newer one"
-        yield fail(subject, f"{text}; TensorRT-LLM begins at {OLDEST_CAPABILITY}", remedy)
+    oldest, title = _OLDEST_SUPPORTED
+    if gpu.capability is not None and gpu.capability < oldest:
+        remedy = f"serve by --runtime {BUNDLED.runtime}, or use a newer GPU"
+        yield fail(subject, f"{text}; {title} begins at {oldest}", remedy)
     elif gpu.memory_free_bytes < MIN_FREE_SHARE * gpu.memory_total_bytes:
         remedy = "end them, or expect a smaller KV cache: it takes a share of what is free"
         yield warn(subject, f"{text}; {gpu.num_processes} processes hold the rest", remedy)
@@ -80,18 +87,21 @@ def _check_gpu(gpu: GpuFacts) -> Iterator[DoctorFinding]:
 def _check_libraries(libraries: InstalledLibraries, driver: NvidiaDriver, runtime: Runtime) -> Iterator[DoctorFinding]:
     installed = ", ".join(f"{name} {version}" for name, version in libraries.versions.items())
     yield ok("libraries", installed)
-    if "tensorrt-llm" not in libraries.versions:
-        remedy = f"{RUNTIMES[Runtime.TENSORRT_LLM].remedy}; the gpu image of docker-compose.yml has it so"
-        if runtime is Runtime.TENSORRT_LLM:
-            yield fail("TensorRT-LLM", "it is asked for and not installed", remedy)
-        elif driver.gpus:
-            yield warn("TensorRT-LLM", "not installed, so the GPUs stay idle and the CPU does the work", remedy)
+    present = [spec.title for spec in _GPU_RUNTIMES if spec.distributions[0] in libraries.versions]
+    for spec in _GPU_RUNTIMES:
+        remedy = f"{spec.remedy}; the gpu image of docker-compose.yml has it so"
+        if runtime is spec.runtime and spec.title not in present:
+            yield fail(spec.title, "it is asked for and not installed", remedy)
+        elif driver.gpus and not present:
+            yield warn(spec.title, "not installed, so the GPUs stay idle and the CPU does the work", remedy)
+    if not present:
         return
     if "torch" in libraries.versions and libraries.torch_cuda is None:
+        titles = " and ".join(present)
         yield fail(
             "torch",
-            f"{libraries.versions['torch']} is built without CUDA, which TensorRT-LLM needs",
-            "install TensorRT-LLM into an environment of its own, and name that one's Python (--engine-python)",
+            f"{libraries.versions['torch']} is built without CUDA, which {titles} needs",
+            f"install {titles} into an environment of its own, and name that one's Python (--engine-python)",
         )
     if libraries.torch_cuda is not None and driver.cuda_version is not None:
         yield from _check_cuda(libraries.torch_cuda, driver.cuda_version, driver.version)

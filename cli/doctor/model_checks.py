@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, MachineFacts, ModelFacts, ModelSize
-from cli.doctor.findings import DoctorFinding, fail, format_bytes, note, ok, warn
+from cli.doctor.facts import MachineFacts, ModelFacts, ModelSize
+from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
 from cli.doctor.models import cache_width
-from engine.config import Runtime
+from cli.gpus import ComputeCapability, GpuFacts
+from cli.terminal import format_size
 from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.weights.compression import QUANTIZATIONS
-from engine.runtimes import RUNTIMES, RuntimeChoice
+from engine.runtime_spec import RuntimeSpec
+from engine.runtimes import RuntimeChoice, runtimes_for
 from sluice.errors import SluiceError
 
 NEEDED_CAPABILITY = {
@@ -60,7 +61,7 @@ def check_model(
     model: ModelFacts, machine: MachineFacts, choice: RuntimeChoice | SluiceError, options: ServingOptions
 ) -> Iterator[DoctorFinding]:
     """Check the model. `choice` is the runtime that would serve it, or the reason why none would."""
-    weights = format_bytes(model.size.weight_bytes)
+    weights = format_size(model.size.weight_bytes)
     what = f"{model.format.value.replace('_', ' ')}, {model.architecture}, {model.dtype or 'dtype unknown'}, "
     yield ok(model.name, f"{what}quantization {model.quantization}, weights of {weights}")
     if isinstance(choice, SluiceError):
@@ -68,15 +69,15 @@ def check_model(
         return
     yield from _check_tokenizer(model)
     yield from _check_versions(model, machine)
-    yield from _check_types(model, choice.runtime, options)
-    if choice.runtime is Runtime.TENSORRT_LLM:
-        yield ok(model.name, f"runs on TensorRT-LLM: {choice.reason}")
-        yield from _check_on_gpus(model, machine, options)
-    elif model.openvino_problem:
-        yield fail(model.name, model.openvino_problem, "serve it by TensorRT-LLM on an NVIDIA GPU, or another model")
-    else:
-        yield ok(model.name, f"runs on OpenVINO: {choice.reason}")
-        yield from _check_on_host(model, machine, options)
+    yield from _check_types(model, choice.spec, options)
+    problem = model.problems.get(choice.runtime)
+    if problem:
+        others = [f"{spec.title} on {spec.devices}" for spec in runtimes_for(model.format) if spec is not choice.spec]
+        yield fail(model.name, problem, f"serve it by {' or '.join(others)}, or another model")
+        return
+    yield ok(model.name, f"runs on {choice.spec.title}: {choice.reason}")
+    check_fit = _check_on_gpus if choice.spec.min_capability else _check_on_host
+    yield from check_fit(model, machine, options)
 
 
 def _check_tokenizer(model: ModelFacts) -> Iterator[DoctorFinding]:
@@ -93,18 +94,18 @@ def _check_tokenizer(model: ModelFacts) -> Iterator[DoctorFinding]:
         )
 
 
-def _check_types(model: ModelFacts, runtime: Runtime, options: ServingOptions) -> Iterator[DoctorFinding]:
+def _check_types(model: ModelFacts, spec: RuntimeSpec, options: ServingOptions) -> Iterator[DoctorFinding]:
     """Check the requested quantization and KV cache type against those that the runtime has."""
-    cache_types, name = RUNTIMES[runtime].kv_cache_dtypes, RUNTIMES[runtime].title
-    if options.kv_cache_dtype not in cache_types:
-        text = f"{name} has no KV cache of {options.kv_cache_dtype}"
-        yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(cache_types)}")
-    is_requested = options.quantization not in ("none", model.quantization)
-    if is_requested and runtime is Runtime.OPENVINO and options.quantization not in QUANTIZATIONS:
-        text = f"OpenVINO does not compress weights to {options.quantization}"
-        yield fail(model.name, text, f"give --quantization one of none, {', '.join(QUANTIZATIONS)}")
-    elif is_requested and runtime is Runtime.TENSORRT_LLM and model.quantization == "none":
-        text = f"TensorRT-LLM runs weights as they are, and these are not compressed to {options.quantization}"
+    if options.kv_cache_dtype not in spec.kv_cache_dtypes:
+        text = f"{spec.title} has no KV cache of {options.kv_cache_dtype}"
+        yield fail(model.name, text, f"give --kv-cache-dtype one of {', '.join(spec.kv_cache_dtypes)}")
+    if options.quantization in ("none", model.quantization):
+        return
+    if spec.compresses_weights and options.quantization not in spec.quantizations:
+        text = f"{spec.title} does not compress weights to {options.quantization}"
+        yield fail(model.name, text, f"give --quantization one of none, {', '.join(spec.quantizations)}")
+    elif not spec.compresses_weights and model.quantization == "none":
+        text = f"{spec.title} runs weights as they are, and these are not compressed to {options.quantization}"
         yield fail(model.name, text, "make a checkpoint that is (`sluice build --quantization`), or leave it out")
 
 
@@ -189,7 +190,7 @@ def _check_gpu_memory(
     free = min(gpu.memory_free_bytes for gpu in gpus)
     width = cache_width(options.kv_cache_dtype, model.dtype)
     fit = _fit_gpus(model.size, free, len(gpus), width)
-    usage = f"about {format_bytes(fit.needed_bytes)} of each GPU's {format_bytes(free)} for weights and runtime"
+    usage = f"about {format_size(fit.needed_bytes)} of each GPU's {format_size(free)} for weights and runtime"
     remedy = "more GPUs (--tensor-parallel-size), a compressed checkpoint (fp8, int4), or free what others hold"
     yield from _check_fit(model, fit, usage, remedy, options)
 
@@ -199,8 +200,8 @@ def _check_on_host(model: ModelFacts, machine: MachineFacts, options: ServingOpt
     is_compressed = model.quantization == options.quantization
     quantization = "none" if is_compressed else options.quantization
     fit = _fit_host(model.size, machine.memory_available_bytes, quantization, width)
-    available = format_bytes(machine.memory_available_bytes)
-    usage = f"about {format_bytes(fit.needed_bytes)} of {available} of memory for weights"
+    available = format_size(machine.memory_available_bytes)
+    usage = f"about {format_size(fit.needed_bytes)} of {available} of memory for weights"
     remedy = "compress it (--quantization int8), take a smaller model, or a machine with more memory"
     yield from _check_fit(model, fit, usage, remedy, options)
 
@@ -212,7 +213,7 @@ def _check_fit(
     if fit.left_bytes <= 0:
         yield fail(model.name, f"{usage}: it does not fit", remedy)
     elif fit.num_tokens is None or longest is None:
-        yield ok(model.name, f"{usage}; {format_bytes(fit.left_bytes)} are left for the KV cache")
+        yield ok(model.name, f"{usage}; {format_size(fit.left_bytes)} are left for the KV cache")
     elif fit.num_tokens < longest:
         text = f"{usage}; what is left caches {fit.num_tokens} tokens, one request may have {longest}"
         yield warn(model.name, text, f"{remedy}; or lower --max-model-len")

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import ComputeCapability, ModelFacts, ModelSize
+from cli.doctor.facts import ModelFacts, ModelSize
+from cli.gpus import ComputeCapability
 from engine.model_folder import ModelFormat, model_format
-from engine.runners.openvino.source import identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compression import QUANTIZATIONS
+from engine.runtimes import runtimes_for
 from sluice.errors import ErrorCode, SluiceError
 
 MANIFEST = "sluice-build.json"
@@ -58,7 +59,7 @@ def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gp
         built_by=str(root.get("version") or "") if kind is ModelFormat.TENSORRT_LLM_ENGINE else "",
         built_for=_capability(manifest.get("compute_capability")),
         transformers_version=str(root.get("transformers_version") or ""),
-        openvino_problem=_openvino_problem(folder, kind),
+        problems={spec.runtime: text for spec in runtimes_for(kind) if (text := spec.find_problem(folder))},
         manifest=manifest,
         tokenizer_sha256=_sha256((tokenizer or folder) / TOKENIZER),
     )
@@ -143,13 +144,3 @@ def _read_manifest(folder: Path) -> Fields:
 def _capability(text: Any) -> ComputeCapability | None:
     major, _, minor = str(text or "").partition(".")
     return ComputeCapability(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
-
-
-def _openvino_problem(folder: Path, kind: ModelFormat) -> str:
-    if kind not in (ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR):
-        return f"it is a {kind.value.replace('_', ' ')}"
-    try:
-        identify_folder(folder)
-    except SluiceError as error:
-        return error.message
-    return ""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from gateway.options.config import list_options
-from gateway.options.option import OneLineParser
+from gateway.options.option import OneLineParser, argument_type, integer
 from gateway.options.rag import RagClientOptions
 
 DEFAULT_COLLECTION = "docs"
@@ -137,8 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         usage="sluice rag COMMAND [OPTIONS] ...",
         description=OVERVIEW,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     _add_ingest(commands)
@@ -159,7 +157,9 @@ def _add_ingest(commands: _Commands) -> None:
         help="only files that match, such as '*.md' (by name) or 'guides/*' (by id), whatever their type is. May be "
         "given several times. Default: the types above",
     )
-    parser.add_argument("--jobs", type=_jobs, default=4, metavar="N", help="uploads at once. Default: 4")
+    parser.add_argument(
+        "--jobs", type=argument_type(integer(1, 64)), default=4, metavar="N", help="uploads at once. Default: 4"
+    )
     parser.add_argument(
         "--prune", action="store_true", help="delete the collection's documents that PATHs have no file for"
     )
@@ -174,7 +174,7 @@ def _add_query(commands: _Commands) -> None:
     parser = _command(commands, "query", "QUESTION", QUERY, QUERY_EPILOG)
     _add_asking(parser)
     parser.add_argument("--model", type=_text, metavar="NAME", help="the pipeline that answers. Default: rag_pipeline")
-    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="longest answer, in tokens")
+    parser.add_argument("--max-tokens", type=argument_type(integer(1)), metavar="N", help="longest answer, in tokens")
     parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 for the likeliest answer, up to 2")
     parser.add_argument("--no-stream", action="store_true", help="print the answer when it is whole")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, for machines")
@@ -211,8 +211,6 @@ def _command(commands: _Commands, name: str, operands: str, text: str, epilog: s
         usage=f"sluice rag {name} [OPTIONS] {operands}".rstrip(),
         description=text,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     for _, _, declared in list_options(RagClientOptions):
         parser.add_argument(declared.flag, dest=declared.flag, metavar=declared.metavar, help=declared.help)
@@ -232,24 +230,10 @@ def _add_asking(parser: OneLineParser) -> None:
         metavar="NAME",
         help=f"Default: {DEFAULT_COLLECTION}; while there is none, Sluice's own documentation",
     )
-    parser.add_argument("--top-k", type=_positive, metavar="N", help="how many chunks to look for")
+    parser.add_argument("--top-k", type=argument_type(integer(1)), metavar="N", help="how many chunks to look for")
     parser.add_argument("--mode", choices=("vector", "bm25", "hybrid"), help="by meaning, by words, or by both")
     parser.add_argument("--filter", type=_object, metavar="JSON", help="""on metadata: '{"year": {"gte": 2025}}'""")
     parser.add_argument("question", type=_text, metavar="QUESTION")
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got '{text}'")
-    return number
-
-
-def _jobs(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= number <= 64:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 64, got '{text}'")
-    return number
 
 
 def _temperature(text: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.rag.arguments import Arguments
 from cli.rag.client import RagClient, RejectedRequestError
-from cli.rag.terminal import strip_control
+from cli.terminal import is_confirmed, strip_control
 from gateway.options.option import FAILED, USAGE_ERROR
 
 _NOT_FOUND = 404
@@ -50,7 +50,7 @@ async def delete_contents(client: RagClient, arguments: Arguments) -> int:
     if not own["yes"]:
         if not sys.stdin.isatty():
             return _fail("there is no terminal to ask; --yes deletes without", USAGE_ERROR)
-        if not _is_confirmed(own["collection"]):
+        if not is_confirmed(f"delete the collection {own['collection']} with all that it holds?"):
             return _fail("nothing was deleted", FAILED)
     await client.delete_collection(own["collection"])
     sys.stdout.write(f"collection {own['collection']} deleted\n")
@@ -69,12 +69,6 @@ async def _delete_documents(client: RagClient, collection: str, ids: list[str]) 
         else:
             sys.stdout.write(f"{strip_control(document_id)} deleted\n")
     return code
-
-
-def _is_confirmed(collection: str) -> bool:
-    sys.stdout.write(f"delete the collection {collection} with all that it holds? [y/N] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _fail(message: str, code: int) -> int:

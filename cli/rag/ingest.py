@@ -22,7 +22,7 @@ from cli.rag.client import (
     UnreachableError,
 )
 from cli.rag.local_documents import FileSelection, FoundFile, LocalDocument, UnreadableFile, find_files, split_file
-from cli.rag.terminal import strip_control
+from cli.terminal import strip_control
 from gateway.options.option import FAILED
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from cli.rag.client import JsonObject, RagClient
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
@@ -118,21 +118,6 @@ def _name_document(document_id: str, path: Path) -> FoundFile | UnreadableFile:
 # --- documents
 
 
-class LocalDocument(Protocol):
-    """A local document that may have to be sent."""
-
-    @property
-    def id(self) -> str: ...
-
-    async def content_hash(self) -> str:
-        """Return the hash that the server computes for the document. Raises OSError."""
-        ...
-
-    async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
-        """Send the document and return the server's result. Raises OSError and what the client raises."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LocalFile:
     """A whole file, read while it is sent, so that large files need little memory."""
@@ -141,9 +126,11 @@ class LocalFile:
     path: Path
 
     async def content_hash(self) -> str:
+        """Return the hash that the server computes for the document. Raises OSError."""
         return await asyncio.to_thread(_file_hash, self.path)
 
     async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
+        """Send the document and return the server's result. Raises OSError and what the client raises."""
         with _open(self.path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             return await client.put_document(collection, self.id, _pieces(file, size_bytes), size_bytes, force)
@@ -170,6 +157,10 @@ class LocalLine:
         if upload.metadata:
             fields["metadata"] = dict(upload.metadata)
         return await client.post_document(collection, fields, force)
+
+
+LocalDocument = LocalFile | LocalLine
+"""A document that may have to be sent."""
 
 
 def split_file(found: FoundFile) -> Iterator[LocalDocument | UnreadableFile]:

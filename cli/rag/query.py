@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
 from cli.rag.client import DONE, JsonObject, RagClient, RagError
-from cli.rag.terminal import format_passages, format_sources, strip_control
+from cli.terminal import format_passages, format_sources, strip_control
 from gateway.bundled import DOCUMENTATION_COLLECTION
 
 _SEARCH_FIELDS = ("question", "top_k", "mode", "filter")

@@ -38,7 +38,7 @@ def check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(reports_json(reports).decode() + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in report_lines(reports, Style(sys.stdout)))
+        sys.stdout.writelines(f"{line}\n" for line in report_lines(reports, AnsiStyle(sys.stdout)))
     return _exit_code(reports, is_strict=arguments.strict)
 
 
@@ -109,7 +109,7 @@ def _is_same(known: Finding, reason: str) -> bool:
     return known.message in reason or reason.partition(": ")[2] in known.message
 
 
-class Style:
+class AnsiStyle:
     """ANSI colours on a terminal, plain text elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -119,7 +119,7 @@ class Style:
         return f"\x1b[{code}m{text}\x1b[0m" if self._is_coloured else text
 
 
-def report_lines(reports: Sequence[ModelReport], style: Style) -> Iterator[str]:
+def report_lines(reports: Sequence[ModelReport], style: AnsiStyle) -> Iterator[str]:
     """Yield a line for each model with its findings below it, and a summary."""
     width = max((len(report.name) for report in reports), default=0)
     for report in reports:
@@ -157,7 +157,7 @@ def _runtime_lines(runtime: RuntimeReport) -> Iterator[str]:
     yield from (f"       without effect: {note}" for note in runtime.unused)
 
 
-def _finding_lines(finding: Finding, report: ModelReport, kind: str, style: Style) -> Iterator[str]:
+def _finding_lines(finding: Finding, report: ModelReport, kind: str, style: AnsiStyle) -> Iterator[str]:
     text = replace(finding, message=finding.message.strip(), fix="").text(_file(finding, report))
     first, *others = [line for line in text.splitlines() if line]
     yield f"       {kind}: {first}"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gateway.options.option import OneLineParser
+from gateway.options.option import OneLineParser, argument_type, integer
 
 _OVERVIEW = """\
 Maintain a Triton model repository without serving it.
@@ -86,8 +86,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         usage="sluice repository COMMAND [OPTIONS] PATH...",
         description=_OVERVIEW,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     _add_check(commands)
@@ -113,7 +111,11 @@ def _add_check(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 def _add_prune(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser = _add_command(commands, "prune", _PRUNE, _PRUNE_EPILOG)
     parser.add_argument(
-        "--keep", type=_positive, required=True, metavar="N", help="number of newest versions of each model to keep"
+        "--keep",
+        type=argument_type(integer(1)),
+        required=True,
+        metavar="N",
+        help="number of newest versions of each model to keep",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the versions that would go, and change nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
@@ -129,13 +131,4 @@ def _add_command(
         usage=f"sluice repository {name} [OPTIONS] PATH...",
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got '{text}'")
-    return number

@@ -5,14 +5,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from cli.terminal import format_size, is_confirmed
 from gateway.options.option import FAILED, USAGE_ERROR
 from serving.backends.registry import BackendRegistry
 from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove_version
 from serving.repository.stores.location import local_path, store_location
 from sluice.errors import ErrorCode, SluiceError
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STEP = 1024
 
 
 def prune(arguments: argparse.Namespace) -> int:
@@ -31,7 +29,7 @@ def prune(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.yes and not sys.stdin.isatty():
         return _fail("there is no terminal to ask; --yes deletes without, --dry-run only shows", USAGE_ERROR)
-    if not arguments.yes and not _is_confirmed():
+    if not arguments.yes and not is_confirmed("delete them?"):
         return _fail("nothing was deleted", FAILED)
     return _delete(plan)
 
@@ -49,31 +47,18 @@ def _table_lines(plan: PrunePlan) -> Iterator[str]:
         width = max(len("model"), *(len(each.model) for each in removals))
         yield f"{'model':<{width}}  {'version':>7}  {'size':>9}"
         for each in removals:
-            yield f"{each.model:<{width}}  {each.version:>7}  {_size(each.size_bytes):>9}  {each.note}".rstrip()
+            yield f"{each.model:<{width}}  {each.version:>7}  {format_size(each.size_bytes):>9}  {each.note}".rstrip()
         yield ""
     for kept in plan.kept:
         yield f"stays: {kept.model} version {kept.version}, {kept.reason}"
     number = f"{len(removals)} version{'' if len(removals) == 1 else 's'}"
-    yield f"{number}, {_size(plan.size_bytes)}" if removals else "nothing to delete"
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), 0
-    while size >= _STEP and unit < len(_UNITS) - 1:
-        size, unit = size / _STEP, unit + 1
-    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
-
-
-def _is_confirmed() -> bool:
-    sys.stdout.write("delete them? [y/N] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    yield f"{number}, {format_size(plan.size_bytes)}" if removals else "nothing to delete"
 
 
 def _delete(plan: PrunePlan) -> int:
     failed = [each for each in (*plan.removals, *plan.leftovers) if not _is_deleted(each)]
     freed = plan.size_bytes - sum(each.size_bytes for each in failed)
-    sys.stdout.write(f"deleted, {_size(freed)} freed\n")
+    sys.stdout.write(f"deleted, {format_size(freed)} freed\n")
     return FAILED if failed else 0
 
 

@@ -1,7 +1,6 @@
 """The asyncio side of an engine, which the gateway holds.
 
-Two clients share this behaviour: `engine/client/process.py` has the executor in a process of its own, and
-`engine/client/thread.py` on a thread of this one.
+`engine/client/process.py` has the executor in a process of its own; the tests have one on a thread of theirs.
 """
 
 import asyncio

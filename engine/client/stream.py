@@ -17,27 +17,6 @@ class GenerationStream:
     replaces a lost one needs them.
     """
 
-    __slots__ = (
-        "_cancel",
-        "_error",
-        "_finish_reason",
-        "_has_cached_tokens",
-        "_has_prompt_logprobs",
-        "_is_over",
-        "_logprobs",
-        "_num_cached_tokens",
-        "_num_fetched",
-        "_prompt_logprobs",
-        "_waiter",
-        "has_started",
-        "output_token_ids",
-        "request",
-        "stream_id",
-        "submitted_at",
-        "was_delayed",
-        "was_sent",
-    )
-
     def __init__(self, stream_id: int, request: GenerateRequest, cancel: Callable[[int], None]) -> None:
         self.stream_id = stream_id
         self.request = request

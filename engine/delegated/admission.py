@@ -4,23 +4,13 @@ is never short."""
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from engine.config import SchedulerPolicy
+from engine.scheduling.policies import BlockHolder, Policy
 
 LOOK_AHEAD_SHARE = 1 / 16
 """Requests in the runtime beyond those that can run, as a share of `max_num_seqs`. They take the places of those that
 end, without a way to us and back in between. They are few because their order among each other is settled."""
-
-
-class BlockHolder(Protocol):
-    """The part of a sequence that capacity depends on."""
-
-    @property
-    def worst_case_blocks(self) -> int: ...
-
-    @property
-    def num_allocated_blocks(self) -> int: ...
 
 
 H = TypeVar("H", bound=BlockHolder)
@@ -32,24 +22,18 @@ class RuntimeCapacity:
 
     max_num_seqs: int
     num_blocks: int
-    policy: SchedulerPolicy
+    policy: Policy
 
     @property
     def look_ahead(self) -> int:
         return max(1, int(self.max_num_seqs * LOOK_AHEAD_SHARE))
-
-    def needed_blocks(self, holder: BlockHolder) -> int:
-        """Return the blocks that must be free for a start: the worst case, or under MAX_UTILIZATION the next step's."""
-        if self.policy is SchedulerPolicy.MAX_UTILIZATION:
-            return holder.num_allocated_blocks + 1
-        return holder.worst_case_blocks
 
 
 def num_started(in_flight: Iterable[BlockHolder], capacity: RuntimeCapacity) -> int:
     """Return how many requests in flight, given in order of arrival, have places and blocks; the rest waits there."""
     count, free = 0, capacity.num_blocks
     for each in in_flight:
-        needed = capacity.needed_blocks(each)
+        needed = capacity.policy.start_blocks(each)
         if count == capacity.max_num_seqs or needed > free:
             break
         count, free = count + 1, free - needed
@@ -59,20 +43,20 @@ def num_started(in_flight: Iterable[BlockHolder], capacity: RuntimeCapacity) -> 
 def choose_admitted(waiting: Iterable[H], in_flight: Collection[BlockHolder], capacity: RuntimeCapacity) -> list[H]:
     """Return the waiting requests, in order, that are handed to the runtime now.
 
-    Under STATIC_BATCH none is before the last batch has ended: in the runtime it would only stand in the way.
+    Under a policy that is not in flight none is before the last batch has ended: in the runtime it would only stand in
+    the way.
     """
-    is_static = capacity.policy is SchedulerPolicy.STATIC_BATCH
-    if is_static and in_flight:
+    if in_flight and not capacity.policy.is_in_flight:
         return []
     started = num_started(in_flight, capacity)
     ahead = len(in_flight) - started
-    free = capacity.num_blocks - sum(capacity.needed_blocks(each) for each in islice(in_flight, started))
+    free = capacity.num_blocks - sum(capacity.policy.start_blocks(each) for each in islice(in_flight, started))
     chosen: list[H] = []
     for each in waiting:
-        needed = capacity.needed_blocks(each)
+        needed = capacity.policy.start_blocks(each)
         if ahead == 0 and started < capacity.max_num_seqs and needed <= free:
             started, free = started + 1, free - needed
-        elif is_static or ahead == capacity.look_ahead:
+        elif not capacity.policy.is_in_flight or ahead == capacity.look_ahead:
             break
         else:
             ahead += 1

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import msgspec
 
-from engine.config import EngineConfig, SchedulerPolicy
+from engine.config import EngineConfig
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
 from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay, is_replayed
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
@@ -18,6 +18,7 @@ from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
 from engine.scheduling.admission import AdmissionController, deadline_error
+from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
 from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
 from engine.validation import check_request
@@ -52,7 +53,7 @@ class DelegatedExecutor:
         self._runtime = runtime
         self._emit = emit
         self._clock = clock
-        self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, SchedulerPolicy(info.scheduler_policy))
+        self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy))
         self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
         self._in_flight = InFlightTable(runtime, self, clock)
@@ -191,7 +192,7 @@ class DelegatedExecutor:
     @property
     def _free_blocks(self) -> int:
         """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
-        reserved = sum(self._capacity.needed_blocks(each) for each in self._in_flight.sequences)
+        reserved = sum(self._capacity.policy.start_blocks(each) for each in self._in_flight.sequences)
         return max(self.info.num_blocks - reserved, 0)
 
     def _cancel(self, stream_id: int) -> None:

@@ -3,7 +3,6 @@ statistics where there are any, else from the tokens of its responses."""
 
 import math
 from collections.abc import Collection
-from typing import NamedTuple
 
 from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
@@ -37,7 +36,7 @@ class StatisticsRecorder:
         self.counters.generation_tokens += num_tokens
         step = self._estimator.observe(sequence.stream_id, num_run, now)
         if step is not None and not self.has_iterations(now):
-            self._record_step(step.num_tokens, step.seconds)
+            self._record_step(*step)
 
     def record_prompt(self, sequence: DelegatedSequence, num_cached: int) -> None:
         """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
@@ -86,14 +85,6 @@ class StatisticsRecorder:
         return min(used, self._num_blocks)
 
 
-class EstimatedStep(NamedTuple):
-    """A step as far as it can be seen from outside."""
-
-    num_tokens: int
-    num_seqs: int
-    seconds: float
-
-
 class StepEstimator:
     """Estimates steps from tokens: what comes until a sequence has its second token counts as one step."""
 
@@ -102,12 +93,15 @@ class StepEstimator:
         self._members: set[int] = set()
         self._num_tokens = 0
 
-    def observe(self, stream_id: int, num_tokens: int, now: float) -> EstimatedStep | None:
-        """Take a sequence's response, for which so many tokens ran; return the step before, once it is complete."""
+    def observe(self, stream_id: int, num_tokens: int, now: float) -> tuple[int, float] | None:
+        """Take a sequence's response, for which so many tokens ran.
+
+        Returns the tokens and the seconds of the step before, once that is complete.
+        """
         step = None
         if stream_id in self._members:
             if self._began is not None:
-                step = EstimatedStep(self._num_tokens, len(self._members), now - self._began)
+                step = (self._num_tokens, now - self._began)
             self._began = now
             self._members.clear()
             self._num_tokens = 0

@@ -81,11 +81,6 @@ class FairShare(Generic[Q]):
         self._num_started = 0
 
     @property
-    def num_tenants(self) -> int:
-        """Tenants with a counter in memory."""
-        return len(self._tenants)
-
-    @property
     def is_idle(self) -> bool:
         """Whether no sequence waits, runs or is preempted. Counters may be dropped then: all tenants start equal."""
         return not self._num_active and not self._num_started

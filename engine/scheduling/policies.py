@@ -1,18 +1,29 @@
 """Capacity policies: which sequences may hold KV blocks in the next step.
 
 Names and meaning are TensorRT-LLM's (`CapacitySchedulerPolicy`). A new policy is one more `Policy` here, and one more
-name in `SchedulerPolicy`.
+name in `SchedulerPolicy`; planner, admission, forecast and the help of `--scheduler-policy` follow.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from engine.config import SchedulerPolicy
 
 
-class Schedulable(Protocol):
+class BlockHolder(Protocol):
+    """The blocks of a sequence."""
+
+    @property
+    def worst_case_blocks(self) -> int: ...
+
+    @property
+    def num_allocated_blocks(self) -> int: ...
+
+
+class Schedulable(BlockHolder, Protocol):
     """The properties of a sequence that policies and the planner read."""
 
     @property
@@ -28,12 +39,6 @@ class Schedulable(Protocol):
     def num_drafts(self) -> int:
         """Draft tokens for the next step to check."""
         ...
-
-    @property
-    def worst_case_blocks(self) -> int: ...
-
-    @property
-    def num_allocated_blocks(self) -> int: ...
 
     @property
     def num_next_blocks(self) -> int:
@@ -99,12 +104,18 @@ class Policy:
     """A capacity policy, with everything that other modules need to know about it."""
 
     name: SchedulerPolicy
+    summary: str
+    """When it admits a sequence, after the policy's name in the help of `--scheduler-policy`."""
     decide: DecideFunction
     reserves_worst_case: bool
     """Whether admission reserves every block that a sequence may ever need, so that no running sequence is
     preempted. Otherwise only the blocks of the next step count."""
     is_in_flight: bool = True
     """Whether sequences may join a running batch. Otherwise a new batch starts when the last one has finished."""
+
+    def start_blocks(self, holder: BlockHolder) -> int:
+        """Return the blocks that must be free for a sequence to start in a runtime that batches by itself."""
+        return holder.worst_case_blocks if self.reserves_worst_case else holder.num_allocated_blocks + 1
 
 
 def _guaranteed_no_evict(
@@ -178,16 +189,36 @@ def _max_utilization(
     return Decision(tuple(admitted))
 
 
-_POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy(SchedulerPolicy.GUARANTEED_NO_EVICT, _guaranteed_no_evict, reserves_worst_case=True),
-        Policy(SchedulerPolicy.MAX_UTILIZATION, _max_utilization, reserves_worst_case=False),
-        Policy(SchedulerPolicy.STATIC_BATCH, _static_batch, reserves_worst_case=True, is_in_flight=False),
-    )
-}
+POLICIES: Mapping[SchedulerPolicy, Policy] = MappingProxyType(
+    {
+        policy.name: policy
+        for policy in (
+            Policy(
+                SchedulerPolicy.GUARANTEED_NO_EVICT,
+                "admits a request when all it could ever need is free, and never pauses it",
+                _guaranteed_no_evict,
+                reserves_worst_case=True,
+            ),
+            Policy(
+                SchedulerPolicy.MAX_UTILIZATION,
+                "admits on what is needed now, so more run at once, and pauses the youngest when blocks run out, to "
+                "compute it again later",
+                _max_utilization,
+                reserves_worst_case=False,
+            ),
+            Policy(
+                SchedulerPolicy.STATIC_BATCH,
+                "begins a batch when the last one is over",
+                _static_batch,
+                reserves_worst_case=True,
+                is_in_flight=False,
+            ),
+        )
+    }
+)
+"""All policies by name."""
 
 
 def find_policy(name: str) -> Policy:
     """Return the policy called `name`, a member of `SchedulerPolicy` or its value."""
-    return _POLICIES[SchedulerPolicy(name)]
+    return POLICIES[SchedulerPolicy(name)]

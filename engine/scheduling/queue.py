@@ -56,11 +56,6 @@ class WaitingQueue(Generic[Q]):
         """Tokens to compute before each waiting sequence has its first new token."""
         return int(self.work.num_tokens)
 
-    @property
-    def num_admitted(self) -> int:
-        """Sequences admitted, and neither preempted nor removed since."""
-        return len(self._admitted)
-
     def in_order(self) -> Iterator[Q]:
         """Yield the waiting sequences in the order of admission. Lazy, and valid until the queue changes."""
         for priority in self._priorities:
@@ -195,11 +190,6 @@ class DeadlineHeap:
 
     def __len__(self) -> int:
         return len(self._due)
-
-    @property
-    def num_entries(self) -> int:
-        """Entries in memory, including those of removed streams."""
-        return len(self._heap)
 
     def add(self, stream_id: int, due: float) -> None:
         """Add a stream; `math.inf` means no deadline."""

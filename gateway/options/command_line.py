@@ -121,8 +121,6 @@ def _parser() -> argparse.ArgumentParser:
         usage="sluice serve [MODEL] [OPTIONS]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     for group in GROUPS.values():
         title = (group.__doc__ or "").partition("\n")[0]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.config import EngineConfig, Runtime, Speculation
+from engine.runtimes import BUNDLED
 from gateway.options.engine import (
-    CPU_SEQS,
     STEP_SIZES,
     CacheOptions,
     ModelOptions,
@@ -87,7 +87,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """Check options against each other. Raises OptionError."""
-        tokens, seqs = self.scheduling.max_num_batched_tokens, self.scheduling.max_num_seqs or CPU_SEQS
+        tokens = self.scheduling.max_num_batched_tokens
+        seqs = self.scheduling.max_num_seqs or BUNDLED.default_step_sizes.max_num_seqs
         if tokens is not None and tokens < seqs:
             raise OptionError(
                 f"--max-num-batched-tokens must be at least --max-num-seqs ({seqs}), so that every running request "

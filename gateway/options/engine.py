@@ -2,32 +2,38 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
-from engine.runtimes import RUNTIMES, choose_runtime
+from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
+from engine.scheduling.policies import POLICIES
 from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
 from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens")
 """Fields of EngineConfig for the requests and tokens of one step, whose defaults depend on the runtime."""
-CPU_SEQS, CPU_TOKENS = RUNTIMES[Runtime.OPENVINO].default_step_sizes
-GPU_SEQS, GPU_TOKENS = RUNTIMES[Runtime.TENSORRT_LLM].default_step_sizes
-_QUANTIZATIONS = (
-    "none",
-    "int8",
-    "int4",
-    "fp8",
-    "fp8_block_scales",
-    "nvfp4",
-    "w8a16",
-    "w4a16",
-    "w4a16_awq",
-    "w4a8_awq",
-    "w4a16_gptq",
-    "w8a8_sq_per_channel",
-)
-"""OpenVINO's quantizations, then those of TensorRT-LLM's QuantAlgo that OpenVINO lacks."""
+_OTHERS = tuple(spec for spec in RUNTIMES.values() if spec is not BUNDLED)
+
+
+def _values(field: str) -> tuple[str, ...]:
+    """Return the values that any runtime takes, those of the bundled one first. `field` is one of RuntimeSpec."""
+    return tuple(dict.fromkeys(chain.from_iterable(getattr(spec, field) for spec in (BUNDLED, *_OTHERS))))
+
+
+def _more_values(field: str) -> str:
+    """Return, for a help text, the values that the bundled runtime does not take."""
+    bundled = getattr(BUNDLED, field)
+    return "; ".join(
+        f"on {spec.title} also {', '.join(each for each in getattr(spec, field) if each not in bundled)}"
+        for spec in _OTHERS
+    )
+
+
+def _default_sizes(field: str) -> str:
+    """Return, for a help text, the default of each runtime. `field` is one of StepSizes."""
+    others = (f"; {getattr(spec.default_step_sizes, field)} on {spec.title}" for spec in _OTHERS)
+    return f"{getattr(BUNDLED.default_step_sizes, field)}{''.join(others)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,8 @@ class ModelOptions:
         _DEFAULTS.runtime,
         enum_member(Runtime),
         "RUNTIME",
-        "what runs the model: openvino, on the CPU; tensorrt_llm, on NVIDIA GPUs; auto, by the folder's files, the "
-        "GPUs and what is installed. The log says which it is, and why",
+        f"what runs the model: {'; '.join(f'{spec.runtime}, on {spec.devices}' for spec in RUNTIMES.values())}; auto, "
+        "by the folder's files, the GPUs and what is installed. The log says which it is, and why",
     )
     tokenizer_path: str | None = option(
         "--tokenizer",
@@ -69,7 +75,7 @@ class ModelOptions:
     dtype: str = option(
         "--dtype",
         _DEFAULTS.dtype,
-        choice("auto", "bf16", "f32", "float16"),
+        choice(*_values("dtypes")),
         "TYPE",
         "precision of the computation: auto, bf16, f32, or float16 on TensorRT-LLM. On the CPU auto takes bf16 where "
         "that has it, f32 is exact and about half as fast; on TensorRT-LLM auto is the checkpoint's own",
@@ -77,10 +83,10 @@ class ModelOptions:
     quantization: str = option(
         "--quantization",
         _DEFAULTS.quantization,
-        choice(*_QUANTIZATIONS),
+        choice("none", *_values("quantizations")),
         "TYPE",
-        "compression of the weights at load: none; int8 or int4; on TensorRT-LLM also "
-        f"{', '.join(_QUANTIZATIONS[3:])}. Fewer bits take less memory and are read faster, and answers differ more "
+        f"compression of the weights at load: none; {' or '.join(BUNDLED.quantizations)}; "
+        f"{_more_values('quantizations')}. Fewer bits take less memory and are read faster, and answers differ more "
         "from the uncompressed model's; int4 is for models of some billion weights",
     )
     cache_path: str | None = option(
@@ -102,11 +108,8 @@ class SchedulingOptions:
         _DEFAULTS.scheduler_policy,
         enum_member(SchedulerPolicy),
         "POLICY",
-        "who may hold KV blocks: guaranteed_no_evict admits a request when all it could ever need is free, and never "
-        "pauses it; max_utilization admits on what is needed now, so more run at once, and pauses the youngest when "
-        "blocks run out, to compute it again later; static_batch begins a batch when the last one is over",
+        "who may hold KV blocks: " + "; ".join(f"{policy.name} {policy.summary}" for policy in POLICIES.values()),
     )
-
     max_model_len: int | None = option(
         "--max-model-len",
         None,
@@ -121,7 +124,7 @@ class SchedulingOptions:
         integer(1, 4096),
         "N",
         "most requests in one step. More raises the total tokens per second, and lengthens every step, so each "
-        f"stream gets slower. Default: {CPU_SEQS}; {GPU_SEQS} on TensorRT-LLM",
+        f"stream gets slower. Default: {_default_sizes('max_num_seqs')}",
     )
     max_num_batched_tokens: int | None = option(
         "--max-num-batched-tokens",
@@ -130,7 +133,7 @@ class SchedulingOptions:
         "TOKENS",
         "most tokens in one step: one for each running request, the rest for prompts, which come in chunks. More "
         "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least "
-        f"--max-num-seqs. Default: {CPU_TOKENS}; {GPU_TOKENS} on TensorRT-LLM",
+        f"--max-num-seqs. Default: {_default_sizes('max_num_batched_tokens')}",
     )
     max_queued_requests: int = option(
         "--max-queue-size",
@@ -195,7 +198,7 @@ class CacheOptions:
     kv_cache_dtype: str = option(
         "--kv-cache-dtype",
         _DEFAULTS.kv_cache_dtype,
-        choice("auto", "bf16", "f32", "u8", "fp8", "nvfp4"),
+        choice(*_values("kv_cache_dtypes")),
         "TYPE",
         "type of the cached keys and values: auto (as --dtype), bf16, f32 or u8; on TensorRT-LLM auto, fp8 or nvfp4. "
         "u8 and fp8 hold twice the tokens of bf16, and answers differ a little more from those in f32",
@@ -250,8 +253,8 @@ def choose_step_sizes(engine: EngineConfig, options: Mapping[str, int | None]) -
 
 
 def _runtime_sizes(engine: EngineConfig) -> tuple[int, int]:
-    """Return the runtime's sizes; the CPU's where there is no runtime, which the start reports."""
+    """Return the runtime's sizes; the bundled one's where none can run the model, which the start reports."""
     try:
         return choose_runtime(engine).spec.step_sizes(engine)
     except SluiceError:
-        return CPU_SEQS, CPU_TOKENS
+        return BUNDLED.default_step_sizes

@@ -188,8 +188,26 @@ def truth(text: str) -> bool:
         raise ValueError("1, true, yes, on, 0, false, no or off") from None
 
 
+def argument_type(parse: Parse) -> Parse:
+    """Wrap a parser of option values for argparse, which shows the text of its own error class alone."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {error}, got {text!r}") from None
+
+    return convert
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Reports an error in one line, without the usage, and suggests an option for an unknown one."""
+    """Reports an error in one line, without the usage, and suggests an option for an unknown one.
+
+    Help texts keep their line breaks, and options are not abbreviated.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         known, unknown = super().parse_known_args(*args, **kwargs)

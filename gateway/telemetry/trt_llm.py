@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.config import SchedulerPolicy
+from engine.scheduling.policies import find_policy
 from engine.types import IterationStats
 from gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
 from pipelines.llm.model import LlmModel
@@ -141,7 +141,7 @@ def _derive_iteration(text: "LlmText") -> IterationStats:
     stats, info, unstarted = text.engine.stats, text.info, text.activity.unstarted()
     num_context = min(max(unstarted.num_requests - stats.num_waiting, 0), stats.num_running)
     context_tokens = max(unstarted.num_prompt_tokens - stats.num_tokens_waiting, 0) if num_context else 0
-    never_pauses = info.scheduler_policy != SchedulerPolicy.MAX_UTILIZATION
+    never_pauses = find_policy(info.scheduler_policy).reserves_worst_case
     return IterationStats(
         iteration=stats.steps_total,
         latency_ms=0.0,

@@ -12,6 +12,7 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from engine.config import EngineConfig
+from engine.scheduling.policies import find_policy
 from engine.types import EngineInfo
 from pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, LlmInput
 from pipelines.llm.model_folder import ModelYaml
@@ -64,7 +65,7 @@ def add_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineC
 
 def _engine_parameters(info: EngineInfo) -> dict[str, object]:
     return {
-        "batching_strategy": "V1" if info.scheduler_policy == "static_batch" else "inflight_fused_batching",
+        "batching_strategy": "inflight_fused_batching" if find_policy(info.scheduler_policy).is_in_flight else "V1",
         "batch_scheduler_policy": info.scheduler_policy,
         "max_tokens_in_paged_kv_cache": info.num_blocks * info.block_size,
         "max_model_len": info.max_model_len,

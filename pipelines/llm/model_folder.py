@@ -4,22 +4,18 @@ The files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of T
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.config import Runtime
 from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import RUNTIMES
+from engine.runtimes import is_loadable, runtimes_for
 from pipelines.text.tokenizer import TOKENIZER_FILES
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid
-
-_TENSORRT_LLM = RUNTIMES[Runtime.TENSORRT_LLM]
 
 VLLM_FILE = "model.json"
 """The engine arguments of Triton's vLLM backend, in the version's folder."""
@@ -56,28 +52,22 @@ def find_checkpoint(
     `engine_python` is the engine's Python where that is not this one. Raises SluiceError NOT_FOUND, which says what
     was found instead and what to put there.
     """
-    has_library = partial(_TENSORRT_LLM.is_installed, engine_python)
-    path = next((folder for folder in _candidates(source, texts) if _is_checkpoint(folder, has_library)), None)
+    path = next((folder for folder in _candidates(source, texts) if _is_checkpoint(folder, engine_python)), None)
     if path is None:
-        raise _not_found(source, texts, has_library)
+        raise _not_found(source, texts, engine_python)
     tokenizers = (_resolved(source, texts[key]) for key in _TOKENIZER_POINTERS if key in texts)
     elsewhere = next((folder for folder in tokenizers if _has_tokenizer(folder)), None)
     return CheckpointFolder(path, path if _has_tokenizer(path) or elsewhere is None else elsewhere)
 
 
-def _is_checkpoint(folder: Path, has_library: Callable[[], bool] = _TENSORRT_LLM.is_installed) -> bool:
-    """Whether some runtime can load the folder. `has_library` says whether TensorRT-LLM is installed.
-
-    TensorRT-LLM's compiled engines have a config.json too, without weights; its converted checkpoints have both.
-    """
+def _is_checkpoint(folder: Path, engine_python: str | None) -> bool:
+    """Whether an installed runtime can load the folder."""
     if not (folder / "config.json").is_file():
         return False
-    match model_format(folder):
-        case ModelFormat.TENSORRT_LLM_ENGINE | ModelFormat.TENSORRT_LLM_CHECKPOINT:
-            return has_library()
-        case ModelFormat.OPENVINO_IR:
-            return True
-    return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    found = model_format(folder)
+    if found is ModelFormat.HUGGINGFACE and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        return False
+    return is_loadable(found, engine_python)
 
 
 def resolve_path(source: ModelSource, text: str) -> str:
@@ -102,21 +92,23 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
-def _not_found(source: ModelSource, texts: Mapping[str, str], has_library: Callable[[], bool]) -> SluiceError:
+def _not_found(source: ModelSource, texts: Mapping[str, str], engine_python: str | None) -> SluiceError:
     remedy = (
         f"put the HuggingFace checkpoint (config.json, *.safetensors, tokenizer.json) or OpenVINO IR of the model into "
         f"{source.version_folder}, or name its folder in parameter gpt_model_path of config.pbtxt"
     )
-    return SluiceError(ErrorCode.NOT_FOUND, f"{_found_instead(source, texts, has_library)}; {remedy}")
+    return SluiceError(ErrorCode.NOT_FOUND, f"{_found_instead(source, texts, engine_python)}; {remedy}")
 
 
-def _found_instead(source: ModelSource, texts: Mapping[str, str], has_library: Callable[[], bool]) -> str:
+def _found_instead(source: ModelSource, texts: Mapping[str, str], engine_python: str | None) -> str:
     folders = list(_candidates(source, texts))
     for folder in folders:
         for engine in _engine_files(folder):
-            return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(has_library)}"
-        if model_format(folder) is ModelFormat.TENSORRT_LLM_CHECKPOINT:
-            return f"'{folder}' is a checkpoint converted for TensorRT-LLM, which is not installed here"
+            return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(engine_python)}"
+        kind = model_format(folder)
+        if kind is not None and not is_loadable(kind, engine_python):
+            titles = " or ".join(spec.title for spec in runtimes_for(kind))
+            return f"'{folder}' is {kind.phrase}, and {titles} is not installed here"
     found = f"model '{source.name}' has no checkpoint in {' or '.join(map(str, folders))}"
     names = [texts[key] for key in _POINTERS if _HUB_NAME.fullmatch(texts.get(key, ""))]
     if names:
@@ -124,8 +116,8 @@ def _found_instead(source: ModelSource, texts: Mapping[str, str], has_library: C
     return found
 
 
-def _why_no_engine(has_library: Callable[[], bool]) -> str:
-    if not has_library():
+def _why_no_engine(engine_python: str | None) -> str:
+    if not is_loadable(ModelFormat.TENSORRT_LLM_ENGINE, engine_python):
         return "which runs only on the GPU that it was compiled for, by TensorRT-LLM, which is not installed here"
     return "which needs the config.json that it was built with beside it"
 

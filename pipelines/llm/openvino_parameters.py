@@ -18,6 +18,7 @@ from pipelines.llm.parameter_effects import (
     ignored_unless,
     integer_field,
     parse_bool,
+    parse_dtype,
     parse_integer,
 )
 
@@ -26,16 +27,6 @@ TOKENS_PER_BLOCK = 32
 
 
 _NO_BEAMS = "must be for one beam: beam search is not offered, as it cannot stream; set max_beam_width to 1"
-_DTYPES = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "f32": "f32",
-    "float": "f32",
-    "float32": "f32",
-    "half": "auto",
-    "float16": "auto",
-}
 _ON_CPU = ignored("there is no GPU to set up")
 _ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
 _NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
@@ -78,11 +69,10 @@ def _chunked(text: str) -> Effect:
 
 
 def _dtype(text: str) -> Effect:
-    found = _DTYPES.get(text.lower())
-    if found is None:
-        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
-    is_half = text.lower() in ("float16", "half")
-    return Effect({"dtype": found}, "it is bf16 where the CPU has that, else f32" if is_half else "")
+    dtype = parse_dtype(text)
+    if dtype == "float16":
+        return Effect({"dtype": "auto"}, "it is bf16 where the CPU has that, else f32")
+    return Effect({"dtype": dtype})
 
 
 def _cache_dtype(text: str) -> Effect:

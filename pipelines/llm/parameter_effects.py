@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import Runtime, SchedulerPolicy, Speculation
+from engine.runtime_settings import RuntimeSetting
 
 MAX_SEQS, MAX_DRAFT_TOKENS, MAX_THREADS = 4096, 32, 1024
 """Limits of the same options on the command line."""
@@ -25,8 +26,7 @@ class Effect:
     """Values of EngineConfig by field."""
     note: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Texts for `EngineConfig.runtime_settings`, by the names in
-    `engine.delegated.tensorrt_llm.configuration.settings`."""
+    """Texts for `EngineConfig.runtime_settings`, by the names in the runtime's `RuntimeSpec.settings`."""
 
 
 Rule = Callable[[str], Effect]
@@ -67,6 +67,26 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "float": "f32",
+    "float32": "f32",
+    "half": "float16",
+    "float16": "float16",
+}
+
+
+def parse_dtype(text: str) -> str:
+    """Return vLLM's or torch's name of a precision as `EngineConfig.dtype` has it."""
+    found = _DTYPES.get(text.lower())
+    if found is None:
+        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
+    return found
+
+
 # -- makers of rules
 
 
@@ -94,6 +114,21 @@ def ignored(reason: str) -> Rule:
 def ignored_unless(neutral: tuple[str, ...], reason: str) -> Rule:
     """Return a rule that notes why the parameter has no effect, except for values that describe what happens anyway."""
     return lambda text: NOTHING if text.lower() in neutral else Effect(note=reason)
+
+
+def setting_rule(setting: RuntimeSetting) -> Rule:
+    """Return a rule that sets a setting of the runtime, or notes why it has no effect."""
+    if setting.no_effect:
+        return ignored(setting.no_effect)
+
+    def rule(text: str) -> Effect:
+        try:
+            setting.parse(text)
+        except ValueError as error:
+            raise ValueError(f"must be {error}") from None
+        return Effect(settings={setting.name: text})
+
+    return rule
 
 
 def rejected(message: str) -> Rule:

@@ -1,25 +1,24 @@
 """Applies the parameters of an LLM's config.pbtxt over the options of the command line.
 
-The effect of each parameter stands in `openvino_parameters.py` and `tensorrt_llm_parameters.py`, or in
-`parameter_effects.py` where it is the same on every runtime.
+The effect of each parameter stands in `parameter_effects.py` where it is the same on every runtime. A runtime's own
+ones stand in a file of its name, which `_RULE_FINDERS` registers. A runtime without one has the shared parameters, and
+its settings by name.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, Runtime
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
-from engine.model_folder import ModelFormat, model_format
+from engine.runtimes import RUNTIMES
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
-from pipelines.llm.parameter_effects import Effect, Rule, parse_bool
-from pipelines.llm.tensorrt_llm_parameters import find_tensorrt_llm_rule
+from pipelines.llm.parameter_effects import SHARED_RULES, Effect, Rule, parse_bool, setting_rule
+from pipelines.llm.tensorrt_llm_parameters import tensorrt_llm_rules
 from sluice.errors import invalid
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")
@@ -35,9 +34,12 @@ _PRECEDENCE = {
 }
 """Pairs of parameters that are often set together and may differ. The first one wins: V1, for example, has no policy
 to choose."""
-_COMPILED = (ModelFormat.TENSORRT_LLM_ENGINE, ModelFormat.TENSORRT_LLM_CHECKPOINT)
-"""Formats that run as compiled engines."""
-_ONLY_TENSORRT_LLM = "only TensorRT-LLM has it, and the model runs on OpenVINO"
+
+RuleFinder = Callable[[str], Rule | None]
+"""Finds the rule of a parameter; None for one that the runtime does not have."""
+_RULE_FINDERS: Mapping[Runtime, Callable[[EngineConfig, Mapping[str, str]], RuleFinder]] = MappingProxyType(
+    {Runtime.OPENVINO: lambda engine, texts: OPENVINO_RULES.get, Runtime.TENSORRT_LLM: tensorrt_llm_rules}
+)
 
 
 def parameter_texts(config: ModelConfig) -> dict[str, str]:
@@ -54,12 +56,17 @@ def excludes_input(config: ModelConfig) -> bool:
 def apply_parameters(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
     """Return `engine` with the parameters of `model` applied, and notes on those without effect on `engine.runtime`.
 
-    Raises SluiceError INVALID, naming the parameter, for one that cannot be applied and must not be ignored.
+    `engine.runtime` is the chosen one, not AUTO. Raises SluiceError INVALID, naming the parameter, for one that cannot
+    be applied and must not be ignored.
     """
     find_rule = _rule_finder(engine, texts)
     combined = _CombinedEffects(model)
     for key in sorted(texts, key=_precedence):
-        combined.add(key, _effect(find_rule(key), model, key, texts[key]))
+        rule = find_rule(key)
+        if rule is None:
+            combined.add(key, Effect(note=_unknown_note(key, engine.runtime)))
+        else:
+            combined.add(key, _effect(rule, model, key, texts[key]))
     return combined.apply_to(engine), combined.notes
 
 
@@ -90,19 +97,14 @@ class _CombinedEffects:
 
     def apply_to(self, engine: EngineConfig) -> EngineConfig:
         fields = dict(self.fields)
-        fields["runtime_settings"] = self._without_own(engine.runtime_settings) | self.settings
+        fields["runtime_settings"] = self._without_own(engine) | self.settings
         return _with_fields(engine, fields)
 
-    def _without_own(self, given: Mapping[str, str]) -> dict[str, str]:
+    def _without_own(self, engine: EngineConfig) -> dict[str, str]:
         """Return the command line's settings without those that the model sets itself, by any name."""
-        own = {_target(name) for name in (*self.settings, *self.fields)}
-        return {name: text for name, text in given.items() if _target(name) not in own}
-
-
-def _target(name: str) -> str:
-    """Return the target of the setting `name`, or `name` where it is a field of EngineConfig."""
-    setting = SETTINGS.get(name)
-    return name if setting is None else setting.target or setting.name
+        target, given = RUNTIMES[engine.runtime].settings.target, engine.runtime_settings
+        own = {target(name) for name in (*self.settings, *self.fields)}
+        return {name: text for name, text in given.items() if target(name) not in own}
 
 
 def _precedence(key: str) -> tuple[bool, str]:
@@ -110,22 +112,26 @@ def _precedence(key: str) -> tuple[bool, str]:
     return (all(key != first for first, _ in _PRECEDENCE), key)
 
 
-def _effect(rule: Rule | None, model: str, key: str, text: str) -> Effect:
-    if rule is None:
-        return Effect(note=_ONLY_TENSORRT_LLM if key in SETTINGS else "is unknown and has no effect")
+def _effect(rule: Rule, model: str, key: str, text: str) -> Effect:
     try:
         return rule(text)
     except ValueError as error:
         raise invalid(key, f"parameter '{key}' of model '{model}' {error}, got '{text}'") from None
 
 
-def _rule_finder(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
+def _unknown_note(key: str, runtime: Runtime) -> str:
+    others = " or ".join(spec.title for spec in RUNTIMES.values() if key in spec.settings)
+    if not others:
+        return "is unknown and has no effect"
+    return f"only {others} has it, and the model runs on {RUNTIMES[runtime].title}"
+
+
+def _rule_finder(engine: EngineConfig, texts: Mapping[str, str]) -> RuleFinder:
     """Return a function that finds a parameter's rule on the engine's runtime."""
-    if engine.runtime is not Runtime.TENSORRT_LLM:
-        return OPENVINO_RULES.get
-    backend = texts.get("backend", engine.llm_arguments.get("backend"))
-    is_compiled = backend == "tensorrt" or model_format(Path(engine.model_path)) in _COMPILED
-    return partial(find_tensorrt_llm_rule, is_compiled=is_compiled)
+    if engine.runtime in _RULE_FINDERS:
+        return _RULE_FINDERS[engine.runtime](engine, texts)
+    settings = RUNTIMES[engine.runtime].settings
+    return lambda key: SHARED_RULES.get(key) or (setting_rule(settings[key]) if key in settings else None)
 
 
 def _with_fields(engine: EngineConfig, fields: dict[str, Any]) -> EngineConfig:

@@ -35,7 +35,8 @@ _OPTION_FLAGS = {
     "runtime_settings": "--runtime-setting",
     "llm_arguments": "--extra-llm-api-options",
 }
-"""Options that only TensorRT-LLM obeys, by field of EngineConfig."""
+"""Flags of options that not every runtime obeys, by field of EngineConfig. TensorRT-LLM's engine process itself reports
+those that it ignores."""
 _PATHS = ("lora_dir", "draft_model_path")
 """Parameters with paths that the engine's process opens."""
 
@@ -69,7 +70,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once, for rules, notes and process
     yaml_notes: list[str] = []
     if "llm_arguments" not in choice.spec.ignored_fields:
-        engine = _for_tensorrt_llm(engine, checkpoint, yaml)
+        engine = _with_arguments(engine, checkpoint, yaml)
     else:
         texts, yaml_notes = _as_parameters(yaml, texts)
     engine, notes = apply_parameters(engine, source.name, texts)
@@ -79,10 +80,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
 
 
 def ignored_options(engine: EngineConfig, runtime: str) -> list[str]:
-    """Return notes on options of the command line that were given and have no effect on `runtime`.
-
-    TensorRT-LLM's engine process reports its own.
-    """
+    """Return notes on options of the command line that were given and have no effect on `runtime`."""
     ignored = RUNTIMES[Runtime(runtime)].ignored_fields
     given = [
         flag
@@ -125,7 +123,7 @@ def _named_runtime(model: str, texts: dict[str, str]) -> Runtime | None:
         raise invalid("runtime", message) from None
 
 
-def _for_tensorrt_llm(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: ModelYaml) -> EngineConfig:
+def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: ModelYaml) -> EngineConfig:
     is_elsewhere = checkpoint.tokenizer != checkpoint.path
     return msgspec.structs.replace(
         engine,

@@ -1,15 +1,18 @@
 """Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime.
 
 A parameter that is in neither table is a setting of TensorRT-LLM, if
-`engine.delegated.tensorrt_llm.configuration.settings` has one of that name.
+`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name.
 """
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.config import SchedulerPolicy, Speculation
+from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
+from engine.model_folder import ModelFormat, model_format
 from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
@@ -23,55 +26,36 @@ from pipelines.llm.parameter_effects import (
     ignored_unless,
     integer_field,
     parse_bool,
+    parse_dtype,
     parse_integer,
+    setting_rule,
 )
 
 _DEFAULT_NUM_DRAFTS = 4
 """Tokens to draft where `speculative_config` does not say."""
 _DECODING_TYPES = {"eagle": "Eagle", "eagle3": "Eagle", "medusa": "Medusa"}
 """TensorRT-LLM's decoding types by vLLM's method. Its Eagle includes Eagle3 in every version."""
+_COMPILED = (ModelFormat.TENSORRT_LLM_ENGINE, ModelFormat.TENSORRT_LLM_CHECKPOINT)
+"""Formats that run as compiled engines."""
 _GIBIBYTE = 1 << 30
 _CHECKPOINT_METHODS = frozenset({"awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt", "mxfp4"})
 """vLLM's names of quantization methods that a checkpoint's config.json names itself."""
-_DTYPES = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "f32": "f32",
-    "float": "f32",
-    "float32": "f32",
-    "half": "float16",
-    "float16": "float16",
-}
 
 
-def find_tensorrt_llm_rule(key: str, *, is_compiled: bool) -> Rule | None:
-    """Return the rule of parameter `key`, None for an unknown one. `is_compiled`: the model is a compiled engine."""
-    rule = TENSORRT_LLM_RULES.get(key)
-    if rule is not None:
-        return rule
-    setting = SETTINGS.get(key)
-    if setting is None:
-        return None
-    if setting.no_effect:
-        return ignored(setting.no_effect)
-    if setting.backend == ENGINES and not is_compiled:
-        return ignored("only compiled engines have it, and this model is none")
-    return _setting(key)
+def tensorrt_llm_rules(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
+    """Return a function that finds the rule of a parameter, None for an unknown one. `texts` are the parameters."""
+    backend = texts.get("backend", engine.llm_arguments.get("backend"))
+    is_compiled = backend == "tensorrt" or model_format(Path(engine.model_path)) in _COMPILED
 
+    def find_rule(key: str) -> Rule | None:
+        rule, setting = TENSORRT_LLM_RULES.get(key), SETTINGS.get(key)
+        if rule is not None or setting is None:
+            return rule
+        if setting.backend == ENGINES and not is_compiled and not setting.no_effect:
+            return ignored("only compiled engines have it, and this model is none")
+        return setting_rule(setting)
 
-def _setting(key: str) -> Rule:
-    """Return a rule that sets TensorRT-LLM's setting with the name or alias `key`."""
-
-    def rule(text: str) -> Effect:
-        setting = SETTINGS[key]
-        try:
-            setting.parse(text)
-        except ValueError as error:
-            raise ValueError(f"must be {error}") from None
-        return Effect(settings={setting.name: text})
-
-    return rule
+    return find_rule
 
 
 def _batching(text: str) -> Effect:
@@ -87,7 +71,7 @@ def _batching(text: str) -> Effect:
 def _cache_tokens(text: str) -> Effect:
     """Set the size in tokens, and keep the share of memory: the smaller of the two applies."""
     no_size = {name: value for name, value in UNSET_CACHE_SIZE.items() if name != "kv_cache_memory_fraction"}
-    return Effect(no_size, settings=_setting("max_tokens_in_paged_kv_cache")(text).settings)
+    return Effect(no_size, settings=setting_rule(SETTINGS["max_tokens_in_paged_kv_cache"])(text).settings)
 
 
 def _swap_space(text: str) -> Effect:
@@ -98,14 +82,7 @@ def _swap_space(text: str) -> Effect:
         size_bytes = -1
     if size_bytes < 0:
         raise ValueError("must be a number of GiB of at least 0")
-    return _setting("kv_cache_host_memory_bytes")(str(size_bytes))
-
-
-def _dtype(text: str) -> Effect:
-    found = _DTYPES.get(text.lower())
-    if found is None:
-        raise ValueError(f"must be one of {', '.join(_DTYPES)}")
-    return Effect({"dtype": found})
+    return setting_rule(SETTINGS["kv_cache_host_memory_bytes"])(str(size_bytes))
 
 
 def _cache_dtype(text: str) -> Effect:
@@ -133,11 +110,11 @@ def _draft_source(text: str) -> Effect:
 def _decoding(text: str) -> Effect:
     """Set the mode where it is a way to draft tokens. Sampling modes are left to the requests."""
     is_sampling = text.lower() in ("auto", "top_k", "top_p", "top_k_top_p", "beam_search")
-    return NOTHING if is_sampling else _drafts(**_setting("decoding_mode")(text).settings)
+    return NOTHING if is_sampling else _drafts(**setting_rule(SETTINGS["decoding_mode"])(text).settings)
 
 
 def _draft_kind(text: str) -> Effect:
-    return _drafts(**_setting("speculative_decoding_type")(text).settings)
+    return _drafts(**setting_rule(SETTINGS["speculative_decoding_type"])(text).settings)
 
 
 def _speculative_config(text: str) -> Effect:
@@ -174,7 +151,7 @@ def _drafts(**settings: str) -> Effect:
 
 def _executor_backend(text: str) -> Effect:
     """Read vLLM's way to start workers, of which only ray has an equivalent."""
-    return _setting("orchestrator_type")("ray") if text == "ray" else NOTHING
+    return setting_rule(SETTINGS["orchestrator_type"])("ray") if text == "ray" else NOTHING
 
 
 def _has_lora(text: str) -> Effect:
@@ -205,7 +182,7 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "enable_lora": _has_lora,
     "speculative_config": _speculative_config,
     # this engine's own parameters
-    "dtype": _dtype,
+    "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),
     "quantization": _quantization,
     "kv_cache_dtype": _cache_dtype,
     "speculation": _draft_source,

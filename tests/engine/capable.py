@@ -3,8 +3,8 @@
 import msgspec
 
 from engine.client.stream import GenerationStream
-from engine.client.thread import InProcessEngineClient
 from engine.types import GenerateRequest, SamplingParams
+from tests.engine.in_process_client import InProcessEngineClient
 
 ADAPTERS = ("french", "polite")
 MAX_BEAM_WIDTH = 4

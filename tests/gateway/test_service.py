@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
@@ -21,6 +20,7 @@ from pipelines.llm.text import LlmText
 from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
 

@@ -16,10 +16,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from engine.client.process import ProcessEngineClient
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import Answering, answering
 from tests.stand_ins.model_folders import MAX_POSITIONS, VOCAB_SIZE, make_checkpoint
 from tests.stand_ins.paths import PYTHONPATH

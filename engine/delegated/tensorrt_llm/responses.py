@@ -21,18 +21,6 @@ _TIMED_OUT = "timeout"
 class LlmRequestHandle:
     """A request in TensorRT-LLM, as `engine.delegated.interface.RequestHandle`. It reads with a cursor of its own."""
 
-    __slots__ = (
-        "_block_size",
-        "_eos",
-        "_has_cache_count",
-        "_has_prompt_logprobs",
-        "_last",
-        "_num_read",
-        "_output",
-        "_request",
-        "_stops",
-    )
-
     def __init__(self, output: Any, request: GenerateRequest, eos_token_ids: tuple[int, ...], block_size: int) -> None:
         """`output` is the RequestOutput of `request`."""
         params = request.sampling

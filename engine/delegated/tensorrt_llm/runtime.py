@@ -39,13 +39,33 @@ def _compiled_step_sizes(config: EngineConfig) -> StepSizes | None:
 TENSORRT_LLM = RuntimeSpec(
     runtime=Runtime.TENSORRT_LLM,
     title="TensorRT-LLM",
+    devices="NVIDIA GPUs",
     process="engine.delegated.tensorrt_llm.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE}),
     appraise=_appraise,
     # A GPU reads its weights for many requests at the cost of one.
     default_step_sizes=StepSizes(256, 8192),
     built_in_step_sizes=_compiled_step_sizes,
+    dtypes=("auto", "bf16", "f32", "float16"),
     kv_cache_dtypes=("auto", "fp8", "nvfp4"),
+    quantizations=(
+        "int8",
+        "int4",
+        # the names of QuantAlgo
+        "fp8",
+        "fp8_block_scales",
+        "nvfp4",
+        "w8a16",
+        "w4a16",
+        "w4a16_awq",
+        "w4a8_awq",
+        "w4a16_gptq",
+        "w8a8_sq_per_channel",
+    ),
+    compresses_weights=False,
+    distributions=("tensorrt-llm", "tensorrt", "torch"),
+    # Ampere, the oldest architecture in TensorRT-LLM's list of supported hardware.
+    min_capability=(8, 0),
     library="tensorrt_llm",
     remedy=(
         "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "

@@ -1,10 +1,12 @@
 """OpenVINO as a runtime: what it takes, and when it is chosen."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
 
@@ -14,14 +16,30 @@ def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bo
     return Appraisal(Fitness.FALLBACK)
 
 
+def _find_problem(folder: Path) -> str:
+    from engine.runners.openvino.source import identify_folder  # imports OpenVINO, which takes a while
+
+    try:
+        identify_folder(folder)
+    except SluiceError as error:
+        return error.message
+    return ""
+
+
 OPENVINO = RuntimeSpec(
     runtime=Runtime.OPENVINO,
     title="OpenVINO",
+    devices="the CPU",
     process="engine.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR}),
     appraise=_appraise,
     default_step_sizes=StepSizes(_DEFAULTS.max_num_seqs, _DEFAULTS.max_num_batched_tokens),
+    dtypes=("auto", "bf16", "f32"),
     kv_cache_dtypes=("auto", "bf16", "f32", "u8"),
+    quantizations=("int8", "int4"),
+    compresses_weights=True,
+    distributions=("openvino",),
+    find_problem=_find_problem,
     ignored_fields=frozenset(
         {
             "tensor_parallel_size",

@@ -7,15 +7,15 @@ import pytest
 from rich.console import Console
 
 from cli.build.building import StepProgress
-from cli.build.steps import BuildStep, Copy, Write
+from cli.build.steps import BuildStep, CopyStep, WriteStep
 from engine.model_folder import ModelFormat
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_line_for_each_step(tiny: Path, tmp_path: Path, is_terminal: bool) -> None:
     steps: tuple[BuildStep, ...] = (
-        Copy("copy the model", tiny, tmp_path / "model", ModelFormat.HUGGINGFACE),
-        Write("write [a] note", tmp_path / "note", "text"),
+        CopyStep("copy the model", tiny, tmp_path / "model", ModelFormat.HUGGINGFACE),
+        WriteStep("write [a] note", tmp_path / "note", "text"),
     )
     output = io.StringIO()
     progress = StepProgress(Console(file=output, force_terminal=is_terminal, width=200))

@@ -221,7 +221,7 @@ def test_too_little_space_is_seen_before(
     done = build(tiny, "--output", tmp_path / "models")
     assert done.code == 2
     assert "not enough space: the build needs about" in done.err
-    assert "1000 bytes are free" in done.err
+    assert "1000 B are free" in done.err
     assert not (tmp_path / "models").exists()
 
 

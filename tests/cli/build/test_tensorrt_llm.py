@@ -4,14 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from cli.build import building
+from cli.build import building, manifest
 from cli.repository.command import command as repository_command
 from engine.model_folder import ModelFormat, model_format
 from tests.cli.build.fake_tools import CONVERT_CHECKPOINT, FAILS, HF_PTQ, TRTLLM_BUILD, write_program, write_script
 from tests.cli.build.parts import Build, names, tree
+from tests.cli.doctor.builders import driver
 from tests.stand_ins.paths import STAND_INS
 
 DRY = ("--runtime", "tensorrt_llm", "--layout", "single", "--dry-run")
@@ -27,13 +27,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_program(folder / "bin" / "trtllm-build", TRTLLM_BUILD)
     monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
     monkeypatch.setattr(building, "num_gpus", lambda: 1)
-    for name, result in {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlDeviceGetHandleByIndex": "first",
-        "nvmlDeviceGetCudaComputeCapability": (9, 0),
-    }.items():
-        monkeypatch.setattr(pynvml, name, lambda *arguments, result=result: result)
+    monkeypatch.setattr(manifest, "read_driver", driver)
     return folder
 
 

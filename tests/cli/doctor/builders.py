@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from cli.doctor.facts import ComputeCapability, GpuFacts, InstalledLibraries, MachineFacts, ModelFacts, ModelSize
-from cli.doctor.facts import NvidiaDriver as Driver
+from cli.doctor.facts import InstalledLibraries, MachineFacts, ModelFacts, ModelSize
+from cli.gpus import ComputeCapability, GpuFacts
+from cli.gpus import NvidiaDriver as Driver
+from engine.config import Runtime
 from engine.model_folder import ModelFormat
 
 GIB = 1 << 30
@@ -53,7 +55,7 @@ def model(
     built_by: str = "",
     built_for: ComputeCapability | None = None,
     transformers_version: str = "4.57.1",
-    openvino_problem: str = "",
+    problems: dict[Runtime, str] | None = None,
     manifest: dict[str, str] | None = None,
     tokenizer_sha256: str = "",
 ) -> ModelFacts:
@@ -70,7 +72,7 @@ def model(
         built_by,
         built_for,
         transformers_version,
-        openvino_problem,
+        problems or {},
         manifest or {},
         tokenizer_sha256,
     )

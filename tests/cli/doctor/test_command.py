@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.doctor.command import command
-from cli.doctor.facts import NvidiaDriver
+from cli.gpus import NvidiaDriver
 from sluice.bundled import models_folder
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import STAND_INS

@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import MachineFacts, NvidiaDriver
+from cli.doctor.facts import MachineFacts
 from cli.doctor.findings import Severity
 from cli.doctor.machine_checks import check_machine
+from cli.gpus import NvidiaDriver
 from engine.config import Runtime
 from tests.cli.doctor.builders import driver, gpu, machine
 

@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import ComputeCapability, MachineFacts, ModelFacts, NvidiaDriver
+from cli.doctor.facts import MachineFacts, ModelFacts
 from cli.doctor.findings import DoctorFinding, Severity
 from cli.doctor.model_checks import ServingOptions, check_model
+from cli.gpus import ComputeCapability, NvidiaDriver
 from engine.config import Runtime
 from engine.model_folder import ModelFormat
 from engine.runtimes import RuntimeChoice
@@ -120,7 +121,9 @@ def test_on_the_cpu_memory_and_architecture_count() -> None:
     assert not problems(findings(model(size=LLAMA_70B), machine(none), quantized, ON_CPU))
     compressed = findings(model(size=LLAMA_70B, quantization="int4"), machine(none), quantized, ON_CPU)
     assert "does not fit" in compressed[-1].text  # what is compressed already becomes no smaller
-    ((level, text),) = problems(findings(model(openvino_problem="no graph for mamba"), machine(none), choice=ON_CPU))
+    ((level, text),) = problems(
+        findings(model(problems={Runtime.OPENVINO: "no graph for mamba"}), machine(none), choice=ON_CPU)
+    )
     assert (level, text) == (Severity.FAIL, "no graph for mamba")
 
 

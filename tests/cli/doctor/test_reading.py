@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import ComputeCapability
-from cli.doctor.machine import read_driver, read_libraries
+from cli.doctor.machine import read_libraries
 from cli.doctor.models import cache_width, read_model
+from cli.gpus import ComputeCapability, read_driver
 from engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_sized_by_its_config() -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     width = 4 if "32" in found.dtype else 2
     expected = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * width
-    assert found.format is ModelFormat.HUGGINGFACE and found.openvino_problem == ""
+    assert found.format is ModelFormat.HUGGINGFACE and found.problems == {}
     assert found.size.kv_bytes_per_token == expected
     assert found.size.weight_bytes == sum(file.stat().st_size for file in LLAMA.glob("*.safetensors"))
     assert found.has_tokenizer == (LLAMA / "tokenizer.json").is_file()
@@ -128,7 +128,7 @@ def test_a_compiled_engine_tells_its_version_and_its_gpus(tmp_path: Path) -> Non
     assert (found.quantization, found.built_for) == ("fp8", ComputeCapability(9, 0))
     assert (found.size.weight_bytes, found.size.max_model_len) == (20, 512)
     assert found.size.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2
-    assert "compiled" not in found.openvino_problem and "tensorrt llm engine" in found.openvino_problem
+    assert found.problems == {}
 
 
 def test_weights_that_a_build_compressed_are_known(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_no_server(sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--filter", "{"], "argument --filter: must be a JSON object"),
         (["--filter", "[]"], "argument --filter: must be a JSON object, got '[]'"),
-        (["--top-k", "0"], "argument --top-k: must be a whole number from 1, got '0'"),
+        (["--top-k", "0"], "argument --top-k: must be a whole number of at least 1, got '0'"),
         (["--mode", "words"], "argument --mode: invalid choice: 'words'"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.__main__ import main
-from cli.repository.check import Style
+from cli.repository.check import AnsiStyle
 from cli.repository.command import command
 
 PYTHON = """backend: "python"
@@ -217,5 +217,5 @@ class _Terminal(io.StringIO):
 
 
 def test_colours_are_for_terminals() -> None:
-    assert Style(_Terminal())("ok", "32") == "\x1b[32mok\x1b[0m"
-    assert Style(io.StringIO())("ok", "32") == "ok"
+    assert AnsiStyle(_Terminal())("ok", "32") == "\x1b[32mok\x1b[0m"
+    assert AnsiStyle(io.StringIO())("ok", "32") == "ok"

@@ -141,9 +141,9 @@ def test_nothing_goes_where_a_configuration_cannot_be_read(root: Path, capsys: p
     [
         (("{root}",), "the following arguments are required: --keep (see sluice repository prune --help)"),
         (("--keep", "0", "{root}"),
-         "argument --keep: must be a whole number from 1, got '0' (see sluice repository prune --help)"),
+         "argument --keep: must be a whole number of at least 1, got '0' (see sluice repository prune --help)"),
         (("--keep", "x", "{root}"),
-         "argument --keep: must be a whole number from 1, got 'x' (see sluice repository prune --help)"),
+         "argument --keep: must be a whole number of at least 1, got 'x' (see sluice repository prune --help)"),
         (("--keep", "1", "{root}/nowhere"), "{root}/nowhere is no folder"),
         (("--keep", "1", "{root}/bert"),
          "{root}/bert is a model, not a repository of models; its repository is {root}"),

@@ -14,12 +14,12 @@ import pytest
 from engine.client.base import EngineClient
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.engine.parts import make_request
 
 CHECKPOINT = paths.DATA / "checkpoints" / "llama_tiny"

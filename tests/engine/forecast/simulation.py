@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.forecast.wait import WaitForecast
+from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo
 
@@ -107,7 +108,7 @@ class Server:
         self._end()
 
     def _admit(self) -> None:
-        if self.info.scheduler_policy == "static_batch" and self.running:
+        if self.running and not find_policy(self.info.scheduler_policy).is_in_flight:
             return
         free = self.num_free_blocks
         admitted: list[Simulated] = []

@@ -46,4 +46,4 @@ def test_those_that_left_take_little_room() -> None:
         deadlines.add(stream_id, float(stream_id % 7))
         if stream_id >= 50:
             deadlines.discard(stream_id - 50)
-    assert len(deadlines) == 50 and deadlines.num_entries <= 2 * 50 + MAX_STALE_DEADLINES
+    assert len(deadlines) == 50 and len(deadlines._heap) <= 2 * 50 + MAX_STALE_DEADLINES

@@ -241,7 +241,7 @@ def _assert_same(queue: WaitingQueue[View], model: Model) -> None:
     assert len(queue) == len(waiting) == queue.work.num_requests
     assert queue.num_tokens == sum(view.num_tokens for view in waiting)
     assert queue.work.num_blocks == sum(view.worst_case_blocks for view in waiting)
-    assert queue.num_admitted == len(model.running)
+    assert len(queue._admitted) == len(model.running)
     assert all(queue.get(view.stream_id) is view for view in waiting)
 
 
@@ -381,9 +381,9 @@ def test_cancelled_sequences_leave_nothing_behind() -> None:
             queue.remove(i - 100)
     classes = queue._classes.values()
     assert len(queue) == 100
-    assert sum(members.new.num_tenants for members in classes) <= 110
+    assert sum(len(members.new._tenants) for members in classes) <= 110
     assert sum(len(members.new._heap) + len(members.new._idle) for members in classes) <= 3 * (2 * 100 + 2 * 16)
-    assert queue._deadlines.num_entries <= 2 * 100 + 16
+    assert len(queue._deadlines._heap) <= 2 * 100 + 16
 
 
 def test_served_tenants_are_forgotten_while_others_keep_the_class_busy() -> None:
@@ -396,7 +396,7 @@ def test_served_tenants_are_forgotten_while_others_keep_the_class_busy() -> None
             view = admit_next(queue)
             queue.charge(view, 5)
             queue.remove(view.stream_id)
-        most = max(most, queue._classes[0].new.num_tenants)
+        most = max(most, len(queue._classes[0].new._tenants))
     assert most <= 60
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import httpx
 
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
 from gateway.http.app import create_app
@@ -22,6 +21,7 @@ from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
 

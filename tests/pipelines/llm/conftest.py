@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
@@ -12,6 +11,7 @@ from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests import paths
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.config.parts import read_config

@@ -212,7 +212,7 @@ def test_two_may_load_their_text_side_at_once(rill_path: Path) -> None:
     program = f"""
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from engine.client.thread import InProcessEngineClient
+from tests.engine.in_process_client import InProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from pipelines.llm.services import LlmServices
 from pipelines.llm.text import LlmText

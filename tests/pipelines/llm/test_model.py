@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client.thread import InProcessEngineClient
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import RequestLimits
 from pipelines.text.types import SamplingOverrides, TextRequest
@@ -15,6 +14,7 @@ from serving.job import InferJob
 from serving.model import infer_one, infer_stream
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import Record, ask, request, responses, until
 from tests.pipelines.llm.stepped_runner import TIMEOUT_S, SteppedRunner
 

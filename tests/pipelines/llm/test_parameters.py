@@ -2,16 +2,20 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from pipelines.llm import parameters
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
 from sluice.errors import SluiceError
 from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 
-GIVEN = EngineConfig(model_path="here", kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3)
+GIVEN = EngineConfig(
+    model_path="here", runtime=Runtime.OPENVINO, kv_cache_memory_bytes=1 << 30, max_num_seqs=16, num_threads=3
+)
 
 OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("batch_scheduler_policy", "guaranteed_no_evict", {"scheduler_policy": SchedulerPolicy.GUARANTEED_NO_EVICT}),
@@ -239,3 +243,14 @@ def test_the_default_of_exclude_input_in_output(text: str | None, excludes: bool
 
 def test_without_parameters_the_command_line_holds() -> None:
     assert apply_parameters(GIVEN, "m", {}) == (GIVEN, [])
+
+
+def test_a_runtime_without_rules_of_its_own_has_the_shared_ones_and_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parameters, "_RULE_FINDERS", {})
+    given = msgspec.structs.replace(GIVEN, runtime=Runtime.TENSORRT_LLM)
+    texts = {"max_num_seqs": "8", "max_beam_width": "2", "unheard_of": "1"}
+    config, notes = apply_parameters(given, "m", texts)
+    assert (config.max_num_seqs, config.runtime_settings) == (8, {"max_beam_width": "2"})
+    assert notes == ["unheard_of: is unknown and has no effect"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.thread import InProcessEngineClient
 from pipelines.llm.configuration import QueueDefaults, default_llm_config, read_queue_defaults
 from pipelines.llm.model import LlmModel
 from pipelines.llm.setup import ignored_queue_fields
 from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import ask, request, until
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.pipelines.llm.stepped_runner import SteppedRunner

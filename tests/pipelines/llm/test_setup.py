@@ -117,7 +117,7 @@ class TestFolders:
         setup = set_up_as(tmp_path / "m", tokenizer_dir=str(tokenizer))
         assert setup.checkpoint == CheckpointFolder(made, tokenizer)
         assert setup.choice.runtime is Runtime.TENSORRT_LLM
-        assert setup.choice.reason.startswith("the folder holds a tensorrt llm ")
+        assert setup.choice.reason.startswith("the folder holds a c")
         assert (setup.engine.model_path, setup.engine.tokenizer_path) == (str(made), str(tokenizer))
 
     @pytest.mark.usefixtures("installed")
@@ -146,7 +146,7 @@ class TestFolders:
     def test_a_converted_checkpoint_is_no_huggingface_checkpoint(self, tmp_path: Path) -> None:
         (tmp_path / "m").mkdir()
         made = make_converted_checkpoint(tmp_path / "m" / "1")
-        with pytest.raises(SluiceError, match=f"'{made}' is a checkpoint converted for TensorRT-LLM, which is not"):
+        with pytest.raises(SluiceError, match=f"'{made}' is a checkpoint converted for TensorRT-LLM, and"):
             set_up_as(tmp_path / "m")
 
     @pytest.mark.usefixtures("installed")

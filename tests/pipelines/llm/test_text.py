@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from engine.client.base import EngineClient
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.types import (
@@ -30,6 +29,7 @@ from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo_next
+from tests.engine.in_process_client import InProcessEngineClient
 
 INFO = EngineInfo(
     runtime="scripted",

@@ -50,7 +50,7 @@ def test_on_tensorrt_llm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert inspected(root, *given).runtime == RuntimeReport(
         "tensorrt_llm",
-        "the folder holds a tensorrt llm engine",
+        "the folder holds a compiled engine of TensorRT-LLM",
         ("max_beam_width", "multi_block_mode"),
         (
             "gpu_device_ids: ranks are started by the launcher (MPI) or orchestrator_type; GPUs are chosen by "

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures import gemma, llama, olmo, qwen
+from engine.runners.openvino.architectures import gemma, llama, olmo
 from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture
@@ -31,8 +31,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
     "phi3": llama.PHI3,
-    "qwen2": qwen.QWEN2,
-    "qwen3": qwen.QWEN3,
+    "qwen2": llama.QWEN2,
+    "qwen3": llama.QWEN3,
     "seed_oss": llama.SEED_OSS,
     "smollm3": llama.SMOLLM3,
     "stablelm": llama.STABLELM,

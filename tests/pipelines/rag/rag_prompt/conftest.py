@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
@@ -11,6 +10,7 @@ from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.rag.parts import Lookup
 
 

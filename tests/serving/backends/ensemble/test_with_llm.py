@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.client.thread import InProcessEngineClient
 from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
@@ -21,6 +20,7 @@ from serving.model import infer_one, infer_stream
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
 

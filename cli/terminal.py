@@ -1,10 +1,27 @@
-"""Formats sources and text for a terminal. Documents and models must not send it control characters."""
+"""Formats sizes, sources and text for a terminal, and asks there. Documents must not send it control characters."""
 
+import math
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 """Translates control characters away: a document must not move the cursor of its reader."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_size(num_bytes: float) -> str:
+    """Format a size with a binary unit."""
+    power = min(int(math.log2(max(num_bytes, 1)) // 10), len(_UNITS) - 1)
+    return f"{num_bytes / (1 << 10 * power):.{min(power, 1)}f} {_UNITS[power]}"
+
+
+def is_confirmed(question: str) -> bool:
+    """Ask on standard output. Returns whether the answer on standard input is yes."""
+    sys.stdout.write(f"{question} [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def strip_control(text: str) -> str:

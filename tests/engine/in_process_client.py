@@ -1,4 +1,4 @@
-"""The client of an engine on a thread of this process."""
+"""The client of an engine on a thread of the test's process."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class _ThreadCommands:
 
 
 class InProcessEngineClient(EngineClient):
-    """The client of an executor on a thread of this process, for tests and the smallest deployments.
+    """The client of an executor on a thread of this process.
 
     A step that raises fails only its own requests. An exception in the loop itself ends the engine. It is not replaced,
     because a thread cannot be killed and its state cannot be trusted; `failure` then has the reason.
