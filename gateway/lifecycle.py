@@ -157,8 +157,6 @@ class GatewayServer:
             await _cancel(serving, stopping)
             await self._close()
 
-    # -- start
-
     async def _start_and_watch(self) -> None:
         """Load the engine, and everything else meanwhile; then watch the server's health until cancelled."""
         engine_start = asyncio.create_task(self._start_engine(), name="engine-start")
@@ -303,8 +301,6 @@ class GatewayServer:
             elif readiness.is_ok and not was_ready:
                 log.warning("ready again")
             was_ready, was_live = readiness.is_ok, is_live
-
-    # -- end
 
     async def _drain(self) -> None:
         """Wait for open requests; those that take too long end with an error."""

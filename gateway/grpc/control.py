@@ -155,8 +155,6 @@ class ExtensionCalls:
         }
         return {name: sync_handler(name, getattr(pb, f"{name}Request"), call) for name, call in calls.items()}
 
-    # --- shared memory ---
-
     def system_status(self, request: Any) -> Any:
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._service.shared_memory.status(request.name):
@@ -194,8 +192,6 @@ class ExtensionCalls:
     def cuda_unregister(self, request: Any) -> Any:
         """Do nothing: there is no region, and an unknown one is no error."""
         return pb.CudaSharedMemoryUnregisterResponse()
-
-    # --- tracing and logging ---
 
     def trace_setting(self, request: Any) -> Any:
         model = request.model_name or None

@@ -84,8 +84,6 @@ class InferStream:
             self._reading.cancel()
         self._end()
 
-    # --- requests ---
-
     async def _read(self) -> None:
         try:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
@@ -122,8 +120,6 @@ class InferStream:
             slot.is_ordered = True
             self._order.append(slot)
         self._receive(slot, InferResponse(error=error, id=request_id))
-
-    # --- responses ---
 
     def _receive(self, slot: _Slot, response: InferResponse) -> None:
         if response.is_final:
@@ -174,8 +170,6 @@ class InferStream:
                 slot.end_trace()
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)
-
-    # --- waiting and ending ---
 
     async def _wait_for_room(self) -> None:
         while self._is_full:

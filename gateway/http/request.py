@@ -19,8 +19,6 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 T = TypeVar("T")
 
-# -- the id
-
 _ID_HEADER = b"x-request-id"
 _REPEATABLE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _PROCESS_MARK = secrets.token_hex(7)
@@ -87,8 +85,6 @@ def get_request_id(request: HTTPConnection) -> str:
     return request_id
 
 
-# -- the body
-
 BODY_TIMEOUT_S = 60.0
 """Longest silence within a body: a client that stops half way must not hold its connection for ever."""
 
@@ -130,9 +126,6 @@ def _too_large(what: str, limit_bytes: int) -> SluiceError:
     return SluiceError(ErrorCode.TOO_LARGE, text)
 
 
-# -- the connection
-
-
 async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:
     """Return the result of `work`, which is cancelled at once when the client disconnects.
 
@@ -162,8 +155,6 @@ async def _end(task: asyncio.Task[T]) -> None:
         task.cancel()
         await asyncio.wait((task,))
 
-
-# -- scheduling headers, the same for every protocol
 
 TENANT_HEADER = "x-sluice-tenant"
 PRIORITY_HEADER = "x-sluice-priority"

@@ -61,9 +61,6 @@ def chunk_document(document: ParsedDocument, token_starts: Sequence[int], option
     return chunks
 
 
-# --- cutting
-
-
 @dataclass(frozen=True, slots=True)
 class _Cutter:
     text: str
@@ -156,9 +153,6 @@ def _find_first(places: Sequence[int], earliest: int, before: int) -> int | None
     """Return the first of the ascending places from `earliest` on that lies before `before`."""
     index = bisect_left(places, earliest)
     return places[index] if index < len(places) and places[index] < before else None
-
-
-# --- sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +261,6 @@ def _sections(document: ParsedDocument) -> Iterator[_Section]:
 def _find_body(text: str, start: int, end: int) -> int:
     line = _HEADING_LINE.match(text, start, end)
     return line.end() if line else start
-
-
-# --- lengths in tokens
 
 
 class _TokenMeasure:

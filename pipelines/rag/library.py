@@ -90,8 +90,6 @@ class DocumentLibrary:
     async def close(self) -> None:
         await self._store.close()
 
-    # --- collections
-
     async def collections(self) -> list[CollectionInfo]:
         """Return all collections, protected ones too: names and sizes are not secret."""
         return await (await self._open_store()).collections()
@@ -114,8 +112,6 @@ class DocumentLibrary:
     async def delete_collection(self, name: str, key: str = "") -> None:
         await self.collection(name, key)
         await self._store.delete_collection(name)
-
-    # --- documents
 
     async def put(self, collection: str, upload: Upload, key: str = "", *, force: bool = False) -> PutResult:
         """Parse, chunk, encode and store the document, replacing any of its id. Creates a missing collection.
@@ -157,8 +153,6 @@ class DocumentLibrary:
         await self.collection(collection, key)
         return await self._store.documents(collection, after, limit)
 
-    # --- searching
-
     async def search(
         self,
         collection: str,
@@ -176,8 +170,6 @@ class DocumentLibrary:
         if query.vector is None and options.mode is not RetrievalMode.BM25:
             query = replace(query, vector=await self._find_encoder(info.spec.encoder).encode_query(query.question))
         return await search(self._store, collection, query, options, reranker)
-
-    # --- steps of a put
 
     async def _find_or_create(self, name: str, key: str) -> CollectionInfo:
         with _suppress_code(ErrorCode.NOT_FOUND):
@@ -233,8 +225,6 @@ class DocumentLibrary:
             for start in range(0, len(texts), _CHUNKS_PER_ENCODE)
         ]
         return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
-
-    # --- the store
 
     async def _open_store(self) -> Store:
         """Return the store, opened on first use: a server that is asked for no documents needs none."""

@@ -50,9 +50,6 @@ _MAX_LISTED = 10
 """Most collections that an error lists."""
 
 
-# --- configuration and requests
-
-
 @dataclass(frozen=True, slots=True)
 class RetrieverSettings:
     """A model's defaults for requests.
@@ -119,9 +116,6 @@ def parse_request(parameters: Parameters, settings: RetrieverSettings) -> Retrie
         ),
         filter=parse_filter(given.text("filter", "", _MAX_FILTER_CHARS)),
     )
-
-
-# --- the model
 
 
 class RetrieverModel(TaskModel):

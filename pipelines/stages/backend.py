@@ -147,9 +147,6 @@ def _parse_bool(model: str, texts: dict[str, str], key: str, default: bool) -> b
     return _BOOLS[text.lower()]
 
 
-# -- NVIDIA's Python stages
-
-
 @dataclass(frozen=True, slots=True)
 class _NvidiaStage:
     """A Python stage of NVIDIA's, recognized by its tensors and a parameter."""

@@ -115,8 +115,6 @@ class BlsRun:
         request = self._request.to_token_model(models.token_model, models.preprocessing, prepared)
         await (self._stream(request) if self._streams else self._answer_whole(request))
 
-    # -- a stream
-
     async def _stream(self, request: InferRequest) -> None:
         beams: list[BeamText] = []
         async with aclosing(infer_stream(self._models.token_model, request)) as responses:
@@ -160,8 +158,6 @@ class BlsRun:
         lengths = Tensor.of("sequence_length", np.array([[len(token_ids)]], np.int32))
         [text] = await self._decoded(tokens, lengths, 1)
         return text
-
-    # -- one response
 
     async def _answer_whole(self, request: InferRequest) -> None:
         responses = []
@@ -211,8 +207,6 @@ class BlsRun:
         if excludes is None:
             excludes = excludes_input(self._models.token_model.config)
         return text if excludes else self._rows_of("text_input")[row][0] + text
-
-    # -- both
 
     def _rows_of(self, name: str) -> list[list[str]]:
         return read_text_rows(self._job.request, name, is_batched=self._is_batched)

@@ -102,9 +102,6 @@ def _add_documents(api: APIRouter, routes: DocumentRoutes) -> None:
     api.delete(one, openapi_extra=_WITH_KEY)(routes.delete)
 
 
-# --- OpenAPI entries, which FastAPI cannot derive: the handlers parse the bodies themselves
-
-
 def _describe_body(schema: type[BaseModel]) -> dict[str, Any]:
     """Describe an operation's JSON body and headers."""
     return {**openapi.describe_body(schema), **_WITH_KEY}

@@ -105,9 +105,6 @@ def _check_count(num_documents: int) -> None:
         raise invalid("documents", message)
 
 
-# --- JSON
-
-
 def _read_json(body: bytes, is_strict: bool) -> tuple[list[Upload | UnreadableUpload], list[str]]:
     """Read documents from JSON. Also returns the paths of unknown fields. Raises INVALID for missing or bad fields."""
     fields, ignored = parse_body(DocumentsRequest, body, is_strict)
@@ -135,9 +132,6 @@ def _build_upload(item: DocumentItem) -> Upload | UnreadableUpload:
     return Upload(item.id, content, format, item.title or "", item.metadata or {})
 
 
-# --- JSON lines
-
-
 def _read_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
     """Read one document from each line; a bad line becomes an UnreadableUpload. Raises INVALID for too many lines."""
     _check_count(body.count(b"\n"))
@@ -153,9 +147,6 @@ def _iterate_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
             return
         except SluiceError as error:
             yield UnreadableUpload(f"line {lines.line}", error)
-
-
-# --- forms
 
 
 class _InMemoryParser(MultiPartParser):

@@ -118,9 +118,6 @@ def _too_long(budget: TokenBudget, excess: int) -> SluiceError:
     return invalid("query", message)
 
 
-# --- what fits
-
-
 def select_contents(passages: Sequence[int], exchanges: Sequence[int], room: int) -> PromptSelection:
     """Select passages and exchanges that take at most `room` tokens together. Pure.
 
@@ -164,9 +161,6 @@ def _num_latest(sizes: Sequence[int], room: int) -> int:
         room -= size
         count += 1
     return count
-
-
-# --- the prompt of one question
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +261,6 @@ def _prepend_system(messages: tuple[ChatMessage, ...], system: str) -> tuple[Cha
         return messages
     first, *others = messages
     return (ChatMessage(first.role, f"{system}\n\n{first.content}"), *others)
-
-
-# --- earlier turns
 
 
 def join_system_messages(messages: Sequence[ChatMessage]) -> str:

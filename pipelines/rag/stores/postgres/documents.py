@@ -48,9 +48,6 @@ _SEARCH_LOCK = "hashtextextended('sluice_rag search', id)"
 deadlock."""
 
 
-# --- collections
-
-
 @dataclass(frozen=True, slots=True)
 class CollectionRow:
     """A collection's row. `id` is part of the names of its tables; `num_terms` counts the terms of all its chunks."""
@@ -131,9 +128,6 @@ def _parse_row(
 ) -> CollectionRow:
     spec = CollectionSpec(name, encoder, dim, tuple(key_hashes))
     return CollectionRow(id, num_terms, CollectionInfo(spec, num_documents, num_chunks, created_s))
-
-
-# --- documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,6 @@ class PostgresStore(Store):
     async def close(self) -> None:
         await self._pool.close()
 
-    # --- collections
-
     async def collections(self) -> list[CollectionInfo]:
         return await self._run(documents.list_collections)
 
@@ -83,8 +81,6 @@ class PostgresStore(Store):
 
     async def delete_collection(self, name: str) -> None:
         await self._run(lambda session: documents.delete_collection(session, name))
-
-    # --- documents
 
     async def put_document(
         self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
@@ -132,8 +128,6 @@ class PostgresStore(Store):
 
         return await self._run(work)
 
-    # --- searching
-
     async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         async def work(session: PostgresSession) -> CandidateHits:
             async with session.snapshot():
@@ -143,8 +137,6 @@ class PostgresStore(Store):
                 return await search.find_candidates(session, found, query, trial, self._tuning.max_compared)
 
         return await self._run(work)
-
-    # --- the server and its failures
 
     async def _run(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
         """Run `work` and return its result. Errors of psycopg become UNAVAILABLE unless they are bugs of ours."""

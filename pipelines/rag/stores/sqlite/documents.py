@@ -26,9 +26,6 @@ _COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks
 _DOCUMENT_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 
 
-# --- collections
-
-
 def list_collections(connection: apsw.Connection) -> list[CollectionInfo]:
     return [
         _parse_collection(row)
@@ -90,9 +87,6 @@ def _parse_collection(row: Row) -> CollectionInfo:
 
 def _not_found(name: str) -> SluiceError:
     return SluiceError(ErrorCode.NOT_FOUND, f"there is no collection '{name}'", param="collection")
-
-
-# --- documents
 
 
 def read_document_info(connection: apsw.Connection, collection: str, name: str) -> DocumentInfo | None:
