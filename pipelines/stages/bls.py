@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.parameters import excludes_input
 from pipelines.llm.values import is_streamed, wants_stream
 from pipelines.stages.bls_requests import BlsRequest
-from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, IncrementalText, StopWordCutter
+from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
 from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.stage import BLS
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
@@ -148,7 +148,7 @@ class BlsRun:
         rows = tokens.reshape(lengths.size, tokens.shape[-1])
         return [row[:length].tolist() for row, length in zip(rows, lengths.ravel(), strict=True)]
 
-    def _incremental_text(self) -> IncrementalText:
+    def _incremental_text(self) -> DetokenizedText | DecodedText:
         model = self._models.postprocessing
         detokenizer = model.detokenizer() if isinstance(model, PostprocessingModel) else None
         return DetokenizedText(detokenizer) if detokenizer is not None else DecodedText(self._decode)

@@ -1,11 +1,12 @@
 """Collections in a Postgres database, which gateways share."""
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
@@ -38,6 +39,7 @@ from pipelines.rag.types import (
 from sluice.errors import invalid
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _MAX_ATTEMPTS = 3
 """Attempts of a call that loses a race for locks, such as against the deletion of its collection."""
@@ -71,16 +73,13 @@ class PostgresStore(Store):
         return await self._run(documents.list_collections)
 
     async def collection(self, name: str) -> CollectionInfo:
-        async def work(session: PostgresSession) -> CollectionInfo:
-            return (await documents.find_collection(session, name)).info
-
-        return await self._run(work)
+        return await self._run(documents.read_collection, name)
 
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        return await self._run(lambda session: documents.create_collection(session, spec))
+        return await self._run(documents.create_collection, spec)
 
     async def delete_collection(self, name: str) -> None:
-        await self._run(lambda session: documents.delete_collection(session, name))
+        await self._run(documents.delete_collection, name)
 
     async def put_document(
         self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
@@ -108,25 +107,13 @@ class PostgresStore(Store):
         return await self._run(work)
 
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        async def work(session: PostgresSession) -> StoredDocument | None:
-            found = await documents.find_collection(session, collection)
-            return await documents.read_document(session, found.id, make_storable(document_id))
-
-        return await self._run(work)
+        return await self._run(documents.read_document, collection, document_id)
 
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        async def work(session: PostgresSession) -> list[DocumentInfo]:
-            found = await documents.find_collection(session, collection)
-            return await documents.list_documents(session, found.id, make_storable(after), limit)
-
-        return await self._run(work)
+        return await self._run(documents.list_documents, collection, after, limit)
 
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        async def work(session: PostgresSession) -> DocumentInfo | None:
-            found = await documents.find_collection(session, collection)
-            return await documents.read_document_info(session, found.id, make_storable(document_id))
-
-        return await self._run(work)
+        return await self._run(documents.read_document_info, collection, document_id)
 
     async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         async def work(session: PostgresSession) -> CandidateHits:
@@ -138,30 +125,22 @@ class PostgresStore(Store):
 
         return await self._run(work)
 
-    async def _run(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
-        """Run `work` and return its result. Errors of psycopg become UNAVAILABLE unless they are bugs of ours."""
-        for _ in range(_MAX_ATTEMPTS - 1):
+    async def _run(
+        self, work: Callable[Concatenate[PostgresSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` on a session and return its result. Errors become UNAVAILABLE unless they are bugs of ours."""
+        for attempt in itertools.count(1):
             try:
-                return await self._try(work)
-            except GONE_ERRORS:
-                self._is_prepared = False
-            except LOST_RACE_ERRORS:
-                continue
+                if not self._is_prepared:
+                    await self._prepare()
+                async with self._pool.session() as session:
+                    return await work(session, *args, **kwargs)
             except psycopg.Error as error:
-                raise self._translate(error) from error
-        try:
-            return await self._try(work)
-        except psycopg.Error as error:
-            raise self._translate(error) from error
-
-    async def _try(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
-        if not self._is_prepared:
-            await self._prepare()
-        async with self._pool.session() as session:
-            return await work(session)
-
-    def _translate(self, error: psycopg.Error) -> Exception:
-        return translate_error(error, self.name, self._limits.statement_timeout_s)
+                if attempt == _MAX_ATTEMPTS or not isinstance(error, GONE_ERRORS + LOST_RACE_ERRORS):
+                    raise translate_error(error, self.name, self._limits.statement_timeout_s) from error
+                if isinstance(error, GONE_ERRORS):
+                    self._is_prepared = False
+        raise AssertionError("the last attempt returns or raises")
 
     async def _prepare(self) -> None:
         """Prepare once for all waiting calls: if the server is down, they fail together, not one after the other."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 
@@ -18,6 +18,7 @@ from pipelines.rag.stores.sqlite.schema import ForeignFileError, upgrade
 from sluice.errors import ErrorCode, SluiceError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Work = Callable[[apsw.Connection], T]
 
 _PAGE_BYTES = 16384
@@ -86,22 +87,22 @@ class FileConnections:
         for threads in started:
             await asyncio.to_thread(threads.close)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a write transaction, after all earlier writes."""
 
         def transact(connection: apsw.Connection) -> T:
             with write_transaction(connection):
-                return work(connection)
+                return work(connection, *args, **kwargs)
 
         return await self._run(self._writer, transact)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on one snapshot. Cancelling the call interrupts its queries."""
         is_cancelled = threading.Event()
 
         def transact(connection: apsw.Connection) -> T:
             with _interrupting(connection, is_cancelled), read_transaction(connection):
-                return work(connection)
+                return work(connection, *args, **kwargs)
 
         try:
             return await self._run(self._readers, transact)

@@ -80,19 +80,7 @@ def _read_hits(
     """Yield the chunks by row id, without their scores."""
     found = query_rows(connection, _ROWS, (orjson.dumps(chunks).decode(),))
     for chunk, segment, slot, name, title, heading, start, end, text, metadata in found:
-        yield (
-            chunk,
-            Hit(
-                document_id=name,
-                chunk_index=schema.chunk_index(chunk),
-                title=title,
-                heading=heading,
-                start=start,
-                end=end,
-                text=text,
-                score=0.0,
-                metadata=documents.decode_metadata(metadata),
-                similarity=cosines.get(chunk),
-                vector=None if dim is None else segments.read_vector(connection, VectorSlot(segment, slot), dim),
-            ),
-        )
+        index, attributes = schema.chunk_index(chunk), documents.decode_metadata(metadata)
+        vector = None if dim is None else segments.read_vector(connection, VectorSlot(segment, slot), dim)
+        similarity = cosines.get(chunk)
+        yield chunk, Hit(name, index, title, heading, start, end, text, 0.0, attributes, similarity, vector)
