@@ -97,31 +97,34 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """
     declared = int(request.headers.get("content-length", 0))
     if declared > limit_bytes:
-        raise _too_large(f"is {declared} bytes", limit_bytes)
+        raise body_too_large(f"is {declared} bytes", limit_bytes)
     body = bytearray()
     more_body = True
     while more_body:
-        chunk, more_body = await _next_chunk(request)
-        body += chunk
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                piece, more_body = await next_piece(request.receive)
+        except TimeoutError:
+            raise body_timeout() from None
+        body += piece
         if len(body) > limit_bytes:
-            raise _too_large("is longer", limit_bytes)
+            raise body_too_large("is longer", limit_bytes)
     return bytes(body)
 
 
-async def _next_chunk(request: Request) -> tuple[bytes, bool]:
-    """Return the next piece of the body, and whether more follows."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            message = await request.receive()
-    except TimeoutError:
-        text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
-        raise SluiceError(ErrorCode.DEADLINE, text) from None
+async def next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """Return the next piece of a body, and whether more follows. Raises ClientDisconnect."""
+    message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
 
 
-def _too_large(what: str, limit_bytes: int) -> SluiceError:
+def body_timeout() -> SluiceError:
+    return SluiceError(ErrorCode.DEADLINE, f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s")
+
+
+def body_too_large(what: str, limit_bytes: int) -> SluiceError:
     text = f"request body {what}; at most {limit_bytes} bytes are allowed (--http-max-input-size)"
     return SluiceError(ErrorCode.TOO_LARGE, text)
 

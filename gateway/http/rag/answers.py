@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,34 +16,25 @@ from sluice.errors import SluiceError
 Events = AsyncGenerator[TextEvent, None]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """The fields that identify an answer."""
+async def stream_answer(events: Events, head: JsonObject) -> AsyncGenerator[bytes, None]:
+    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE].
 
-    id: str
-    model: str
-    collection: str
-
-    def as_object(self) -> JsonObject:
-        return {"id": self.id, "object": "rag.answer", "model": self.model, "collection": self.collection}
-
-
-async def stream_answer(events: Events, head: AnswerHead) -> AsyncGenerator[bytes, None]:
-    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE]."""
+    `head` has the fields that identify the answer.
+    """
     is_first = True
     async with aclosing(events):
         async for event in events:
             found = _retrieval(event)
             if is_first:
                 is_first = False
-                yield encode_event(b"sources", {**head.as_object(), **_sources(found)})
+                yield encode_event(b"sources", {**head, **_sources(found)})
             if event.text:
                 yield encode_token(event.text)
             if event.finish_reason is not None:
-                yield _encode_end(event, found)
+                yield encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(event)) + DONE
 
 
-async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
+async def collect_answer(events: Events, head: JsonObject) -> JsonObject:
     """Return the whole answer as one object."""
     texts: list[str] = []
     async with aclosing(events):
@@ -52,11 +42,7 @@ async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
             texts.append(event.text)
             last = event
     found = _retrieval(last)
-    return {**head.as_object(), "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
-
-
-def _encode_end(last: TextEvent, found: Retrieval) -> bytes:
-    return encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(last)) + DONE
+    return {**head, "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
 
 
 def _retrieval(event: TextEvent) -> Retrieval:

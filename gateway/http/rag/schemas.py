@@ -6,10 +6,10 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gateway.http.parsing import Message, StopStrings
+from gateway.http.parsing import Message, RequestObject, StopStrings
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
@@ -41,26 +41,20 @@ FormatName = Literal["text", "markdown", "html"]
 ModeName = Literal["vector", "bm25", "hybrid"]
 
 
-class _Object(BaseModel):
-    """A JSON object. Unknown fields are kept, for `parsing` to accept or reject."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-
-
-class MetadataObject(_Object):
+class MetadataObject(RequestObject):
     """The metadata of a query parameter or a form field."""
 
     metadata: Metadata
 
 
-class CollectionRequest(_Object):
+class CollectionRequest(RequestObject):
     """`POST /v1/rag/collections`."""
 
     name: str = Field(description="1 to 63 letters, digits, '.', '_' or '-'.")
     encoder: str | None = Field(None, description="The model that makes its embeddings. Default: the server's.")
 
 
-class _DocumentFields(_Object):
+class _DocumentFields(RequestObject):
     """The fields of a document besides id and text."""
 
     format: FormatName | None = Field(None, description="Default: detected from the id's ending and the text.")
@@ -83,7 +77,7 @@ class DocumentsRequest(_DocumentFields):
     text: str | None = None
 
 
-class _RetrievalFields(_Object):
+class _RetrievalFields(RequestObject):
     """The question, and where to search for its answer."""
 
     question: str = Field(min_length=1)

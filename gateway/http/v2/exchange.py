@@ -88,15 +88,6 @@ class UnknownEncodingError(SluiceError):
         super().__init__(ErrorCode.UNIMPLEMENTED, "Unsupported compression type", param="content-encoding")
 
 
-def not_found() -> SluiceError:
-    """Return the error for a path without a route."""
-    return SluiceError(ErrorCode.NOT_FOUND, "Not Found")
-
-
-def method_not_allowed() -> SluiceError:
-    return SluiceError(ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed")
-
-
 async def reply_error(exchange: Exchange, error: SluiceError) -> None:
     """Answer with `error`, in Triton's status."""
     response = error_response(exchange.path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))

@@ -39,10 +39,7 @@ class SystemMemoryRoutes:
 
     async def unregister(self, exchange: Exchange, target: RequestTarget) -> None:
         """Unregister the named region, or all regions."""
-        if target.name:
-            self._regions.unregister(target.name)
-        else:
-            self._regions.unregister_all()
+        self._regions.unregister(target.name)
         await exchange.reply(200)
 
 
