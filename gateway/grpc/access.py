@@ -9,11 +9,9 @@ from gateway.grpc.unary import abort
 from gateway.restrictions import ApiCategory, Restrictions, check_api_key
 from sluice.errors import ErrorCode, SluiceError
 
-_OPEN_METHODS = frozenset(
-    ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
-)
-_OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 _SERVICE = "/inference.GRPCInferenceService/"
+_OPEN_METHODS = (f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady")
+_OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 _KEY_PREFIX = "triton-grpc-protocol-"
 API_CATEGORIES = {
     "ServerLive": ApiCategory.HEALTH,
@@ -47,7 +45,6 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         self._key = api_key.encode()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """Return the call's own handler, or one that refuses it."""
         if details.method in _OPEN_METHODS or details.method.startswith(_OPEN_SERVICES):
             return await continuation(details)
         refusal = check_api_key(_find_metadata(details, "authorization"), self._key, "authorization", "metadata")

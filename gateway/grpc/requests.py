@@ -126,7 +126,6 @@ def _parse_inputs(
     message: "service_pb2.ModelInferRequest", request: InferRequest, memory: SharedMemoryRegistry
 ) -> None:
     raw = message.raw_input_contents
-    num_raw = len(raw)
     next_raw = 0
     inputs = request.inputs
     for each in message.inputs:
@@ -138,21 +137,17 @@ def _parse_inputs(
         if region is not None:
             value = _from_memory(each, region, memory, message.model_name)
         elif each.HasField("contents"):
-            value = _from_contents(each, num_raw > 0, message.model_name)
-        elif next_raw < num_raw:
+            if raw:
+                reason = "contents field must not be specified when using raw_input_contents"
+                raise invalid(name, f"{reason} for '{name}' for model '{message.model_name}'")
+            value = _pack_contents(each, message.model_name)
+        elif next_raw < len(raw):
             value = raw[next_raw]
             next_raw += 1
         else:
             reason = f"unable to find data for input tensor '{name}' for model '{message.model_name}' in request."
             raise invalid(name, reason)
         inputs[name] = Tensor(name, each.datatype, each.shape, raw=value)
-
-
-def _from_contents(each: Any, has_raw: bool, model: str) -> bytes:
-    if has_raw:
-        message = "contents field must not be specified when using raw_input_contents"
-        raise invalid(each.name, f"{message} for '{each.name}' for model '{model}'")
-    return _pack_contents(each, model)
 
 
 def _from_memory(each: Any, region: tuple[str, int, int], memory: SharedMemoryRegistry, model: str) -> memoryview:

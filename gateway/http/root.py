@@ -57,7 +57,8 @@ dd {{ margin: 0; }}
 """
 _EXAMPLE = """\
 <h2>Try it</h2>
-<pre>curl -N {url}v1/chat/completions -H 'content-type: application/json'{key} -d '
+<pre>curl -N {url}v1/chat/completions \\
+  -H 'content-type: application/json'{key} -d '
 {{"model": "{model}", "stream": true,
  "messages": [{{"role": "user", "content": "What can you do?"}}]}}'</pre>
 """

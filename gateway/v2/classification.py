@@ -35,7 +35,6 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
 
 
 def _highest(row: Array) -> NDArray[np.intp]:
-    """Return the indices from the highest value to the lowest."""
     if row.dtype.kind == "f":
         return np.argsort(-row, kind="stable")
     # Integers cannot be negated without overflow; the reversed order is sorted instead, so that ties stay in order.

@@ -110,7 +110,6 @@ def parse_version(text: str) -> int:
 
 
 def server_metadata(identity: ServerIdentity) -> dict[str, Any]:
-    """Return the server's name, version and extensions."""
     return {"name": identity.name, "version": identity.version, "extensions": list(identity.extensions)}
 
 

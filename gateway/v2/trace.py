@@ -116,7 +116,6 @@ class TraceFile:
         self._has_begun = False
 
     def write_group(self, records: list[Record]) -> None:
-        """Write `records` into a file of their own."""
         self._write(f"{self.path}.{self._next_index}", "w", f"[{_json(records)}]")
         self._next_index += 1
 
@@ -311,7 +310,6 @@ class _Sampling:
             self.flush()
 
     def flush(self) -> None:
-        """Write the collected traces."""
         if self._kept:
             write = self._file.write_group if self.setting.log_frequency else self._file.append
             write(self._take())

@@ -170,7 +170,6 @@ class _Section:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the section is only a heading."""
         return self.body == self.end
 
 

@@ -154,7 +154,6 @@ def normalize(vectors: Array) -> Vectors:
 
 
 def _mean_pool(states: Array, mask: Mask | None) -> Array:
-    """Average the states of each row's tokens."""
     if mask is None:
         return np.asarray(states.mean(axis=1))
     return np.asarray((states * mask[:, :, None]).sum(axis=1) / np.maximum(mask.sum(axis=1, keepdims=True), 1))

@@ -265,7 +265,6 @@ def check_collection_name(name: str) -> None:
 
 @contextmanager
 def _suppress_code(code: ErrorCode) -> Iterator[None]:
-    """Suppress a SluiceError with this code."""
     try:
         yield
     except SluiceError as error:

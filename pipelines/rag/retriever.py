@@ -30,18 +30,8 @@ CONTEXT, SOURCES = "context", "sources"
 INPUTS = (DeclaredTensor(QUERY, "BYTES"), DeclaredTensor(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
 OUTPUTS = (DeclaredTensor(CONTEXT, "BYTES", (-1,)), DeclaredTensor(SOURCES, "BYTES", (-1,)))
 PARAMETERS = (
-    "collection",
-    "fallback_collection",
-    "top_k",
-    "mode",
-    "num_candidates",
-    "rrf_k",
-    "vector_weight",
-    "text_weight",
-    "min_similarity",
-    "mmr_lambda",
-    "reranker",
-    "reranker_tokenizer",
+    *("collection", "fallback_collection", "top_k", "mode", "num_candidates", "rrf_k", "vector_weight", "text_weight"),
+    *("min_similarity", "mmr_lambda", "reranker", "reranker_tokenizer"),
 )
 """Parameters that config.pbtxt may set."""
 _MAX_NAME_CHARS = 256

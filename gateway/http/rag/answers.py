@@ -35,7 +35,6 @@ async def stream_answer(events: Events, head: JsonObject) -> AsyncGenerator[byte
 
 
 async def collect_answer(events: Events, head: JsonObject) -> JsonObject:
-    """Return the whole answer as one object."""
     texts: list[str] = []
     async with aclosing(events):
         async for event in events:
@@ -72,7 +71,6 @@ def _ending(last: TextEvent) -> JsonObject:
 
 
 def encode_event(name: bytes, payload: Any) -> bytes:
-    """Encode an event whose data is `payload` as JSON."""
     return b"event: " + name + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 

@@ -154,6 +154,5 @@ def build_response(outcomes: list[UploadOutcome], headers: Mapping[str, str]) ->
 
 
 def _format_error(error: SluiceError) -> JsonObject:
-    """Format an error as in the body of a failed request."""
     body: JsonObject = orjson.loads(openai_error_body(error))
     return body

@@ -25,14 +25,8 @@ DEFAULT_PIPELINE = "rag_pipeline"
 _PROTOCOL = "rag"
 """The label of answers in metrics."""
 _SAMPLING = {
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *("max_tokens", "temperature", "top_p", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 }
 
 

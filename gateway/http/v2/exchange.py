@@ -66,7 +66,6 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, piece: bytes) -> None:
-        """Send one chunk."""
         await self.send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
@@ -74,7 +73,6 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def reply(self, status: int, body: bytes = b"", content_type: bytes = JSON, more: Headers = ()) -> None:
-        """Send a whole response."""
         self.has_started = True
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})

@@ -40,7 +40,6 @@ class SettingRoutes:
         await exchange.reply(200, orjson.dumps(settings.get(model)))
 
     async def log(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Answer for the log settings."""
         settings = self._service.log_settings
         if exchange.method == "POST":
             settings.update(_log_values(parse(await self._body.read(exchange))))

@@ -72,7 +72,6 @@ def _decode(content: bytes) -> str:
 
 
 def _find_main(tree: LexborHTMLParser) -> Any:
-    """Return the element that holds the page's main content."""
     for selector in _MAIN:
         found = tree.css(selector)
         if len(found) == 1:

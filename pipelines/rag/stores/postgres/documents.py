@@ -58,7 +58,6 @@ class CollectionRow:
 
 
 async def list_collections(session: PostgresSession) -> list[CollectionInfo]:
-    """Return all collections by name."""
     found = await (await session.execute(f"{_SELECT_COLLECTION} ORDER BY name")).fetchall()
     return [_parse_row(row).info for row in found]
 

@@ -30,21 +30,9 @@ _STEPS_PER_CANCEL_CHECK = 20_000
 _LOCKED = (apsw.BusyError, apsw.LockedError)
 _UNUSABLE = (
     *_LOCKED,
-    apsw.AuthError,
-    apsw.CantOpenError,
-    apsw.CorruptError,
-    apsw.FormatError,
-    apsw.FullError,
-    apsw.InterruptError,
-    apsw.IOError,
-    apsw.NoLFSError,
-    apsw.NoMemError,
-    apsw.NotADBError,
-    apsw.PermissionsError,
-    apsw.ProtocolError,
-    apsw.ReadOnlyError,
-    ForeignFileError,
-    OSError,
+    *(apsw.AuthError, apsw.CantOpenError, apsw.CorruptError, apsw.FormatError, apsw.FullError, apsw.InterruptError),
+    *(apsw.IOError, apsw.NoLFSError, apsw.NoMemError, apsw.NotADBError, apsw.PermissionsError, apsw.ProtocolError),
+    *(apsw.ReadOnlyError, ForeignFileError, OSError),
 )
 """Errors that mean that the file cannot be used now. All others, wrong SQL and broken constraints, are bugs of ours."""
 

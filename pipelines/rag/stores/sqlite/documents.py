@@ -148,7 +148,6 @@ def delete_document(connection: apsw.Connection, collection: str, name: str) -> 
 
 
 def decode_metadata(text: str) -> Metadata:
-    """Decode the column `metadata`."""
     metadata: Metadata = orjson.loads(text)
     return metadata
 
