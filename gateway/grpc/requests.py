@@ -135,7 +135,10 @@ def _parse_inputs(
         region = _parse_region(each.parameters, name) if each.parameters else None
         value: Buffer
         if region is not None:
-            value = _from_memory(each, region, memory, message.model_name)
+            if each.HasField("contents"):
+                reason = "unexpected 'content' provided when using shared memory"
+                raise invalid(name, f"{reason} for input tensor '{name}' for model '{message.model_name}'")
+            value = memory.read(*region)
         elif each.HasField("contents"):
             if raw:
                 reason = "contents field must not be specified when using raw_input_contents"
@@ -148,13 +151,6 @@ def _parse_inputs(
             reason = f"unable to find data for input tensor '{name}' for model '{message.model_name}' in request."
             raise invalid(name, reason)
         inputs[name] = Tensor(name, each.datatype, each.shape, raw=value)
-
-
-def _from_memory(each: Any, region: tuple[str, int, int], memory: SharedMemoryRegistry, model: str) -> memoryview:
-    if each.HasField("contents"):
-        message = "unexpected 'content' provided when using shared memory"
-        raise invalid(each.name, f"{message} for input tensor '{each.name}' for model '{model}'")
-    return memory.read(*region)
 
 
 def _pack_contents(tensor: "service_pb2.ModelInferRequest.InferInputTensor", model: str) -> bytes:

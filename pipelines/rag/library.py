@@ -25,9 +25,11 @@ from pipelines.rag.types import (
     Hit,
     RetrievalMode,
     StoredDocument,
+    Upload,
     Vectors,
+    check_id,
+    hash_content,
 )
-from pipelines.rag.upload import Upload, check_id, hash_content
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 DEFAULT_COLLECTION = "docs"
@@ -81,7 +83,8 @@ class DocumentLibrary:
         self._find_encoder = find_encoder
         self._opening = asyncio.Lock()
         self._is_open = False
-        self._open_failure: _OpenFailure | None = None
+        self._open_failure: tuple[float, SluiceError] | None = None
+        """The time and the reason of the last failed attempt to open the store."""
         self._puts = asyncio.Semaphore(settings.num_parallel_puts)
         self._num_waiting = 0
         self._document_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -238,22 +241,14 @@ class DocumentLibrary:
         """Open the store once for all waiting calls: if it is down, they fail together, not one after the other."""
         if self._is_open:
             return
-        if self._open_failure is not None and self._open_failure.at_s >= called_s:
-            raise SluiceError(self._open_failure.error.code, self._open_failure.error.message)
+        if self._open_failure is not None and self._open_failure[0] >= called_s:
+            raise SluiceError(self._open_failure[1].code, self._open_failure[1].message)
         try:
             await self._store.open()
         except SluiceError as error:
-            self._open_failure = _OpenFailure(time.monotonic(), error)
+            self._open_failure = time.monotonic(), error
             raise
         self._is_open = True
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenFailure:
-    """The time and the reason of the last failed attempt to open the store."""
-
-    at_s: float
-    error: SluiceError
 
 
 def check_collection_name(name: str) -> None:

@@ -16,7 +16,7 @@ from gateway.http.request import get_request_id, run_while_connected
 from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
 from pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import Upload
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_LISTED = 1000

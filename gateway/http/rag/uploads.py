@@ -18,8 +18,7 @@ from gateway.http.request import read_body
 from gateway.options.http import HttpOptions
 from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import DocumentFormat, Metadata
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 JSON = "application/json"

@@ -10,12 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
 from gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
+from gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
 from gateway.http.v2.generate import GenerateRoute
 from gateway.http.v2.infer import InferRoute
 from gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
 from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
-from gateway.http.v2.settings import SettingRoutes
-from gateway.http.v2.shared_memory import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.options.config import ServeConfig
 from gateway.v2.server import V2Service
 from serving.model import Model

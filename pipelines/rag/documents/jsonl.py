@@ -5,8 +5,7 @@ from typing import Any, Self
 
 import orjson
 
-from pipelines.rag.types import DocumentFormat, Metadata
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import SluiceError, invalid
 
 _MEDIA_TYPES = {f"application/{name}" for name in ("jsonl", "jsonlines", "ndjson", "x-jsonlines", "x-ndjson")}

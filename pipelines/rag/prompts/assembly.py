@@ -192,7 +192,10 @@ class _Draft:
     ) -> None:
         self._question = question
         self._sources = [each.source for each in retrieved]
-        self._escaped_sources = [_escape_source(each.source, tokens) for each in retrieved]
+        self._escaped_sources = [
+            msgspec.structs.replace(each, title=tokens.escape(each.title), heading=tokens.escape(each.heading))
+            for each in self._sources
+        ]
         self._texts = [tokens.escape(each.text) for each in retrieved]
         turns = [ChatMessage(each.role, tokens.escape(each.content)) for each in history]
         self._exchanges = split_exchanges(turns)
@@ -244,10 +247,6 @@ class _Draft:
     def _passage(self, index: int, number: int) -> str:
         passage = NumberedPassage(number, self._escaped_sources[index], self._texts[index])
         return self._style.template.passage(passage)
-
-
-def _escape_source(source: Source, tokens: PromptTokens) -> Source:
-    return msgspec.structs.replace(source, title=tokens.escape(source.title), heading=tokens.escape(source.heading))
 
 
 def _instructions(style: PromptStyle) -> str:

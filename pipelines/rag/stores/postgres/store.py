@@ -5,7 +5,6 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
@@ -59,7 +58,8 @@ class PostgresStore(Store):
         self._pool = PostgresPool(self._address, self._limits)
         self._preparing = asyncio.Lock()
         self._is_prepared = False
-        self._last_failure = _Failure(-math.inf, "")
+        self._last_failure = (-math.inf, "")
+        """The time and the reason of the last failed preparation."""
         self.name = self._address.name
 
     async def open(self) -> None:
@@ -148,13 +148,14 @@ class PostgresStore(Store):
         async with self._preparing:
             if self._is_prepared:
                 return
-            if self._last_failure.at_s >= called_s:
-                raise unavailable(self.name, self._last_failure.reason)
+            failed_s, reason = self._last_failure
+            if failed_s >= called_s:
+                raise unavailable(self.name, reason)
             try:
                 await self._prepare_now()
             except (psycopg.OperationalError, schema.SchemaError) as error:
                 reason = format_reason(error)
-                self._last_failure = _Failure(time.monotonic(), reason)
+                self._last_failure = time.monotonic(), reason
                 raise unavailable(self.name, reason) from error
 
     async def _prepare_now(self) -> None:
@@ -162,12 +163,6 @@ class PostgresStore(Store):
             vector_oid = await schema.prepare(session, self._address.schema)
         await self._pool.set_vector_dumper(rows.build_vector_dumper(vector_oid))
         self._is_prepared = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    at_s: float
-    reason: str
 
 
 async def _ping(session: PostgresSession) -> None:
