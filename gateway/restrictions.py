@@ -1,4 +1,4 @@
-"""Who may send what: the API key of all requests, and categories of requests that need a header of their own.
+"""Access to the server: the API key of all requests, and categories of requests that need a header of their own.
 
 The latter are `--http-restricted-api` and `--grpc-restricted-protocol`.
 """

@@ -33,15 +33,16 @@ class _Gauge(NamedTuple):
     read: Callable[[CacheUsage], float]
 
 
-_CONTENTS = (
-    _Gauge("nv_cache_num_entries", "Number of responses stored in response cache", lambda c: c.num_entries),
+_CONTENTS = (_Gauge("nv_cache_num_entries", "Number of responses stored in response cache", lambda c: c.num_entries),)
+_EVICTIONS = (
     _Gauge("nv_cache_num_evictions", "Number of cache evictions in response cache", lambda c: c.num_evictions),
 )
-"""Contents of caches in this process."""
 _LOOKUPS = (
     _Gauge("nv_cache_num_hits", "Number of cache hits in response cache", lambda c: c.num_hits),
     _Gauge("nv_cache_num_misses", "Number of cache misses in response cache", lambda c: c.num_misses),
     _Gauge("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda c: c.num_hits + c.num_misses),
+)
+_DURATIONS = (
     _Gauge(
         "nv_cache_lookup_duration",
         "Total cache lookup duration (hit and miss), in microseconds",
@@ -54,7 +55,9 @@ _LOOKUPS = (
     ),
 )
 _UTILIZATION = "nv_cache_util"
-CACHE_NAMES = frozenset({_UTILIZATION, *(each.name for each in (*_COUNTS, *_CONTENTS, *_LOOKUPS))})
+CACHE_NAMES = frozenset(
+    {_UTILIZATION, *(each.name for each in (*_COUNTS, *_CONTENTS, *_EVICTIONS, *_LOOKUPS, *_DURATIONS))}
+)
 
 
 def cache_counters(series: Iterable[ModelSeries]) -> Iterator[Metric]:
@@ -75,6 +78,10 @@ def cache_gauges(usages: Iterable[CacheUsage]) -> Iterator[Metric]:
         yield from _summed(_CONTENTS, local)
     if caches:
         yield from _summed(_LOOKUPS, caches)
+    if local:
+        yield from _summed(_EVICTIONS, local)
+    if caches:
+        yield from _summed(_DURATIONS, caches)
     if remote:
         yield from _health(remote)
 
