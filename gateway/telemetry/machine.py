@@ -24,11 +24,8 @@ _PROC = Path("/proc")
 _KIB = 1024
 _MILLI = 0.001
 _CLOSE_TIMEOUT_S = 5.0
-_CPU_UTILIZATION, _MEMORY_TOTAL, _MEMORY_USED = (
-    "nv_cpu_utilization",
-    "nv_cpu_memory_total_bytes",
-    "nv_cpu_memory_used_bytes",
-)
+_CPU_UTILIZATION = "nv_cpu_utilization"
+_MEMORY_TOTAL, _MEMORY_USED = "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"
 _IDLE_FIELDS = slice(3, 5)
 """Fields of the first line of /proc/stat for idle time and for waiting on input or output."""
 _BUSY_FIELDS = slice(0, 8)

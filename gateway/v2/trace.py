@@ -99,12 +99,7 @@ def _describe_tensor(tensor: Tensor) -> Record:
         data = ",".join(f'"{element.decode(errors="replace")}"' for element in elements)
     else:
         data = ",".join(map(str, elements))
-    return {
-        "name": tensor.name,
-        "data": data,
-        "shape": ",".join(map(str, tensor.shape)),
-        "dtype": tensor.datatype,
-    }
+    return {"name": tensor.name, "data": data, "shape": ",".join(map(str, tensor.shape)), "dtype": tensor.datatype}
 
 
 class TraceFile:

@@ -254,12 +254,9 @@ def _sections(document: ParsedDocument) -> Iterator[_Section]:
         while above and above[-1][0] >= heading.level:
             above.pop()
         above.append((heading.level, heading.text))
-        yield _Section(start, _find_body(text, start, end), end, heading.level, tuple(text for _, text in above))
-
-
-def _find_body(text: str, start: int, end: int) -> int:
-    line = _HEADING_LINE.match(text, start, end)
-    return line.end() if line else start
+        line = _HEADING_LINE.match(text, start, end)
+        body = line.end() if line else start
+        yield _Section(start, body, end, heading.level, tuple(text for _, text in above))
 
 
 class _TokenMeasure:

@@ -97,8 +97,4 @@ async def reply_error(exchange: Exchange, error: SluiceError) -> None:
 
 def error_json(error: SluiceError) -> bytes:
     """Return the body for an error. Characters that are no Unicode are replaced."""
-    return orjson.dumps({"error": _readable(error)})
-
-
-def _readable(error: SluiceError) -> str:
-    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()
+    return orjson.dumps({"error": error.message.encode("utf-8", "replace").decode()})

@@ -130,13 +130,10 @@ async def encode_infer_response(model: Model, response: InferResponse, plan: Out
 
     Long JSON is encoded on a thread. Raises SluiceError where an output cannot have its requested form.
     """
-    if sum(_num_json_elements(tensor, plan) for tensor in response.outputs) < _LARGE_ELEMENTS:
+    in_json = (tensor for tensor in response.outputs if plan.find(tensor.name).form is OutputForm.JSON)
+    if sum(tensor.num_elements for tensor in in_json) < _LARGE_ELEMENTS:
         return _encode_response(model, response, plan)
     return await asyncio.to_thread(_encode_response, model, response, plan)
-
-
-def _num_json_elements(tensor: Tensor, plan: OutputPlan) -> int:
-    return tensor.num_elements if plan.find(tensor.name).form is OutputForm.JSON else 0
 
 
 def _encode_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
@@ -163,12 +160,8 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
     if requested.num_classes:
         labels = model.labels.get(tensor.name, ())
         tensor = classify(tensor, requested.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
-    shape = ",".join(map(str, tensor.shape))
-    text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (
-        orjson.dumps(tensor.name),
-        tensor.datatype.encode(),
-        shape.encode(),
-    )
+    name, shape = orjson.dumps(tensor.name), ",".join(map(str, tensor.shape)).encode()
+    text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (name, tensor.datatype.encode(), shape)
     match requested.form:
         case OutputForm.JSON:
             pieces.outputs.append(b'%s,"data":%s}' % (text, encode_data(tensor)))

@@ -211,14 +211,11 @@ def _translate_errors(name: str, busy_timeout_s: float) -> Iterator[None]:
     try:
         yield
     except _UNUSABLE as error:
-        raise _unavailable(name, _format_reason(error, busy_timeout_s)) from error
+        reason = str(error) or type(error).__name__
+        if isinstance(error, _LOCKED):
+            reason = f"another process held it locked for more than {busy_timeout_s:g} s"
+        raise _unavailable(name, reason) from error
 
 
 def _unavailable(name: str, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.UNAVAILABLE, f"{name} cannot be used: {reason}")
-
-
-def _format_reason(error: Exception, busy_timeout_s: float) -> str:
-    if isinstance(error, _LOCKED):
-        return f"another process held it locked for more than {busy_timeout_s:g} s"
-    return str(error) or type(error).__name__
