@@ -5,8 +5,7 @@ import logging
 
 from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
 from pipelines.rag.library import DocumentLibrary, PutStatus
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Upload
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)

@@ -157,8 +157,6 @@ class GatewayServer:
             await _cancel(serving, stopping)
             await self._close()
 
-    # -- start
-
     async def _start_and_watch(self) -> None:
         """Load the engine, and everything else meanwhile; then watch the server's health until cancelled."""
         engine_start = asyncio.create_task(self._start_engine(), name="engine-start")
@@ -175,28 +173,25 @@ class GatewayServer:
         gc.freeze()
         service.begin_serving()
         self._print_ready(service)
-        await self._serve_on(service)
-
-    async def _load_all(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
-        """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
-        settled = _do_nothing if self._checkpoint is None else service.repository.expect(self._model_name)
-        loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
-        try:
-            try:
-                await self._load_model(service, engine_start)
-            finally:
-                settled()
-            await loading
-        finally:
-            await _cancel(loading)
-
-    async def _serve_on(self, service: "InferenceService") -> None:
-        """Run the tasks that go on while requests are served."""
         reading = asyncio.create_task(self._read_documentation(service), name="documentation")
         try:
             await self._watch(service)
         finally:
             await _cancel(reading)
+
+    async def _load_all(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+        """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
+        settled = None if self._checkpoint is None else service.repository.expect(self._model_name)
+        loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
+        try:
+            try:
+                await self._load_model(service, engine_start)
+            finally:
+                if settled is not None:
+                    settled()
+            await loading
+        finally:
+            await _cancel(loading)
 
     async def _read_documentation(self, service: "InferenceService") -> None:
         """Read the documentation, from which the bundled pipeline answers. What an earlier server has read is kept."""
@@ -274,8 +269,7 @@ class GatewayServer:
     def _warn_if_empty(self, service: "InferenceService") -> None:
         """Warn of a repository without models where clients can load none: its path is most likely wrong."""
         options = self._config.repository
-        can_come = options.control_mode is not ControlMode.NONE
-        if options.paths and not can_come and not service.repository.index():
+        if options.paths and options.control_mode is ControlMode.NONE and not service.repository.index():
             log.warning("there is no model in %s; without --model-control-mode none can come", ", ".join(options.paths))
 
     def _print_ready(self, service: "InferenceService") -> None:
@@ -304,8 +298,6 @@ class GatewayServer:
                 log.warning("ready again")
             was_ready, was_live = readiness.is_ok, is_live
 
-    # -- end
-
     async def _drain(self) -> None:
         """Wait for open requests; those that take too long end with an error."""
         if self._service is None:
@@ -325,7 +317,8 @@ class GatewayServer:
     async def _close(self) -> None:
         """Close everything, whatever the start has reached. The engines' processes have ended when this returns."""
         try:
-            await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in self._servers), self._close_grpc())
+            servers = (*self._servers, self._grpc)
+            await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in servers if server is not None))
         finally:
             if self._service is not None:
                 await self._service.close()
@@ -335,19 +328,10 @@ class GatewayServer:
                 if listener is not None:
                     listener.close()
 
-    async def _close_grpc(self) -> None:
-        if self._grpc is None:
-            return
-        await self._grpc.stop(FLUSH_TIMEOUT_S)
-
     def _engines(self) -> "list[EngineClient]":
         """Return MODEL's engine, which exists from the start, and those of loaded models."""
         own: list[EngineClient] = [] if self._engine is None else [self._engine]
         return own + (self._service.engines() if self._service is not None else [])
-
-
-def _do_nothing() -> None:
-    """Do nothing."""
 
 
 async def _cancel(*tasks: asyncio.Task[object]) -> None:
@@ -370,12 +354,9 @@ def describe_served(service: "InferenceService") -> str:
 
     models = service.repository.models()
     names = sorted({model.name for model in models})
-    num_missing = sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index())
-    missing = (
-        f", {num_missing} not available (the log says why, `sluice repository check` what to write)"
-        if num_missing
-        else ""
-    )
+    missing = ""
+    if count := sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index()):
+        missing = f", {count} not available (the log says why, `sluice repository check` what to write)"
     texts = [text for model in models if (text := llm_text_of(model)) is not None]
     if len(texts) == 1:
         text, info = texts[0], texts[0].info

@@ -1,9 +1,30 @@
-"""`--http-restricted-api` and `--grpc-restricted-protocol`: categories of requests that need a header of their own."""
+"""Access to the server: the API key of all requests, and categories of requests that need a header of their own.
+
+The latter are `--http-restricted-api` and `--grpc-restricted-protocol`.
+"""
 
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from sluice.errors import ErrorCode, SluiceError
+
+
+def check_api_key(sent: bytes | None, key: bytes, name: str, kind: str) -> SluiceError | None:
+    """Return why a request is refused whose authorization is `sent`; None for the right key.
+
+    `name` and `kind` are the protocol's words for where it stands. The message never repeats what was sent.
+    """
+    if sent is None:
+        message = f"this server asks for an API key: send the {kind} '{name}: Bearer KEY'"
+        return SluiceError(ErrorCode.UNAUTHENTICATED, message)
+    scheme, _, given = sent.partition(b" ")
+    if scheme.lower() != b"bearer":
+        return SluiceError(ErrorCode.UNAUTHENTICATED, f"the {name} {kind} must read 'Bearer KEY'")
+    if not hmac.compare_digest(given.strip(), key):
+        return SluiceError(ErrorCode.UNAUTHENTICATED, "the API key is wrong")
+    return None
 
 
 class ApiCategory(StrEnum):
@@ -28,9 +49,9 @@ class Restriction:
     key: str
     value: str = field(repr=False)
 
-    def admits(self, sent: str | None) -> bool:
+    def admits(self, sent: bytes | None) -> bool:
         """Whether `sent`, the header's value, is the right one. Takes as long for a wrong one as for the right one."""
-        return sent is not None and hmac.compare_digest(sent.encode("utf-8", "replace"), self.value.encode())
+        return sent is not None and hmac.compare_digest(sent, self.value.encode())
 
 
 class Restrictions:

@@ -1,7 +1,8 @@
 """The streaming APIs that a run can call: the body of a request, and the parsing of an event."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,22 +26,23 @@ class ParsedEvent:
     error: str | None = None
 
 
-class StreamingApi(Protocol):
+class StreamingApi(ABC):
     """One API. Where `ends_with_done`, the last event of a complete stream is `[DONE]`."""
 
-    ends_with_done: bool
+    ends_with_done = True
 
+    @abstractmethod
     def path(self, model: str) -> str: ...
 
+    @abstractmethod
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes: ...
 
+    @abstractmethod
     def parse(self, data: bytes) -> ParsedEvent:
         """Parse an event's data. Raises `ValueError` where it is not this API's JSON."""
-        ...
 
 
 def make_api(kind: ApiKind) -> StreamingApi:
-    """Return the implementation of an API."""
     apis: dict[ApiKind, type[StreamingApi]] = {
         ApiKind.CHAT: ChatApi,
         ApiKind.COMPLETIONS: CompletionsApi,
@@ -90,37 +92,15 @@ def _error_message(error: object) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _openai_body(model: str, prompt_fields: dict[str, Any], max_tokens: int, workload: Workload) -> bytes:
-    body: dict[str, Any] = {
-        "model": model,
-        **prompt_fields,
-        "max_tokens": max_tokens,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+def _encode_body(fields: dict[str, Any], max_tokens: int, workload: Workload) -> bytes:
+    body = fields | {"max_tokens": max_tokens, "temperature": 0.0, "stream": True}
     if workload.ignore_eos:
         body["ignore_eos"] = True
     return msgspec.json.encode(body | workload.extra_body)
 
 
-def _parse_chunk(chunk: _Chunk, choice: _Choice, text: str | None) -> ParsedEvent:
-    if text and choice.finish_reason is None and chunk.usage is None and chunk.error is None:
-        return _TOKEN
-    usage = chunk.usage or _Usage()
-    return ParsedEvent(
-        has_text=bool(text),
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        finish_reason=choice.finish_reason,
-        error=None if chunk.error is None else _error_message(chunk.error),
-    )
-
-
-class CompletionsApi:
+class CompletionsApi(StreamingApi):
     """`POST /v1/completions`. A prompt of token ids has an exact length and needs no tokenizer."""
-
-    ends_with_done = True
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_Chunk).decode
@@ -129,36 +109,45 @@ class CompletionsApi:
         return "/v1/completions"
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        return _openai_body(model, {"prompt": prompt}, max_tokens, workload)
+        fields = {"model": model, "prompt": prompt, "stream_options": {"include_usage": True}}
+        return _encode_body(fields, max_tokens, workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
         chunk = self._decode(data)
         choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
-        return _parse_chunk(chunk, choice, choice.text)
+        text = self._text(choice)
+        if text and choice.finish_reason is None and chunk.usage is None and chunk.error is None:
+            return _TOKEN
+        usage = chunk.usage or _Usage()
+        return ParsedEvent(
+            has_text=bool(text),
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            finish_reason=choice.finish_reason,
+            error=None if chunk.error is None else _error_message(chunk.error),
+        )
+
+    def _text(self, choice: _Choice) -> str | None:
+        return choice.text
 
 
-class ChatApi:
+class ChatApi(CompletionsApi):
     """`POST /v1/chat/completions` with one user message. The server's chat template adds its own tokens."""
-
-    ends_with_done = True
-
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Chunk).decode
 
     def path(self, model: str) -> str:
         return "/v1/chat/completions"
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        return _openai_body(model, {"messages": [{"role": "user", "content": prompt}]}, max_tokens, workload)
+        messages = [{"role": "user", "content": prompt}]
+        fields = {"model": model, "messages": messages, "stream_options": {"include_usage": True}}
+        return _encode_body(fields, max_tokens, workload)
 
-    def parse(self, data: bytes) -> ParsedEvent:
-        chunk = self._decode(data)
-        choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
+    def _text(self, choice: _Choice) -> str | None:
         delta = choice.delta or _NO_DELTA
-        return _parse_chunk(chunk, choice, delta.content or delta.reasoning_content or delta.reasoning)
+        return delta.content or delta.reasoning_content or delta.reasoning
 
 
-class GenerateApi:
+class GenerateApi(StreamingApi):
     """Triton's `POST /v2/models/{model}/generate_stream`. The stream has no terminator: it ends with the HTTP body."""
 
     ends_with_done = False
@@ -170,16 +159,7 @@ class GenerateApi:
         return f"/v2/models/{model}/generate_stream"
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        body: dict[str, Any] = {
-            "text_input": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "stream": True,
-            "return_num_output_tokens": True,
-        }
-        if workload.ignore_eos:
-            body["ignore_eos"] = True
-        return msgspec.json.encode(body | workload.extra_body)
+        return _encode_body({"text_input": prompt, "return_num_output_tokens": True}, max_tokens, workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)

@@ -68,8 +68,6 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio.Protocol
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -91,8 +89,6 @@ class HttpConnection(asyncio.Protocol):
             self.on_message_complete()
             return
         self._fail(ConnectionError(str(error) if error else "the server closed the connection"))
-
-    # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -160,7 +156,6 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Drop every idle connection."""
         while self._idle:
             self._idle.pop()[0].close()
 

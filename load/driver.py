@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,7 +71,12 @@ class Driver:
         `pace.concurrency` limits the requests in flight.
         """
         assert pace.request_rate is not None, "an open loop needs a rate"
-        slots = asyncio.Semaphore(pace.concurrency) if pace.concurrency else None
+        slots = asyncio.Semaphore(pace.concurrency) if pace.concurrency else nullcontext()
+
+        async def send(planned: PlannedRequest, intended_s: float) -> None:
+            async with slots:
+                await self.send(planned, intended_s)
+
         start = self.clock.now()
         async with asyncio.TaskGroup() as sends:
             for offset in arrival_offsets(pace.request_rate, pace.arrival, self.workload.seed):
@@ -80,14 +86,7 @@ class Driver:
                 if planned is None:
                     return
                 await self.clock.sleep_until(start + offset)
-                sends.create_task(self._send_in_slot(planned, start + offset, slots))
-
-    async def _send_in_slot(self, planned: PlannedRequest, intended_s: float, slots: asyncio.Semaphore | None) -> None:
-        if slots is None:
-            await self.send(planned, intended_s)
-            return
-        async with slots:
-            await self.send(planned, intended_s)
+                sends.create_task(send(planned, start + offset))
 
     async def send(self, planned: PlannedRequest, intended_s: float) -> Failure | None:
         """Send one request, read its stream and record the result. Never raises for what the server does."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from load.config import LoadConfig
 from load.run import Run
 from load.stream import LiveCounts, RequestResult
-from load.summary import Distribution, Summary
+from load.summary import Summary
 
 SECRET_FLAGS = ("--api-key", "--header")
 MAX_EXAMPLE_CHARS = 160
@@ -100,18 +100,10 @@ def _latency_table(summary: Summary) -> Table:
         "E2E": summary.e2e_ms,
         "client wait": summary.client_wait_ms,
     }
-    for name, distribution in rows.items():
-        table.add_row(name, *_figure_cells(distribution))
+    for name, d in rows.items():
+        figures = (d.p50, d.p90, d.p99, d.mean, d.max)
+        table.add_row(name, *("-" if each is None else f"{each:,.2f}" for each in figures), str(d.num_samples))
     return table
-
-
-def _figure_cells(d: Distribution) -> list[str]:
-    figures = [_figure(value) for value in (d.p50, d.p90, d.p99, d.mean, d.max)]
-    return [*figures, str(d.num_samples)]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
 
 
 def _lines(run: Run) -> Iterator[str]:
@@ -125,17 +117,15 @@ def _lines(run: Run) -> Iterator[str]:
     yield f"requests  {s.num_served} served, {s.num_failed} failed{', interrupted' if run.was_interrupted else ''}"
     for label, failure in s.failures.items():
         yield f"  {label}: {failure.count}, first: {failure.example[:MAX_EXAMPLE_CHARS]}"
-    yield f"client    {run.client_cpu_s:.2f} s of CPU{_client_cost(run)}"
+    cost_us = run.client_cpu_us_per_event
+    cost = "" if cost_us is None else f", {cost_us:.1f} us a token event"
+    yield f"client    {run.client_cpu_s:.2f} s of CPU{cost}"
 
 
 def _tokens_per_event(summary: Summary) -> str:
     if summary.num_counted_by_events:
         return " (token events: the server sent no count)"
     return f", {summary.tokens_per_event:.2f} to an event" if summary.tokens_per_event else ""
-
-
-def _client_cost(run: Run) -> str:
-    return "" if run.client_cpu_us_per_event is None else f", {run.client_cpu_us_per_event:.1f} us a token event"
 
 
 def _targets(config: LoadConfig) -> str:
@@ -145,13 +135,15 @@ def _targets(config: LoadConfig) -> str:
 
 def to_json(run: Run, argv: Sequence[str]) -> bytes:
     """Encode everything about a run except secrets: config, machine, figures, every request."""
+    config = asdict(run.config)
+    config["target"]["headers"] = [name for name, _ in run.config.target.headers]
     document = {
         "tool": "sluice load",
         "command": shlex.join(["sluice", "load", *_without_secrets(argv)]),
         "started_at": run.started_at,
         "machine": run.machine,
         "event_loop": run.event_loop,
-        "config": _config_without_secrets(run.config),
+        "config": config,
         "model": run.model,
         "prompt_exactness": run.prompt_exactness,
         "was_interrupted": run.was_interrupted,
@@ -167,12 +159,6 @@ def _encode_path(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(type(value))
-
-
-def _config_without_secrets(config: LoadConfig) -> dict[str, Any]:
-    plain = asdict(config)
-    plain["target"]["headers"] = [name for name, _ in config.target.headers]
-    return plain
 
 
 def _without_secrets(argv: Sequence[str]) -> Iterator[str]:

@@ -32,17 +32,6 @@ class RunError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class MachineInfo:
-    """The machine and the Python that this process runs on."""
-
-    platform: str
-    processor: str
-    num_cores: int
-    python: str
-    sluice_version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: its settings, its measurements, and the cost of measuring."""
 
@@ -50,7 +39,8 @@ class Run:
     model: str
     prompt_exactness: str
     started_at: str
-    machine: MachineInfo
+    machine: dict[str, str | int]
+    """The machine and the Python of this process, by `read_machine_info`."""
     event_loop: str
     was_interrupted: bool
     summary: Summary
@@ -185,15 +175,15 @@ async def _first_model(pool: ConnectionPool, config: LoadConfig) -> str:
         raise RunError(f"{target.url}/v1/models names no model: name it with --model") from None
 
 
-def read_machine_info() -> MachineInfo:
+def read_machine_info() -> dict[str, str | int]:
     """Describe the machine: figures mean little without it."""
-    return MachineInfo(
-        platform=platform.platform(),
-        processor=_processor_name(),
-        num_cores=os.cpu_count() or 1,
-        python=platform.python_version(),
-        sluice_version=_sluice_version(),
-    )
+    return {
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "num_cores": os.cpu_count() or 1,
+        "python": platform.python_version(),
+        "sluice_version": _sluice_version(),
+    }
 
 
 def _processor_name() -> str:

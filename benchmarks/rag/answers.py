@@ -20,8 +20,7 @@ from benchmarks.figures import BenchmarkError, Figure, ReportProgress
 from benchmarks.rag.corpus import COLLECTION, python_corpus
 from benchmarks.server import running_server
 from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Upload
 
 DATA = Path(__file__).parent / "data"
 OFFICE = "office"

@@ -11,8 +11,7 @@ from benchmarks.figures import BenchmarkError, ReportProgress
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.opening import open_store
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Upload
 from serving.backend import BackendContext
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from cli.rag.client import JsonObject, RagClient
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.upload import Upload, hash_content
+from pipelines.rag.types import Upload, hash_content
 from sluice.errors import SluiceError
 
 _PIECE_BYTES = 256 << 10

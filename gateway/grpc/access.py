@@ -1,20 +1,17 @@
 """Access over gRPC: one API key for everybody, and metadata for restricted categories of requests."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from gateway.grpc.unary import abort
-from gateway.restrictions import ApiCategory, Restrictions
+from gateway.restrictions import ApiCategory, Restrictions, check_api_key
 from sluice.errors import ErrorCode, SluiceError
 
-_OPEN_METHODS = frozenset(
-    ("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
-)
-_OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 _SERVICE = "/inference.GRPCInferenceService/"
+_OPEN_METHODS = (f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady")
+_OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 _KEY_PREFIX = "triton-grpc-protocol-"
 API_CATEGORIES = {
     "ServerLive": ApiCategory.HEALTH,
@@ -48,23 +45,10 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         self._key = api_key.encode()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """Return the call's own handler, or one that refuses it."""
-        method = details.method
-        if method in _OPEN_METHODS or method.startswith(_OPEN_SERVICES):
+        if details.method in _OPEN_METHODS or details.method.startswith(_OPEN_SERVICES):
             return await continuation(details)
-        refusal = self._check(dict(details.invocation_metadata or ()).get("authorization"))
+        refusal = check_api_key(_find_metadata(details, "authorization"), self._key, "authorization", "metadata")
         return await continuation(details) if refusal is None else _refuse(refusal)
-
-    def _check(self, value: str | None) -> SluiceError | None:
-        """Return why a call with this metadata is refused. The message never repeats the metadata."""
-        if value is None:
-            return _unauthenticated("this server asks for an API key: send the metadata 'authorization: Bearer KEY'")
-        scheme, _, key = value.partition(" ")
-        if scheme.lower() != "bearer":
-            return _unauthenticated("the authorization metadata must read 'Bearer KEY'")
-        if not hmac.compare_digest(key.strip().encode(), self._key):
-            return _unauthenticated("the API key is wrong")
-        return None
 
 
 class RestrictedProtocolInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -79,10 +63,14 @@ class RestrictedProtocolInterceptor(grpc.aio.ServerInterceptor):  # type: ignore
         if restriction is None:
             return await continuation(details)
         name = _KEY_PREFIX + restriction.key
-        sent = dict(details.invocation_metadata or ()).get(name)
-        if restriction.admits(sent):
+        if restriction.admits(_find_metadata(details, name)):
             return await continuation(details)
         return _refuse(SluiceError(ErrorCode.FORBIDDEN, f"This protocol is restricted, expecting header '{name}'"))
+
+
+def _find_metadata(details: Any, name: str) -> bytes | None:
+    value = dict(details.invocation_metadata or ()).get(name)
+    return value.encode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def _find_category(method: str) -> ApiCategory | None:
@@ -97,7 +85,3 @@ def _refuse(refusal: SluiceError) -> Any:
 
     # A streaming handler reads no message first; unary clients see the same status.
     return grpc.stream_stream_rpc_method_handler(serve)
-
-
-def _unauthenticated(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.UNAUTHENTICATED, message)

@@ -155,8 +155,6 @@ class ExtensionCalls:
         }
         return {name: sync_handler(name, getattr(pb, f"{name}Request"), call) for name, call in calls.items()}
 
-    # --- shared memory ---
-
     def system_status(self, request: Any) -> Any:
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._service.shared_memory.status(request.name):
@@ -166,26 +164,21 @@ class ExtensionCalls:
         return response
 
     def system_register(self, request: Any) -> Any:
-        memory = self._service.shared_memory
-        memory.register(request.name, request.key, request.offset, request.byte_size)
+        self._service.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def system_unregister(self, request: Any) -> Any:
-        memory = self._service.shared_memory
-        if request.name:
-            memory.unregister(request.name)
-        else:
-            memory.unregister_all()
+        self._service.shared_memory.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: Any) -> Any:
         name = request.name
         if not name:
             return pb.CudaSharedMemoryStatusResponse()
+        reason = f"Unable to find cuda shared memory region: '{name}'"
         if any(region.name == name for region in self._service.shared_memory.status()):
             reason = f"The region named '{name}' is registered as system shared memory, not CUDA shared memory"
-            raise SluiceError(ErrorCode.NOT_FOUND, reason)
-        raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find cuda shared memory region: '{name}'")
+        raise SluiceError(ErrorCode.NOT_FOUND, reason)
 
     def cuda_register(self, request: Any) -> Any:
         reason = f"failed to register CUDA shared memory region '{request.name}': this server has no GPU to share with"
@@ -194,8 +187,6 @@ class ExtensionCalls:
     def cuda_unregister(self, request: Any) -> Any:
         """Do nothing: there is no region, and an unknown one is no error."""
         return pb.CudaSharedMemoryUnregisterResponse()
-
-    # --- tracing and logging ---
 
     def trace_setting(self, request: Any) -> Any:
         model = request.model_name or None

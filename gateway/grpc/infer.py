@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request, parse_message
 from gateway.v2.classification import classify
 from gateway.v2.server import V2Service, parse_version
+from gateway.v2.shared_memory import write_output
 from gateway.v2.trace import Trace
 from pipelines.text.model import text_model_of
 from serving.model import infer_one
@@ -195,20 +196,9 @@ def _write_output(message: "service_pb2.ModelInferResponse", parsed: GrpcInferRe
     output.shape.extend(tensor.shape)
     raw = tensor.raw
     if parsed.windows and tensor.name in parsed.windows:
-        _write_memory(parsed.windows[tensor.name], tensor)
+        write_output(parsed.windows[tensor.name], tensor)
         raw = b""
     message.raw_output_contents.append(raw if isinstance(raw, bytes) else bytes(raw))
-
-
-def _write_memory(window: memoryview, tensor: Tensor) -> None:
-    raw = memoryview(tensor.raw).cast("B")
-    if len(raw) > len(window):
-        message = (
-            f"shared memory size specified with the request for output '{tensor.name}' ({len(window)} bytes) should be "
-            f"at least {len(raw)} bytes to hold the results"
-        )
-        raise SluiceError(ErrorCode.INTERNAL, message)
-    window[: len(raw)] = raw
 
 
 def _write_parameter(parameter: "service_pb2.InferParameter", value: Parameter) -> None:

@@ -1,6 +1,6 @@
 """From a ModelInferRequest message to a request to a model: parameters, inputs and requested outputs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,11 @@ from tritonclient.grpc import service_pb2
 
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
-from serving.request import InferRequest, Parameter, SequenceFlag
+from serving.request import InferRequest, SequenceFlag
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Buffer, Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 PROTOCOL = "v2_grpc"
 """Label of these requests in the metrics."""
@@ -79,116 +79,79 @@ def _parse_parameters(parameters: Mapping[str, Any], request: InferRequest) -> b
     """Put `parameters` into `request`. Return whether they request an empty final response. Raises INVALID."""
     wants_empty_final = False
     for name, parameter in parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        if name in _SETTERS:
-            _SETTERS[name](request, kind, parameter)
-        elif name == EMPTY_FINAL:
-            wants_empty_final = _flag(name, kind, parameter)
-        elif name.startswith("triton_"):
+        if name == EMPTY_FINAL:
+            wants_empty_final = _read(name, parameter, "bool_param")
+        else:
+            _parse_parameter(name, parameter, request)
+    return wants_empty_final
+
+
+def _parse_parameter(name: str, parameter: Any, request: InferRequest) -> None:
+    match name:
+        case "sequence_id":
+            value = _read(name, parameter, "int64_param", "string_param")
+            request.correlation_id = value & _UINT64_MASK if isinstance(value, int) else value
+        case "sequence_start":
+            if _read(name, parameter, "bool_param"):
+                request.sequence |= SequenceFlag.START
+        case "sequence_end":
+            if _read(name, parameter, "bool_param"):
+                request.sequence |= SequenceFlag.END
+        case "priority":
+            request.priority = _read(name, parameter, "int64_param", "uint64_param")
+            if request.priority < 0:
+                raise _invalid_parameter("invalid value for 'priority', expected value >= 0.")
+        case "timeout":
+            request.timeout_us = _read(name, parameter, "int64_param") & _UINT64_MASK
+        case _ if name.startswith("triton_"):
             raise _invalid_parameter(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
                 f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
             )
-        else:
-            request.parameters[name] = _custom_parameter(name, kind, parameter)
-    return wants_empty_final
+        case _:
+            kind = parameter.WhichOneof("parameter_choice")
+            if kind not in _KINDS:
+                raise _wrong_kind(name, "int64_param, bool_param, or string_param")
+            request.parameters[name] = getattr(parameter, kind)
 
 
-def _custom_parameter(name: str, kind: str | None, parameter: Any) -> Parameter:
-    if kind not in _KINDS:
-        raise _wrong_kind(name, "int64_param, bool_param, or string_param.")
-    value: Parameter = getattr(parameter, kind)
-    return value
-
-
-def _set_sequence_id(request: InferRequest, kind: str | None, parameter: Any) -> None:
-    if kind == "int64_param":
-        request.correlation_id = parameter.int64_param & _UINT64_MASK
-    elif kind == "string_param":
-        request.correlation_id = parameter.string_param
-    else:
-        raise _wrong_kind("sequence_id", "int64_param or string_param.")
-
-
-def _set_sequence_start(request: InferRequest, kind: str | None, parameter: Any) -> None:
-    if _flag("sequence_start", kind, parameter):
-        request.sequence |= SequenceFlag.START
-
-
-def _set_sequence_end(request: InferRequest, kind: str | None, parameter: Any) -> None:
-    if _flag("sequence_end", kind, parameter):
-        request.sequence |= SequenceFlag.END
-
-
-def _set_priority(request: InferRequest, kind: str | None, parameter: Any) -> None:
-    if kind not in ("int64_param", "uint64_param"):
-        raise _wrong_kind("priority", "int64_param or uint64_param.")
-    priority: int = getattr(parameter, kind)
-    if priority < 0:
-        raise _invalid_parameter("invalid value for 'priority', expected value >= 0.")
-    request.priority = priority
-
-
-def _set_timeout(request: InferRequest, kind: str | None, parameter: Any) -> None:
-    if kind != "int64_param":
-        raise _wrong_kind("timeout", "int64_param.")
-    request.timeout_us = parameter.int64_param & _UINT64_MASK
-
-
-_SETTERS: dict[str, Callable[[InferRequest, str | None, Any], None]] = {
-    "sequence_id": _set_sequence_id,
-    "sequence_start": _set_sequence_start,
-    "sequence_end": _set_sequence_end,
-    "priority": _set_priority,
-    "timeout": _set_timeout,
-}
-
-
-def _flag(name: str, kind: str | None, parameter: Any) -> bool:
-    if kind != "bool_param":
-        raise _wrong_kind(name, "bool_param.")
-    value: bool = parameter.bool_param
-    return value
+def _read(name: str, parameter: Any, *kinds: str) -> Any:
+    """Return the value of a parameter. Raises INVALID where it is of none of `kinds`."""
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in kinds:
+        raise _wrong_kind(name, " or ".join(kinds))
+    return getattr(parameter, kind)
 
 
 def _parse_inputs(
     message: "service_pb2.ModelInferRequest", request: InferRequest, memory: SharedMemoryRegistry
 ) -> None:
     raw = message.raw_input_contents
-    num_raw = len(raw)
     next_raw = 0
     inputs = request.inputs
     for each in message.inputs:
         name = each.name
         if name in inputs:
-            raise _invalid(name, f"{request.log_prefix}input '{name}' already exists in request")
+            raise invalid(name, f"{request.log_prefix}input '{name}' already exists in request")
         region = _parse_region(each.parameters, name) if each.parameters else None
         value: Buffer
         if region is not None:
-            value = _from_memory(each, region, memory, message.model_name)
+            if each.HasField("contents"):
+                reason = "unexpected 'content' provided when using shared memory"
+                raise invalid(name, f"{reason} for input tensor '{name}' for model '{message.model_name}'")
+            value = memory.read(*region)
         elif each.HasField("contents"):
-            value = _from_contents(each, num_raw > 0, message.model_name)
-        elif next_raw < num_raw:
+            if raw:
+                reason = "contents field must not be specified when using raw_input_contents"
+                raise invalid(name, f"{reason} for '{name}' for model '{message.model_name}'")
+            value = _pack_contents(each, message.model_name)
+        elif next_raw < len(raw):
             value = raw[next_raw]
             next_raw += 1
         else:
             reason = f"unable to find data for input tensor '{name}' for model '{message.model_name}' in request."
-            raise _invalid(name, reason)
+            raise invalid(name, reason)
         inputs[name] = Tensor(name, each.datatype, each.shape, raw=value)
-
-
-def _from_contents(each: Any, has_raw: bool, model: str) -> bytes:
-    if has_raw:
-        message = "contents field must not be specified when using raw_input_contents"
-        raise _invalid(each.name, f"{message} for '{each.name}' for model '{model}'")
-    return _pack_contents(each, model)
-
-
-def _from_memory(each: Any, region: tuple[str, int, int], memory: SharedMemoryRegistry, model: str) -> memoryview:
-    if each.HasField("contents"):
-        message = "unexpected 'content' provided when using shared memory"
-        raise _invalid(each.name, f"{message} for input tensor '{each.name}' for model '{model}'")
-    return memory.read(*region)
 
 
 def _pack_contents(tensor: "service_pb2.ModelInferRequest.InferInputTensor", model: str) -> bytes:
@@ -221,7 +184,7 @@ def _pack(values: Any, own_type: str, tensor: Any, model: str) -> bytes:
 
 def _unexpected(tensor: Any, model: str, what: str) -> SluiceError:
     message = f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}'{what}"
-    return SluiceError(ErrorCode.INVALID, message, param=tensor.name)
+    return invalid(tensor.name, message)
 
 
 def _parse_outputs(
@@ -235,7 +198,7 @@ def _parse_outputs(
             continue
         region, classes = _parse_region(each.parameters, name), _parse_num_classes(each.parameters)
         if region is not None and classes:
-            raise _invalid(name, "output can't set both 'shared_memory_region' and 'classification'")
+            raise invalid(name, "output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:
             parsed.windows[name] = memory.window(*region)
         if classes:
@@ -252,11 +215,11 @@ def _parse_region(parameters: Mapping[str, Any], tensor: str) -> tuple[str, int,
         for name, value in ((_OFFSET, offset), (_BYTE_SIZE, byte_size)):
             if value is not None:
                 message = f"'{name}' can not be specified without '{_REGION}' parameter for tensor '{tensor}'"
-                raise _invalid(tensor, message)
+                raise invalid(tensor, message)
         return None
     if byte_size is None:
         message = f"'{_BYTE_SIZE}' must be specified along with '{_REGION}' parameter for tensor '{tensor}'"
-        raise _invalid(tensor, message)
+        raise invalid(tensor, message)
     return region, offset or 0, byte_size
 
 
@@ -266,10 +229,10 @@ def _parse_num_classes(parameters: Mapping[str, Any]) -> int:
         return 0
     parameter = parameters["classification"]
     if parameter.WhichOneof("parameter_choice") != "int64_param":
-        raise _invalid(None, "invalid value type for 'classification' parameter, expected int64_param")
+        raise _invalid_parameter("invalid value type for 'classification' parameter, expected int64_param")
     count: int = parameter.int64_param
     if count <= 0:
-        raise _invalid(None, "invalid value for 'classification' parameter, expected >= 0")
+        raise _invalid_parameter("invalid value for 'classification' parameter, expected >= 0")
     return count
 
 
@@ -284,15 +247,11 @@ def _tensor_parameter(parameters: Mapping[str, Any], name: str, kind: str, tenso
 
 
 def _wrong_kind(name: str, expected: str) -> SluiceError:
-    return _invalid_parameter(f"invalid value type for '{name}' parameter, expected {expected}")
+    return _invalid_parameter(f"invalid value type for '{name}' parameter, expected {expected}.")
 
 
 def _invalid_parameter(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message)
-
-
-def _invalid(param: str | None, message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message, param=param)
 
 
 def parse_message(message_type: Any, raw: bytes) -> Any:

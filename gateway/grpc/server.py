@@ -161,7 +161,6 @@ class HealthService:
         self._stopping = asyncio.Event()
 
     def handler(self) -> "grpc.GenericRpcHandler":
-        """Return the handler of the whole service."""
         methods = {
             "Check": sync_handler("Check", health_pb2.HealthCheckRequest, self.check),
             "Watch": grpc.unary_stream_rpc_method_handler(self.watch),

@@ -43,7 +43,6 @@ class _Slot:
         self.trace: Trace | None = None
 
     def end_trace(self) -> None:
-        """Finish the trace, where there is one."""
         if self.trace is not None:
             self.trace.finish()
 
@@ -84,14 +83,13 @@ class InferStream:
             self._reading.cancel()
         self._end()
 
-    # --- requests ---
-
     async def _read(self) -> None:
         try:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
                 self._begin(parse_message(service_pb2.ModelInferRequest, raw))
-                if self._is_full:
-                    await self._wait_for_room()
+                while self._is_full:
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
             self._end()
         except Exception as error:
             self._failure = as_sluice_error(error, _METHOD)
@@ -122,8 +120,6 @@ class InferStream:
             slot.is_ordered = True
             self._order.append(slot)
         self._receive(slot, InferResponse(error=error, id=request_id))
-
-    # --- responses ---
 
     def _receive(self, slot: _Slot, response: InferResponse) -> None:
         if response.is_final:
@@ -175,13 +171,6 @@ class InferStream:
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
-    # --- waiting and ending ---
-
-    async def _wait_for_room(self) -> None:
-        while self._is_full:
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
-
     @property
     def _is_full(self) -> bool:
         return len(self._slots) + len(self._unwritten) >= MAX_IN_FLIGHT
@@ -196,7 +185,6 @@ class InferStream:
         self._wake()
 
     def _cancel_all(self) -> None:
-        """Cancel every request in flight."""
         slots, self._slots = self._slots, set()
         self._order.clear()
         for slot, _ in self._unwritten:
@@ -214,15 +202,11 @@ def _message(slot: _Slot, response: InferResponse) -> "service_pb2.ModelStreamIn
         assert response.error is not None
         return refusal_message(response.id, response.error)
     if slot.trace is not None:
-        _note_response(slot.trace, slot, response)
+        if response.is_final and slot.job is not None:
+            slot.trace.capture_job(slot.job)
+        slot.trace.capture("INFER_RESPONSE_COMPLETE")
+        slot.trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
+        slot.trace.capture("GRPC_SEND_START")
     if response.is_empty and parsed.is_decoupled and not parsed.wants_empty_final:
         return None
     return stream_message(parsed, response)
-
-
-def _note_response(trace: Trace, slot: _Slot, response: InferResponse) -> None:
-    if response.is_final and slot.job is not None:
-        trace.capture_job(slot.job)
-    trace.capture("INFER_RESPONSE_COMPLETE")
-    trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
-    trace.capture("GRPC_SEND_START")

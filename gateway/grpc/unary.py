@@ -58,7 +58,6 @@ def sync_handler(name: str, request_type: Any, answer: Callable[[Any], Any]) -> 
 def async_handler(
     name: str, request_type: Any, answer: Callable[[Any], Awaitable[Any]]
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """Make a handler of a coroutine function from message to message."""
 
     async def call(raw: bytes, context: Any) -> bytes:
         serialized: bytes = (await answer(parse_message(request_type, raw))).SerializeToString()

@@ -1,12 +1,9 @@
 """Access over HTTP: one API key for everybody, and headers for restricted categories of requests."""
 
-import hmac
-
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.errors import error_response
-from gateway.restrictions import ApiCategory, Restriction, Restrictions
+from gateway.restrictions import ApiCategory, Restrictions, check_api_key
 from sluice.errors import ErrorCode, SluiceError
 
 _OPEN_PATHS = frozenset({"/health", "/v2/health/live", "/v2/health/ready"})
@@ -48,26 +45,11 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            refusal = self._check(Headers(scope=scope).get("authorization"))
+            refusal = check_api_key(_find_header(scope, b"authorization"), self._key, "Authorization", "header")
             if refusal is not None:
                 await error_response(scope["path"], refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _check(self, header: str | None) -> SluiceError | None:
-        """Return why a request with this Authorization header is refused. The message never repeats the header."""
-        if header is None:
-            return _unauthenticated("this server asks for an API key: send the header 'Authorization: Bearer KEY'")
-        scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer":
-            return _unauthenticated("the Authorization header must read 'Bearer KEY'")
-        if not hmac.compare_digest(key.strip().encode("latin-1"), self._key):
-            return _unauthenticated("the API key is wrong")
-        return None
-
-
-def _unauthenticated(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.UNAUTHENTICATED, message)
 
 
 class RestrictedApiMiddleware:
@@ -79,7 +61,7 @@ class RestrictedApiMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         restriction = self._restrictions.find(find_api_category(scope["path"]))
-        if restriction is None or restriction.admits(_header(scope, restriction)):
+        if restriction is None or restriction.admits(_find_header(scope, restriction.key.encode("latin-1", "replace"))):
             await self._app(scope, receive, send)
             return
         message = f"This API is restricted, expecting header '{restriction.key}'"
@@ -107,6 +89,5 @@ def find_api_category(path: str) -> ApiCategory | None:
     return None
 
 
-def _header(scope: Scope, restriction: Restriction) -> str | None:
-    name = restriction.key.encode("latin-1", "replace")
-    return next((value.decode("utf-8", "replace") for key, value in scope["headers"] if key == name), None)
+def _find_header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)

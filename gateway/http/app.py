@@ -38,13 +38,13 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(root.router(service, metrics_port))
+    restrictions = Restrictions(config.http.restrictions)
+    app.include_router(root.router(service, restrictions, metrics_port))
     app.include_router(openai_routes.router(service, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)
     _describe_v2(app)
-    restrictions = Restrictions(config.http.restrictions)
     app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
     v2 = V2App(service, config)
     return _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))

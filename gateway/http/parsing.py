@@ -218,7 +218,6 @@ class Message(RequestObject):
     content: Content
 
     def text(self) -> str:
-        """Return the content as one string."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)

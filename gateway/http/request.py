@@ -19,8 +19,6 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 T = TypeVar("T")
 
-# -- the id
-
 _ID_HEADER = b"x-request-id"
 _REPEATABLE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _PROCESS_MARK = secrets.token_hex(7)
@@ -87,8 +85,6 @@ def get_request_id(request: HTTPConnection) -> str:
     return request_id
 
 
-# -- the body
-
 BODY_TIMEOUT_S = 60.0
 """Longest silence within a body: a client that stops half way must not hold its connection for ever."""
 
@@ -101,36 +97,36 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """
     declared = int(request.headers.get("content-length", 0))
     if declared > limit_bytes:
-        raise _too_large(f"is {declared} bytes", limit_bytes)
+        raise body_too_large(f"is {declared} bytes", limit_bytes)
     body = bytearray()
     more_body = True
     while more_body:
-        chunk, more_body = await _next_chunk(request)
-        body += chunk
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                piece, more_body = await next_piece(request.receive)
+        except TimeoutError:
+            raise body_timeout() from None
+        body += piece
         if len(body) > limit_bytes:
-            raise _too_large("is longer", limit_bytes)
+            raise body_too_large("is longer", limit_bytes)
     return bytes(body)
 
 
-async def _next_chunk(request: Request) -> tuple[bytes, bool]:
-    """Return the next piece of the body, and whether more follows."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            message = await request.receive()
-    except TimeoutError:
-        text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
-        raise SluiceError(ErrorCode.DEADLINE, text) from None
+async def next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """Return the next piece of a body, and whether more follows. Raises ClientDisconnect."""
+    message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
 
 
-def _too_large(what: str, limit_bytes: int) -> SluiceError:
+def body_timeout() -> SluiceError:
+    return SluiceError(ErrorCode.DEADLINE, f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s")
+
+
+def body_too_large(what: str, limit_bytes: int) -> SluiceError:
     text = f"request body {what}; at most {limit_bytes} bytes are allowed (--http-max-input-size)"
     return SluiceError(ErrorCode.TOO_LARGE, text)
-
-
-# -- the connection
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:
@@ -162,8 +158,6 @@ async def _end(task: asyncio.Task[T]) -> None:
         task.cancel()
         await asyncio.wait((task,))
 
-
-# -- scheduling headers, the same for every protocol
 
 TENANT_HEADER = "x-sluice-tenant"
 PRIORITY_HEADER = "x-sluice-priority"

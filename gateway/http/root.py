@@ -2,19 +2,22 @@
 
 from dataclasses import dataclass
 from html import escape
-from importlib.metadata import version
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from gateway.http.access import find_api_category
+from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
+from sluice import __version__
 
 _JSON = "application/json"
 _LINKS = {
-    "/docs": "routes and schemas, to try out (/openapi.json: as a document)",
-    "/v1/models": "OpenAI API: the models",
-    "/v2": "Triton's v2 protocol: the server",
-    "/health": "readiness",
+    "/docs": "every route with its schema, to try out (/openapi.json: as a document)",
+    "/v1/models": "OpenAI API: the language models",
+    "/v1/rag/collections": "RAG: the collections of documents",
+    "/v2": "Triton's v2 protocol: the server and its extensions",
+    "/health": "whether the server takes requests",
 }
 _DOCUMENTATION = "README.md and docs/ in Sluice's source"
 _NO_RESOURCES = "default-src 'none'; style-src 'unsafe-inline'"
@@ -27,42 +30,59 @@ _PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Sluice</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 42rem; margin: 3rem auto; padding: 0 1rem; }}
-code {{ font-family: ui-monospace, monospace; }}
-dt {{ margin-top: .5rem; }}
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }}
+h1 {{ margin-bottom: 0; }}
+h2 {{ font-size: 1.1rem; margin: 2rem 0 .5rem; }}
+ul {{ margin: 0; padding-left: 1.2rem; }}
+code, pre {{ font: .9em/1.5 ui-monospace, monospace; }}
+pre {{ padding: .8rem 1rem; border: 1px solid #8886; border-radius: .4rem; overflow-x: auto; }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.5rem; margin: 0; }}
+dd {{ margin: 0; }}
 </style>
 </head>
 <body>
 <h1>Sluice {version}</h1>
-<p>LLM streaming gateway: OpenAI and Triton v2 APIs. <strong>{state}</strong></p>
+<p>A streaming gateway for language models: the OpenAI API, Triton's v2 protocol and RAG. <strong>{state}</strong></p>
 <h2>Models</h2>
 <ul>
 {models}
 </ul>
-<h2>Where things are</h2>
+{example}<h2>Where things are</h2>
 <dl>
 {links}
 </dl>
 </body>
 </html>
 """
+_EXAMPLE = """\
+<h2>Try it</h2>
+<pre>curl -N {url}v1/chat/completions \\
+  -H 'content-type: application/json'{key} -d '
+{{"model": "{model}", "stream": true,
+ "messages": [{{"role": "user", "content": "What can you do?"}}]}}'</pre>
+"""
 
 
-def router(service: InferenceService, metrics_port: int | None = None) -> APIRouter:
+def router(service: InferenceService, restrictions: Restrictions, metrics_port: int | None = None) -> APIRouter:
     """Return the routes. `metrics_port` None: there is no metrics page."""
     routes = APIRouter(tags=["server"])
+    links = _find_links(service, restrictions)
 
     @routes.head("/", include_in_schema=False)
     @routes.get("/", response_class=Response)
     async def overview(request: Request) -> Response:
         """Describe the server: HTML for a browser, JSON for others."""
-        found = _read_overview(service, metrics_port)
+        # Models that answer conversations come first, as in the list of the OpenAI API.
+        llms = [model.name for model in service.text_models()]
+        models = list(dict.fromkeys(llms + [model.name for model in service.repository.models()]))
+        found = Overview(service.readiness().reason, models, links, metrics_port)
         headers = {"vary": "accept", "cache-control": "no-cache"}
         if "text/html" not in request.headers.get("accept", ""):
             return Response(found.json(), headers=headers, media_type=_JSON)
-        return Response(
-            found.html(), headers={**headers, "content-security-policy": _NO_RESOURCES}, media_type="text/html"
-        )
+        is_open = restrictions.find(ApiCategory.INFERENCE) is None
+        page = found.html(request, llms[0] if llms and is_open else "")
+        return Response(page, headers={**headers, "content-security-policy": _NO_RESOURCES}, media_type="text/html")
 
     @routes.get("/health", response_class=Response)
     async def health() -> Response:
@@ -76,39 +96,51 @@ def router(service: InferenceService, metrics_port: int | None = None) -> APIRou
     return routes
 
 
+def _find_links(service: InferenceService, restrictions: Restrictions) -> dict[str, str]:
+    """Return the links that are served and need no other header than `GET /`, whose category is metadata."""
+    found = dict(_LINKS)
+    if service.library is None:
+        del found["/v1/rag/collections"]
+    categories = {path: find_api_category(path) for path in found}
+    return {
+        path: text
+        for path, text in found.items()
+        if categories[path] is ApiCategory.METADATA or restrictions.find(categories[path]) is None
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """The server in short. `problem` says why it is not ready, and is empty where it is."""
 
-    version: str
     problem: str
     models: list[str]
+    links: dict[str, str]
     metrics_port: int | None
 
     def json(self) -> bytes:
-        fields: dict[str, object] = {"name": "Sluice", "version": self.version, "ready": not self.problem}
+        fields: dict[str, object] = {"name": "Sluice", "version": __version__, "ready": not self.problem}
         if self.problem:
             fields["reason"] = self.problem
-        fields |= {"models": self.models, "links": _LINKS, "documentation": _DOCUMENTATION}
+        fields |= {"models": self.models, "links": self.links, "documentation": _DOCUMENTATION}
         if self.metrics_port is not None:
             fields["metrics"] = {"port": self.metrics_port, "path": "/metrics"}
         return orjson.dumps(fields)
 
-    def html(self) -> str:
-        links = [f'<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>' for path, text in _LINKS.items()]
+    def html(self, request: Request, llm: str) -> str:
+        """Return the page for `request`, with an example request to `llm`, where that is not empty."""
+        links = [f'<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>' for path, text in self.links.items()]
         if self.metrics_port is not None:
-            links.append(f"<dt>port {self.metrics_port}, <code>/metrics</code></dt><dd>Prometheus metrics</dd>")
+            url = request.url.replace(scheme="http", port=self.metrics_port, path="/metrics", query="")
+            links.append(f'<dt><a href="{escape(str(url))}">:{self.metrics_port}/metrics</a></dt><dd>Prometheus</dd>')
         links.append(f"<dt>documentation</dt><dd>{_DOCUMENTATION}</dd>")
         models = [f"<li><code>{escape(name)}</code></li>" for name in self.models] or ["<li>none</li>"]
+        key = " -H 'authorization: Bearer KEY'" if "authorization" in request.headers else ""
+        example = _EXAMPLE.format(url=escape(str(request.base_url)), key=key, model=escape(llm)) if llm else ""
         return _PAGE.format(
-            version=escape(self.version),
+            version=__version__,
             state=f"Not ready: {escape(self.problem)}." if self.problem else "Ready.",
             models="\n".join(models),
+            example=example,
             links="\n".join(links),
         )
-
-
-def _read_overview(service: InferenceService, metrics_port: int | None) -> Overview:
-    """Read the server's state. Models that answer conversations come first, as in the list of the OpenAI API."""
-    names = [model.name for model in service.text_models()] + [model.name for model in service.repository.models()]
-    return Overview(version("sluice"), service.readiness().reason, list(dict.fromkeys(names)), metrics_port)

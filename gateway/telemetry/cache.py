@@ -61,7 +61,6 @@ CACHE_NAMES = frozenset(
 
 
 def cache_counters(series: Iterable[ModelSeries]) -> Iterator[Metric]:
-    """Yield the counters of the models that have a cache."""
     cached = [each for each in series if each.statistics.cache is not None]
     if cached:
         for declared in _COUNTS:

@@ -1,7 +1,7 @@
 """The engine's state as Prometheus families, read from its last frame at each scrape."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -10,6 +10,8 @@ from engine.client.base import EngineClient
 from engine.types import EngineInfo, EngineStats
 from pipelines.llm.text import LlmText
 from serving.repository.repository import ModelRepository
+
+T = TypeVar("T")
 
 _LABELS = ("model",)
 _INFO = (
@@ -108,23 +110,18 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         engines = {llm.name: llm.engine for llm in self._service.llms()}
-        for name, text, of_stats in _GAUGES:
-            yield _gauge(name, text, {model: of_stats(engine.stats) for model, engine in engines.items()})
-        for name, text, of_stats in _COUNTERS:
-            yield _counter(name, text, {model: of_stats(engine.stats) for model, engine in engines.items()})
-        for name, text, of_engine in _SUPERVISION:
-            yield _counter(name, text, {model: of_engine(engine) for model, engine in engines.items()})
-        for name, text, of_engine in _LIVENESS:
-            yield _gauge(name, text, {model: of_engine(engine) for model, engine in engines.items()})
-        for name, text, of_info in _LIMITS:
-            yield _gauge(name, text, {model: of_info(engine.info) for model, engine in engines.items()})
+        stats = {model: engine.stats for model, engine in engines.items()}
+        infos = {model: engine.info for model, engine in engines.items()}
+        yield from _families(GaugeMetricFamily, _GAUGES, stats)
+        yield from _families(CounterMetricFamily, _COUNTERS, stats)
+        yield from _families(CounterMetricFamily, _SUPERVISION, engines)
+        yield from _families(GaugeMetricFamily, _LIVENESS, engines)
+        yield from _families(GaugeMetricFamily, _LIMITS, infos)
         yield _info(self._service.llms())
-        yield _seconds({model: engine.stats for model, engine in engines.items()})
-        yield _counter(
-            "sluice_model_load_failures",
-            "Versions and configurations of the repository that could not be loaded.",
-            self._service.repository.num_failed_loads,
-        )
+        yield _seconds(stats)
+        failures = "Versions and configurations of the repository that could not be loaded."
+        counts = self._service.repository.num_failed_loads
+        yield from _families(CounterMetricFamily, [("sluice_model_load_failures", failures, int)], counts)
         yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
 
@@ -138,18 +135,17 @@ def _info(llms: Iterable[LlmText]) -> Metric:
     return family
 
 
-def _gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-    for model, value in values.items():
-        gauge.add_metric((model,), value)
-    return gauge
-
-
-def _counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    counter = CounterMetricFamily(name, text, labels=_LABELS)
-    for model, value in values.items():
-        counter.add_metric((model,), value)
-    return counter
+def _families(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    declared: Sequence[tuple[str, str, Callable[[T], float]]],
+    sources: Mapping[str, T],
+) -> Iterator[Metric]:
+    """Yield the declared families, each with a value read from the source of every model."""
+    for name, text, read in declared:
+        family = kind(name, text, labels=_LABELS)
+        for model, source in sources.items():
+            family.add_metric((model,), read(source))
+        yield family
 
 
 def _seconds(stats: Mapping[str, EngineStats]) -> Metric:

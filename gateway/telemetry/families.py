@@ -60,7 +60,6 @@ def empty_family(name: str, text: str, kind: str) -> Metric:
 
 
 def build_family(name: str, text: str, kind: str, values: Iterable[tuple[Labels, float]]) -> Metric:
-    """Return a family with one sample for each of `values`."""
     made = empty_family(name, text, kind)
     for labels, value in values:
         made.add_sample(name, labels, value)
@@ -68,7 +67,6 @@ def build_family(name: str, text: str, kind: str, values: Iterable[tuple[Labels,
 
 
 def build_model_family(declared: ModelFamily, kind: str, series: Iterable[ModelSeries]) -> Metric:
-    """Return a family with one sample for each model."""
     values = ((each.labels, declared.read(each.statistics)) for each in series)
     return build_family(declared.name, declared.text, kind, values)
 

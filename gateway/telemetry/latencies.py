@@ -130,7 +130,6 @@ def _summary(declared: _Summary, series: Sequence[ModelSeries], quantiles: Seque
 
 
 def first_response_histogram(series: Sequence[ModelSeries]) -> Metric:
-    """Return the histogram of the models that measure it."""
     made = empty_family(FIRST_RESPONSE_FAMILY, "Duration from request to first response in milliseconds", "histogram")
     for labels, statistics in series:
         if statistics.latencies is not None and statistics.latencies.first_response_ms is not None:

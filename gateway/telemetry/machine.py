@@ -24,11 +24,8 @@ _PROC = Path("/proc")
 _KIB = 1024
 _MILLI = 0.001
 _CLOSE_TIMEOUT_S = 5.0
-_CPU_UTILIZATION, _MEMORY_TOTAL, _MEMORY_USED = (
-    "nv_cpu_utilization",
-    "nv_cpu_memory_total_bytes",
-    "nv_cpu_memory_used_bytes",
-)
+_CPU_UTILIZATION = "nv_cpu_utilization"
+_MEMORY_TOTAL, _MEMORY_USED = "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"
 _IDLE_FIELDS = slice(3, 5)
 """Fields of the first line of /proc/stat for idle time and for waiting on input or output."""
 _BUSY_FIELDS = slice(0, 8)
@@ -180,14 +177,10 @@ class GpuSampler:
         """`import_nvml` returns pynvml."""
         self._interval_s = interval_s
         self._import_nvml = import_nvml or _import_pynvml
-        self._samples: tuple[GpuSample, ...] = ()
+        self.samples: tuple[GpuSample, ...] = ()
+        """The last samples. May be read from any thread."""
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def samples(self) -> tuple[GpuSample, ...]:
-        """The last samples. May be read from any thread."""
-        return self._samples
 
     def start(self) -> None:
         """Start the thread. To be called once."""
@@ -212,14 +205,14 @@ class GpuSampler:
         except nvml.NVMLError as error:
             log.warning("GPU metrics have ended: %s", error)
         finally:
-            self._samples = ()
+            self.samples = ()
             nvml.nvmlShutdown()
 
     def _sample_on(self, nvml: ModuleType) -> None:
         driver = _ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)
-        devices = [_Device(nvml, index, _decode(driver)) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = [_Device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
         while devices:
-            self._samples = tuple(device.sample() for device in devices)
+            self.samples = tuple(device.sample() for device in devices)
             if self._is_closing.wait(self._interval_s):
                 return
 
@@ -232,15 +225,15 @@ class _Device:
         self._index = index
         self._driver_version = driver_version
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._uuid = _decode(nvml.nvmlDeviceGetUUID(self._handle)) or ""
-        self._name = _decode(self._ask(nvml.nvmlDeviceGetName))
+        self._uuid: str = nvml.nvmlDeviceGetUUID(self._handle)
+        self._name: str | None = self._ask(nvml.nvmlDeviceGetName)
         self._energy_at_start = self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         return _ask_driver(self._nvml, partial(question, self._handle))
 
     def sample(self) -> GpuSample:
-        nvml, scaled = self._nvml, partial(_scaled, factor=_MILLI)
+        nvml = self._nvml
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         energy = self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
@@ -250,9 +243,9 @@ class _Device:
             utilization=None if rates is None else rates.gpu / 100,
             memory_total_bytes=None if memory is None else memory.total,
             memory_used_bytes=None if memory is None else memory.used,
-            power_usage_watts=scaled(self._ask(nvml.nvmlDeviceGetPowerUsage)),
-            power_limit_watts=scaled(self._ask(nvml.nvmlDeviceGetPowerManagementLimit)),
-            energy_joules=scaled(energy - self._energy_at_start) if has_energy else None,
+            power_usage_watts=_from_milli(self._ask(nvml.nvmlDeviceGetPowerUsage)),
+            power_limit_watts=_from_milli(self._ask(nvml.nvmlDeviceGetPowerManagementLimit)),
+            energy_joules=_from_milli(energy - self._energy_at_start) if has_energy else None,
             index=self._index,
             name=self._name,
             driver_version=self._driver_version,
@@ -273,13 +266,8 @@ def _ask_driver(nvml: ModuleType, question: Callable[[], Any]) -> Any:
         return None
 
 
-def _decode(value: Any) -> str | None:
-    """Return text, as older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _from_milli(value: float | None) -> float | None:
+    return None if value is None else value * _MILLI
 
 
 def _import_pynvml() -> ModuleType:

@@ -39,7 +39,6 @@ class TokenTally:
         self.bucket_counts = [0] * (len(ITL_BUCKETS_S) + 1)
 
     def add(self, other: "TokenTally") -> None:
-        """Add the counts of `other`."""
         self.num_open += other.num_open
         self.prompt_tokens += other.prompt_tokens
         self.generation_tokens += other.generation_tokens
@@ -113,7 +112,6 @@ class RequestRecord:
         self._prompt_tokens = event.prompt_tokens
 
     def fail(self, error: Exception) -> None:
-        """Note that the request ends with `error`."""
         code = error.code if isinstance(error, SluiceError) else ErrorCode.INTERNAL
         self._outcome = code.value
 
@@ -164,7 +162,6 @@ class GatewayMetrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def count_response(self, protocol: str, status: int) -> None:
-        """Count one HTTP answer."""
         self._responses[protocol, status] += 1
 
     def open_request(self, model: str, protocol: str) -> RequestRecord:

@@ -154,10 +154,6 @@ def is_reserved_name(name: str) -> bool:
     return name in _OWN_NAMES or name.startswith(_OWN_PREFIXES)
 
 
-def _no_gpus() -> Sequence[GpuSample]:
-    return ()
-
-
 class InferenceCollector(Collector):
     """Collects the families of the models that are loaded at the scrape, on the event loop's thread."""
 
@@ -166,7 +162,7 @@ class InferenceCollector(Collector):
         models: Callable[[], Iterable[Model]],
         settings: MetricsSettings | None = None,
         cache: CacheUsage | None = None,
-        gpus: Callable[[], Sequence[GpuSample]] = _no_gpus,
+        gpus: Callable[[], Sequence[GpuSample]] = lambda: (),
     ) -> None:
         """`cache` is the usage of the server's cache, which is shown whether or not a loaded model uses it."""
         self._models = models
@@ -180,7 +176,9 @@ class InferenceCollector(Collector):
         series = [model_series(model) for model in models]
         gpus = self._gpus()
         yield from self._model_families(series)
-        yield from _pinned_memory()
+        # A pool of no size: dashboards made for Triton would otherwise show a gap.
+        yield GaugeMetricFamily(_PINNED_TOTAL, "Pinned memory pool total memory size, in bytes", 0)
+        yield GaugeMetricFamily(_PINNED_USED, "Pinned memory pool used memory size, in bytes", 0)
         yield from gpu_families(gpus)
         yield from process_memory([(gpu.uuid, gpu.processes) for gpu in gpus], engine_pids(models))
         if self._host is not None:
@@ -217,12 +215,6 @@ def _failures(series: Iterable[ModelSeries]) -> Metric:
             for reason in FailureReason
         ),
     )
-
-
-def _pinned_memory() -> Iterator[Metric]:
-    """Yield the families of a pool of no size: dashboards made for Triton would otherwise show a gap."""
-    yield GaugeMetricFamily(_PINNED_TOTAL, "Pinned memory pool total memory size, in bytes", 0)
-    yield GaugeMetricFamily(_PINNED_USED, "Pinned memory pool used memory size, in bytes", 0)
 
 
 def alias_families(series: Sequence[ModelSeries], gpus: Sequence[GpuSample]) -> Iterator[Metric]:

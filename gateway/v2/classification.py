@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
-_SUPPORTED = frozenset(
-    ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"),
-)
+_SUPPORTED = {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"}
 
 
 def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool) -> Tensor:
@@ -35,7 +33,6 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
 
 
 def _highest(row: Array) -> NDArray[np.intp]:
-    """Return the indices from the highest value to the lowest."""
     if row.dtype.kind == "f":
         return np.argsort(-row, kind="stable")
     # Integers cannot be negated without overflow; the reversed order is sorted instead, so that ties stay in order.

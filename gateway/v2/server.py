@@ -110,7 +110,6 @@ def parse_version(text: str) -> int:
 
 
 def server_metadata(identity: ServerIdentity) -> dict[str, Any]:
-    """Return the server's name, version and extensions."""
     return {"name": identity.name, "version": identity.version, "extensions": list(identity.extensions)}
 
 
@@ -176,8 +175,5 @@ def _model_statistics(model: Model) -> dict[str, Any]:
 def _durations(
     counts: InferStatistics | BatchStatistics | ResponseStatistics, names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    return {name: _duration(getattr(counts, name)) for name in names}
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}
+    durations: dict[str, Duration] = {name: getattr(counts, name) for name in names}
+    return {name: {"count": each.count, "ns": each.ns} for name, each in durations.items()}

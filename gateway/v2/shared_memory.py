@@ -5,6 +5,7 @@ import os
 import stat
 from dataclasses import dataclass
 
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 _FOLDER = "/dev/shm"
@@ -41,12 +42,11 @@ class SharedMemoryRegistry:
         self._mapped[name] = _MappedRegion(Region(name, key, offset, byte_size))
 
     def unregister(self, name: str) -> None:
-        """Unregister a region; an unknown one is no error."""
-        self._mapped.pop(name, None)
-
-    def unregister_all(self) -> None:
-        """Unregister every region."""
-        self._mapped.clear()
+        """Unregister a region, or every region for ""; an unknown one is no error."""
+        if name:
+            self._mapped.pop(name, None)
+        else:
+            self._mapped.clear()
 
     def status(self, name: str | None = None) -> list[Region]:
         """Return the region called `name`, or all regions by name. Raises NOT_FOUND."""
@@ -73,6 +73,18 @@ class SharedMemoryRegistry:
     def close(self) -> None:
         """Unregister every region; memory that nobody holds is unmapped."""
         self._mapped.clear()
+
+
+def write_output(window: memoryview, tensor: Tensor) -> None:
+    """Write an output into the shared memory that the request names for it. Raises INTERNAL where that is too small."""
+    raw = memoryview(tensor.raw).cast("B")
+    if len(raw) > len(window):
+        message = (
+            f"shared memory size specified with the request for output '{tensor.name}' ({len(window)} bytes) should be "
+            f"at least {len(raw)} bytes to hold the results"
+        )
+        raise SluiceError(ErrorCode.INTERNAL, message)
+    window[: len(raw)] = raw
 
 
 class _MappedRegion:

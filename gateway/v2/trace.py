@@ -99,12 +99,7 @@ def _describe_tensor(tensor: Tensor) -> Record:
         data = ",".join(f'"{element.decode(errors="replace")}"' for element in elements)
     else:
         data = ",".join(map(str, elements))
-    return {
-        "name": tensor.name,
-        "data": data,
-        "shape": ",".join(map(str, tensor.shape)),
-        "dtype": tensor.datatype,
-    }
+    return {"name": tensor.name, "data": data, "shape": ",".join(map(str, tensor.shape)), "dtype": tensor.datatype}
 
 
 class TraceFile:
@@ -116,7 +111,6 @@ class TraceFile:
         self._has_begun = False
 
     def write_group(self, records: list[Record]) -> None:
-        """Write `records` into a file of their own."""
         self._write(f"{self.path}.{self._next_index}", "w", f"[{_json(records)}]")
         self._next_index += 1
 
@@ -311,7 +305,6 @@ class _Sampling:
             self.flush()
 
     def flush(self) -> None:
-        """Write the collected traces."""
         if self._kept:
             write = self._file.write_group if self.setting.log_frequency else self._file.append
             write(self._take())

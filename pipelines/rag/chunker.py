@@ -61,9 +61,6 @@ def chunk_document(document: ParsedDocument, token_starts: Sequence[int], option
     return chunks
 
 
-# --- cutting
-
-
 @dataclass(frozen=True, slots=True)
 class _Cutter:
     text: str
@@ -158,9 +155,6 @@ def _find_first(places: Sequence[int], earliest: int, before: int) -> int | None
     return places[index] if index < len(places) and places[index] < before else None
 
 
-# --- sections
-
-
 @dataclass(frozen=True, slots=True)
 class _Section:
     """The text from one heading to the next. `path` holds the headings above it, outermost first, and its own.
@@ -176,7 +170,6 @@ class _Section:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the section is only a heading."""
         return self.body == self.end
 
 
@@ -261,15 +254,9 @@ def _sections(document: ParsedDocument) -> Iterator[_Section]:
         while above and above[-1][0] >= heading.level:
             above.pop()
         above.append((heading.level, heading.text))
-        yield _Section(start, _find_body(text, start, end), end, heading.level, tuple(text for _, text in above))
-
-
-def _find_body(text: str, start: int, end: int) -> int:
-    line = _HEADING_LINE.match(text, start, end)
-    return line.end() if line else start
-
-
-# --- lengths in tokens
+        line = _HEADING_LINE.match(text, start, end)
+        body = line.end() if line else start
+        yield _Section(start, body, end, heading.level, tuple(text for _, text in above))
 
 
 class _TokenMeasure:

@@ -112,9 +112,8 @@ class TextEncoder:
         try:
             return self._models.find(self.name)
         except SluiceError as error:
-            raise SluiceError(
-                ErrorCode.UNAVAILABLE, f"the encoder '{self.name}' does not serve: {error.message}"
-            ) from error
+            message = f"the encoder '{self.name}' does not serve: {error.message}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
 
     def _encoder(self) -> _Encoder:
         model = self._model()

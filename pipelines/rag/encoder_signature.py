@@ -1,7 +1,6 @@
 """I/O signatures of encoder models: which inputs a model takes texts by, and which output holds its vectors."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,17 +33,7 @@ class EncoderBatch:
     mask: Mask | None = None
 
 
-class EncoderInputs(ABC):
-    """Turns texts into the inputs that one encoder declares. A request holds at most `max_rows` texts."""
-
-    max_rows: int
-
-    @abstractmethod
-    async def build_batch(self, texts: Sequence[str]) -> EncoderBatch:
-        """Build the inputs of one request from at most `max_rows` texts."""
-
-
-class TextInputs(EncoderInputs):
+class TextInputs:
     """Inputs of an encoder that tokenizes by itself: one BYTES input, one text a row."""
 
     def __init__(self, spec: ModelSpec, text: TensorSpec) -> None:
@@ -60,7 +49,7 @@ class TextInputs(EncoderInputs):
         return EncoderBatch({self._name: Tensor.of(self._name, array.reshape(shape))})
 
 
-class TokenInputs(EncoderInputs):
+class TokenInputs:
     """Inputs of a BERT-like encoder: `input_ids`, and whichever of the mask and the token types the model declares."""
 
     def __init__(self, spec: ModelSpec, tokenizer: TokenizerModel) -> None:
@@ -84,6 +73,10 @@ class TokenInputs(EncoderInputs):
         if self._spec.max_batch_size == 0:
             array = array[0]
         return Tensor(name, data_type.name, array.shape, array=array)
+
+
+EncoderInputs = TextInputs | TokenInputs
+"""Turns texts into the inputs that one encoder declares. A request holds at most `max_rows` texts."""
 
 
 def choose_inputs(model: Model, models: ModelLookup) -> EncoderInputs:
@@ -161,7 +154,6 @@ def normalize(vectors: Array) -> Vectors:
 
 
 def _mean_pool(states: Array, mask: Mask | None) -> Array:
-    """Average the states of each row's tokens."""
     if mask is None:
         return np.asarray(states.mean(axis=1))
     return np.asarray((states * mask[:, :, None]).sum(axis=1) / np.maximum(mask.sum(axis=1, keepdims=True), 1))

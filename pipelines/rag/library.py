@@ -25,9 +25,11 @@ from pipelines.rag.types import (
     Hit,
     RetrievalMode,
     StoredDocument,
+    Upload,
     Vectors,
+    check_id,
+    hash_content,
 )
-from pipelines.rag.upload import Upload, check_id, hash_content
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 DEFAULT_COLLECTION = "docs"
@@ -81,7 +83,8 @@ class DocumentLibrary:
         self._find_encoder = find_encoder
         self._opening = asyncio.Lock()
         self._is_open = False
-        self._open_failure: _OpenFailure | None = None
+        self._open_failure: tuple[float, SluiceError] | None = None
+        """The time and the reason of the last failed attempt to open the store."""
         self._puts = asyncio.Semaphore(settings.num_parallel_puts)
         self._num_waiting = 0
         self._document_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -89,8 +92,6 @@ class DocumentLibrary:
 
     async def close(self) -> None:
         await self._store.close()
-
-    # --- collections
 
     async def collections(self) -> list[CollectionInfo]:
         """Return all collections, protected ones too: names and sizes are not secret."""
@@ -114,8 +115,6 @@ class DocumentLibrary:
     async def delete_collection(self, name: str, key: str = "") -> None:
         await self.collection(name, key)
         await self._store.delete_collection(name)
-
-    # --- documents
 
     async def put(self, collection: str, upload: Upload, key: str = "", *, force: bool = False) -> PutResult:
         """Parse, chunk, encode and store the document, replacing any of its id. Creates a missing collection.
@@ -157,8 +156,6 @@ class DocumentLibrary:
         await self.collection(collection, key)
         return await self._store.documents(collection, after, limit)
 
-    # --- searching
-
     async def search(
         self,
         collection: str,
@@ -176,8 +173,6 @@ class DocumentLibrary:
         if query.vector is None and options.mode is not RetrievalMode.BM25:
             query = replace(query, vector=await self._find_encoder(info.spec.encoder).encode_query(query.question))
         return await search(self._store, collection, query, options, reranker)
-
-    # --- steps of a put
 
     async def _find_or_create(self, name: str, key: str) -> CollectionInfo:
         with _suppress_code(ErrorCode.NOT_FOUND):
@@ -234,8 +229,6 @@ class DocumentLibrary:
         ]
         return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
 
-    # --- the store
-
     async def _open_store(self) -> Store:
         """Return the store, opened on first use: a server that is asked for no documents needs none."""
         if not self._is_open:
@@ -248,22 +241,14 @@ class DocumentLibrary:
         """Open the store once for all waiting calls: if it is down, they fail together, not one after the other."""
         if self._is_open:
             return
-        if self._open_failure is not None and self._open_failure.at_s >= called_s:
-            raise SluiceError(self._open_failure.error.code, self._open_failure.error.message)
+        if self._open_failure is not None and self._open_failure[0] >= called_s:
+            raise SluiceError(self._open_failure[1].code, self._open_failure[1].message)
         try:
             await self._store.open()
         except SluiceError as error:
-            self._open_failure = _OpenFailure(time.monotonic(), error)
+            self._open_failure = time.monotonic(), error
             raise
         self._is_open = True
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenFailure:
-    """The time and the reason of the last failed attempt to open the store."""
-
-    at_s: float
-    error: SluiceError
 
 
 def check_collection_name(name: str) -> None:
@@ -275,7 +260,6 @@ def check_collection_name(name: str) -> None:
 
 @contextmanager
 def _suppress_code(code: ErrorCode) -> Iterator[None]:
-    """Suppress a SluiceError with this code."""
     try:
         yield
     except SluiceError as error:

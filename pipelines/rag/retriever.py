@@ -30,27 +30,14 @@ CONTEXT, SOURCES = "context", "sources"
 INPUTS = (DeclaredTensor(QUERY, "BYTES"), DeclaredTensor(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
 OUTPUTS = (DeclaredTensor(CONTEXT, "BYTES", (-1,)), DeclaredTensor(SOURCES, "BYTES", (-1,)))
 PARAMETERS = (
-    "collection",
-    "fallback_collection",
-    "top_k",
-    "mode",
-    "num_candidates",
-    "rrf_k",
-    "vector_weight",
-    "text_weight",
-    "min_similarity",
-    "mmr_lambda",
-    "reranker",
-    "reranker_tokenizer",
+    *("collection", "fallback_collection", "top_k", "mode", "num_candidates", "rrf_k", "vector_weight", "text_weight"),
+    *("min_similarity", "mmr_lambda", "reranker", "reranker_tokenizer"),
 )
 """Parameters that config.pbtxt may set."""
 _MAX_NAME_CHARS = 256
 _MAX_FILTER_CHARS = 65_536
 _MAX_LISTED = 10
 """Most collections that an error lists."""
-
-
-# --- configuration and requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +106,6 @@ def parse_request(parameters: Parameters, settings: RetrieverSettings) -> Retrie
         ),
         filter=parse_filter(given.text("filter", "", _MAX_FILTER_CHARS)),
     )
-
-
-# --- the model
 
 
 class RetrieverModel(TaskModel):

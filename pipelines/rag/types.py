@@ -1,14 +1,19 @@
-"""Values of retrieval: collections, documents and their chunks, a store's queries and the hits it returns."""
+"""Values of retrieval: collections, uploads, documents and their chunks, a store's queries and the hits it returns."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from pipelines.rag.filters import Filter
 from pipelines.text.citations import Source
+from sluice.errors import invalid
+
+_MAX_ID_CHARS = 512
 
 Vectors = npt.NDArray[np.float32]
 """[n, dim] float32, each row of length 1."""
@@ -67,7 +72,7 @@ class DocumentChunk:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """A document without its text. `content_hash` comes from `upload.hash_content`; `updated_s` is in Unix seconds."""
+    """A document without its text. `content_hash` comes from `hash_content`; `updated_s` is in Unix seconds."""
 
     id: str
     title: str
@@ -178,3 +183,30 @@ def build_source(hit: Hit) -> Source:
         metadata=dict(hit.metadata),
         text=hit.text,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An unparsed document. An empty `title` stands for the title found in the document, else for its id."""
+
+    id: str
+    content: bytes
+    format: DocumentFormat
+    title: str = ""
+    metadata: Metadata = field(default_factory=dict)
+
+
+def hash_content(upload: Upload) -> str:
+    """Return the hash of content, title and metadata. Clients compute the same hash (docs/rag.md)."""
+    digest = hashlib.sha256(upload.content)
+    if upload.title or upload.metadata:
+        digest.update(orjson.dumps([upload.title, dict(upload.metadata)], option=orjson.OPT_SORT_KEYS))
+    return digest.hexdigest()
+
+
+def check_id(document_id: str) -> None:
+    """Check a document's id. Raises INVALID."""
+    if not document_id or len(document_id) > _MAX_ID_CHARS or not document_id.isprintable():
+        raise invalid(
+            "id", f"a document's id must be 1 to {_MAX_ID_CHARS} printable characters, got {document_id[:80]!r}"
+        )

@@ -146,7 +146,8 @@ class EmbeddingInstance(Instance):
             job.infer_started_ns = perf_counter_ns()
             waited_s = (job.infer_started_ns - job.started_ns) / _NS_PER_S
             try:
-                batch[job] = _texts(job), request_deadlines(job.request, self._client.options, self._limits, waited_s)
+                [texts] = read_text_rows(job.request, INPUT, is_batched=False)
+                batch[job] = texts, request_deadlines(job.request, self._client.options, self._limits, waited_s)
             except SluiceError as error:
                 job.fail(error)
         return batch
@@ -204,12 +205,6 @@ class EmbeddingInstance(Instance):
     def _response(self, vectors: Vectors) -> InferResponse:
         array = vectors if self._spec.max_batch_size > 0 else vectors[0]
         return InferResponse([Tensor(OUTPUT, "FP32", array.shape, array=array)])
-
-
-def _texts(job: InferJob) -> list[str]:
-    """Return the texts of all rows. Raises SluiceError INVALID."""
-    [texts] = read_text_rows(job.request, INPUT, is_batched=False)
-    return texts
 
 
 def _expire(job: InferJob) -> None:

@@ -53,7 +53,6 @@ class ApiErrors:
             raise self.unreadable(error) from None
 
     def unreadable(self, error: Exception) -> SluiceError:
-        """Return the error for an answer that cannot be read."""
         return self.unavailable(f"gave an answer that no OpenAI-compatible API gives: {self._shown(str(error))}")
 
     def unavailable(self, what: str, retry_after_s: float | None = None) -> SluiceError:

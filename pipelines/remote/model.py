@@ -57,8 +57,6 @@ class RemoteLlmModel(Model):
         await self._tasks.cancel_all()
         await self._client.close()
 
-    # -- the start of a request
-
     def _start(self, job: InferJob) -> None:
         request = job.request
         rows = read_rows(request, self._declared, request.batch_size)
@@ -83,8 +81,6 @@ class RemoteLlmModel(Model):
                 f"{options.max_queue_size} waiting, the most of both that its configuration allows"
             )
             raise SluiceError(ErrorCode.OVERLOADED, message)
-
-    # -- the task of a request
 
     async def _stream(self, job: InferJob, body: Json, deadlines: RequestDeadlines) -> None:
         async with aclosing(self._events(job, body, deadlines, streams=True)) as events:

@@ -6,7 +6,6 @@ With `--native-text-stages` they also serve NVIDIA's own models of these stages,
 import asyncio
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -45,11 +44,9 @@ class PreprocessingBackend(Backend):
         return PREPROCESSING.complete(source.config)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        settings = read_tokenizer_settings(source, "add_special_tokens")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, settings.folder)
-        return PreprocessingModel(
-            PREPROCESSING.complete(source.config), source.version, tokenizer, adds_special=settings.handles_special
-        )
+        tokenizer, adds_special = await _load_tokenizer(source, "add_special_tokens")
+        config = PREPROCESSING.complete(source.config)
+        return PreprocessingModel(config, source.version, tokenizer, adds_special=adds_special)
 
 
 class PostprocessingBackend(Backend):
@@ -64,11 +61,9 @@ class PostprocessingBackend(Backend):
         return POSTPROCESSING.complete(source.config)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        settings = read_tokenizer_settings(source, "skip_special_tokens")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, settings.folder)
-        return PostprocessingModel(
-            POSTPROCESSING.complete(source.config), source.version, tokenizer, skips_special=settings.handles_special
-        )
+        tokenizer, skips_special = await _load_tokenizer(source, "skip_special_tokens")
+        config = POSTPROCESSING.complete(source.config)
+        return PostprocessingModel(config, source.version, tokenizer, skips_special=skips_special)
 
 
 class BlsBackend(Backend):
@@ -93,24 +88,17 @@ class BlsBackend(Backend):
         return BlsModel(BLS.complete(source.config), source.version, context.models, read_bls_settings(source.config))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerSettings:
-    """Settings of pre- and postprocessing.
+async def _load_tokenizer(source: ModelSource, special_key: str) -> tuple[Tokenizer, bool]:
+    """Load a stage's tokenizer. Returns also the value of the parameter `special_key`, true where it is not set.
 
-    `handles_special`: preprocessing adds special tokens to a prompt, postprocessing leaves them out of a text.
+    Raises SluiceError INVALID, naming the parameter.
     """
-
-    folder: Path
-    handles_special: bool
-
-
-def read_tokenizer_settings(source: ModelSource, special_key: str) -> TokenizerSettings:
-    """Read the settings; `special_key` is the parameter for special tokens. Raises SluiceError INVALID, naming one."""
     texts = _read_parameters(source.config, {"tokenizer_dir", special_key})
     if "tokenizer_dir" not in texts:
         message = f"model '{source.name}' needs the parameter 'tokenizer_dir': the folder of its tokenizer"
         raise invalid("tokenizer_dir", message)
-    return TokenizerSettings(source.folder / texts["tokenizer_dir"], _parse_bool(source.name, texts, special_key, True))
+    handles_special = _parse_bool(source.name, texts, special_key, True)
+    return await asyncio.to_thread(Tokenizer.load, source.folder / texts["tokenizer_dir"]), handles_special
 
 
 def read_bls_settings(config: ModelConfig) -> BlsSettings:
@@ -145,9 +133,6 @@ def _parse_bool(model: str, texts: dict[str, str], key: str, default: bool) -> b
     if text.lower() not in _BOOLS:
         raise invalid(key, f"parameter '{key}' of model '{model}' must be true or false, got '{text}'")
     return _BOOLS[text.lower()]
-
-
-# -- NVIDIA's Python stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.parameters import excludes_input
 from pipelines.llm.values import is_streamed, wants_stream
 from pipelines.stages.bls_requests import BlsRequest
-from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, IncrementalText, StopWordCutter
+from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
 from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.stage import BLS
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
@@ -115,8 +115,6 @@ class BlsRun:
         request = self._request.to_token_model(models.token_model, models.preprocessing, prepared)
         await (self._stream(request) if self._streams else self._answer_whole(request))
 
-    # -- a stream
-
     async def _stream(self, request: InferRequest) -> None:
         beams: list[BeamText] = []
         async with aclosing(infer_stream(self._models.token_model, request)) as responses:
@@ -150,7 +148,7 @@ class BlsRun:
         rows = tokens.reshape(lengths.size, tokens.shape[-1])
         return [row[:length].tolist() for row, length in zip(rows, lengths.ravel(), strict=True)]
 
-    def _incremental_text(self) -> IncrementalText:
+    def _incremental_text(self) -> DetokenizedText | DecodedText:
         model = self._models.postprocessing
         detokenizer = model.detokenizer() if isinstance(model, PostprocessingModel) else None
         return DetokenizedText(detokenizer) if detokenizer is not None else DecodedText(self._decode)
@@ -160,8 +158,6 @@ class BlsRun:
         lengths = Tensor.of("sequence_length", np.array([[len(token_ids)]], np.int32))
         [text] = await self._decoded(tokens, lengths, 1)
         return text
-
-    # -- one response
 
     async def _answer_whole(self, request: InferRequest) -> None:
         responses = []
@@ -211,8 +207,6 @@ class BlsRun:
         if excludes is None:
             excludes = excludes_input(self._models.token_model.config)
         return text if excludes else self._rows_of("text_input")[row][0] + text
-
-    # -- both
 
     def _rows_of(self, name: str) -> list[list[str]]:
         return read_text_rows(self._job.request, name, is_batched=self._is_batched)

@@ -86,7 +86,6 @@ class BlsRequest:
         return cls(request, inputs, num_rows)
 
     def to_preprocessing(self, model: Model) -> InferRequest:
-        """Return the request to preprocessing."""
         given = [(name, self.inputs[own]) for own, name in _PREPROCESSING_INPUTS.items() if own in self.inputs]
         return self._request(model, [self._fitted(model, name, tensor, self.num_rows) for name, tensor in given])
 

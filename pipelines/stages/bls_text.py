@@ -1,7 +1,6 @@
 """Incremental text of a sequence in a stream of BLS, up to and including its first stop word."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
 from pipelines.text.stream import StopStrings
@@ -13,7 +12,7 @@ Decode = Callable[[list[int]], Awaitable[str]]
 class BeamText:
     """The text of one beam of a stream: what its tokens add, and the whole so far in `text`."""
 
-    def __init__(self, text: "IncrementalText", stop_words: Sequence[str]) -> None:
+    def __init__(self, text: "DetokenizedText | DecodedText", stop_words: Sequence[str]) -> None:
         self._incremental = text
         self._cutter = StopWordCutter(stop_words)
         self.text = ""
@@ -33,36 +32,23 @@ class BeamText:
         return piece
 
 
-class IncrementalText(Protocol):
-    """Makes the text of one sequence out of its tokens, which it gets once, in order."""
-
-    async def feed(self, token_ids: Sequence[int]) -> str:
-        """Add tokens and return the text that they complete. Text that may still change is kept back."""
-        ...
-
-    async def flush(self) -> str:
-        """Return the text kept back, at the end."""
-        ...
-
-
 class DetokenizedText:
-    """Incremental text by a detokenizer of this process."""
+    """The text of one sequence by a detokenizer of this process. Gets each token once, in order."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
 
     async def feed(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that they complete. Text that may still change is kept back."""
         return self._detokenizer.feed(token_ids)
 
     async def flush(self) -> str:
+        """Return the text kept back, at the end."""
         return self._detokenizer.flush()
 
 
 class DecodedText:
-    """Incremental text by a model that only decodes whole sequences.
-
-    The model gets all tokens again each time, and what is new in its text is passed on.
-    """
+    """The same by a model that only decodes whole sequences: it gets all tokens again for each new piece."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode

@@ -66,7 +66,7 @@ class PreprocessingModel(StageModel):
 
     def _words(self, request: InferRequest, name: str, num_rows: int) -> Array:
         if name not in request.inputs:
-            return empty_word_lists(num_rows)
+            return np.empty((num_rows, 2, 0), np.int32)
         return pack_word_lists([tokenize_words(self._tokenizer, words, name) for words in self._rows(request, name)])
 
     def _bias(self, request: InferRequest, num_rows: int) -> Array:
@@ -131,8 +131,3 @@ def pack_word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> Array:
         flat[: sum(lengths)] = [token_id for word in words for token_id in word]
         ends[: len(lengths)] = np.cumsum(lengths)
     return array
-
-
-def empty_word_lists(num_rows: int) -> Array:
-    """Return the lists of words of a request without words, [rows, 2, 0] int32."""
-    return np.empty((num_rows, 2, 0), np.int32)

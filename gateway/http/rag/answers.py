@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,20 +18,11 @@ _PARAM_NAMES = {"query": "question"}
 """The client's name of a pipeline's input."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """The fields that identify an answer."""
+async def stream_answer(events: Events, head: JsonObject) -> AsyncGenerator[bytes, None]:
+    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE].
 
-    id: str
-    model: str
-    collection: str
-
-    def as_object(self) -> JsonObject:
-        return {"id": self.id, "object": "rag.answer", "model": self.model, "collection": self.collection}
-
-
-async def stream_answer(events: Events, head: AnswerHead) -> AsyncGenerator[bytes, None]:
-    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE]."""
+    `head` has the fields that identify the answer.
+    """
     is_first = True
     with client_names(_PARAM_NAMES):
         async with aclosing(events):
@@ -40,15 +30,14 @@ async def stream_answer(events: Events, head: AnswerHead) -> AsyncGenerator[byte
                 found = _retrieval(event)
                 if is_first:
                     is_first = False
-                    yield encode_event(b"sources", {**head.as_object(), **_sources(found)})
+                    yield encode_event(b"sources", {**head, **_sources(found)})
                 if event.text:
                     yield encode_token(event.text)
                 if event.finish_reason is not None:
-                    yield _encode_end(event, found)
+                    yield encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(event)) + DONE
 
 
-async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
-    """Return the whole answer as one object."""
+async def collect_answer(events: Events, head: JsonObject) -> JsonObject:
     texts: list[str] = []
     with client_names(_PARAM_NAMES):
         async with aclosing(events):
@@ -56,11 +45,7 @@ async def collect_answer(events: Events, head: AnswerHead) -> JsonObject:
                 texts.append(event.text)
                 last = event
     found = _retrieval(last)
-    return {**head.as_object(), "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
-
-
-def _encode_end(last: TextEvent, found: Retrieval) -> bytes:
-    return encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(last)) + DONE
+    return {**head, "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
 
 
 def _retrieval(event: TextEvent) -> Retrieval:
@@ -90,7 +75,6 @@ def _ending(last: TextEvent) -> JsonObject:
 
 
 def encode_event(name: bytes, payload: Any) -> bytes:
-    """Encode an event whose data is `payload` as JSON."""
     return b"event: " + name + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 

@@ -16,7 +16,7 @@ from gateway.http.request import get_request_id, run_while_connected
 from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
 from pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import Upload
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_LISTED = 1000
@@ -144,20 +144,15 @@ def build_response(outcomes: list[UploadOutcome], headers: Mapping[str, str]) ->
         raise SluiceError(ErrorCode.INVALID, "there is no document in the request's body")
     payload = format_list([outcome.as_object() for outcome in outcomes])
     first = outcomes[0]
-    if not isinstance(first.result, SluiceError) or not _all_failed(outcomes):
-        return json_response(payload, 200, headers)
     error = first.result
+    if not isinstance(error, SluiceError) or not all(isinstance(each.result, SluiceError) for each in outcomes):
+        return json_response(payload, 200, headers)
     if len(outcomes) > 1:
         message = f"none of {len(outcomes)} documents was taken; the first, {first.id[:80]!r}: {error.message}"
         error = SluiceError(error.code, message, param=error.param)
     return json_response({**_format_error(error), **payload}, HTTP_STATUS[error.code], headers)
 
 
-def _all_failed(outcomes: list[UploadOutcome]) -> bool:
-    return all(isinstance(outcome.result, SluiceError) for outcome in outcomes)
-
-
 def _format_error(error: SluiceError) -> JsonObject:
-    """Format an error as in the body of a failed request."""
     body: JsonObject = orjson.loads(openai_error_body(error))
     return body

@@ -3,7 +3,7 @@
 from fastapi import Request, Response
 
 from gateway.http.parsing import retriever_parameters
-from gateway.http.rag.answers import AnswerHead, collect_answer, encode_error, stream_answer
+from gateway.http.rag.answers import collect_answer, encode_error, stream_answer
 from gateway.http.rag.bodies import collection_key, format_list, json_response, read_fields
 from gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
 from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
@@ -50,10 +50,12 @@ class QueryRoutes:
         scheduling = parse_scheduling(request.headers, self._defaults)
         model = find_pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
         request_id = get_request_id(request)
-        parameters = build_retrieval_parameters(fields, collection, collection_key(request))
+        parse_filter(fields.filter)  # refuses a bad one before anything runs
+        key = collection_key(request)
+        parameters = retriever_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
         text_request = build_text_request(fields, request_id, scheduling, parameters)
         events = self._service.generate(model, text_request)
-        head = AnswerHead(f"rag-{request_id}", model.name, collection)
+        head = {"id": f"rag-{request_id}", "object": "rag.answer", "model": model.name, "collection": collection}
         if fields.stream:
             return EventStreamResponse(stream_answer(events, head), encode_error, headers)
         return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
@@ -79,12 +81,6 @@ def build_search_options(fields: SearchRequest) -> SearchOptions:
     """Build the options of a search from the client's fields and the defaults."""
     sent = fields.model_dump(include={"top_k", "num_candidates", "min_similarity", "mmr_lambda"}, exclude_none=True)
     return SearchOptions(mode=RetrievalMode(fields.mode or RetrievalMode.HYBRID), **sent)
-
-
-def build_retrieval_parameters(fields: QueryRequest, collection: str, key: str) -> dict[str, str | int | float | bool]:
-    """Build the request parameters of the retrieval step. Raises INVALID for a bad filter."""
-    parse_filter(fields.filter)
-    return retriever_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
 
 
 def build_text_request(

@@ -19,12 +19,7 @@ from pipelines.rag.library import DocumentLibrary
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TEXT = {"schema": {"type": "string"}}
-_RAW = {
-    "text/plain": _TEXT,
-    "text/markdown": _TEXT,
-    "text/html": _TEXT,
-    "application/pdf": _BINARY,
-}
+_RAW = {"text/plain": _TEXT, "text/markdown": _TEXT, "text/html": _TEXT, "application/pdf": _BINARY}
 _LINES = {"schema": {"type": "string", "description": "A document a line: id, text, format, title, metadata."}}
 _FORM = {
     "schema": {
@@ -75,12 +70,11 @@ class CollectionRoutes:
 
 
 def build_router(service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
-    """Build the routes under /v1/rag."""
     api = APIRouter(prefix="/v1/rag", tags=["RAG"], default_response_class=Response)
     _add_collections(api, CollectionRoutes(library, config.http))  # first: their path looks like a collection's
     _add_documents(api, DocumentRoutes(library, config.http))
     routes = QueryRoutes(service, library, config)
-    api.post("/{collection}/query", openapi_extra=_add_scheduling(_describe_body(QueryRequest)))(routes.query)
+    api.post("/{collection}/query", openapi_extra=_describe_body(QueryRequest, *SCHEDULING_PARAMETERS))(routes.query)
     api.post("/{collection}/search", openapi_extra=_describe_body(SearchRequest))(routes.search)
     return api
 
@@ -97,22 +91,14 @@ def _add_documents(api: APIRouter, routes: DocumentRoutes) -> None:
     one = path + "/{document_id:path}"
     api.post(path, openapi_extra=_describe_documents())(routes.add)
     api.get(path, openapi_extra=_WITH_KEY)(routes.list_all)
-    api.put(one, openapi_extra=_describe_document())(routes.put)
+    document = {"requestBody": {"required": True, "content": _RAW}, "parameters": [_KEY, *_raw_parameters()]}
+    api.put(one, openapi_extra=document)(routes.put)
     api.get(one, openapi_extra=_WITH_KEY)(routes.get)
     api.delete(one, openapi_extra=_WITH_KEY)(routes.delete)
 
 
-# --- OpenAPI entries, which FastAPI cannot derive: the handlers parse the bodies themselves
-
-
-def _describe_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """Describe an operation's JSON body and headers."""
-    return {**openapi.describe_body(schema), **_WITH_KEY}
-
-
-def _add_scheduling(operation: dict[str, Any]) -> dict[str, Any]:
-    """Add the headers that decide when a request is served."""
-    return {**operation, "parameters": [*operation["parameters"], *SCHEDULING_PARAMETERS]}
+def _describe_body(schema: type[BaseModel], *parameters: dict[str, Any]) -> dict[str, Any]:
+    return {**openapi.describe_body(schema), "parameters": [_KEY, *parameters]}
 
 
 def _describe_documents() -> dict[str, Any]:
@@ -124,11 +110,6 @@ def _describe_documents() -> dict[str, Any]:
         "requestBody": {"required": True, "content": content},
         "parameters": [_KEY, document_id, *_raw_parameters()],
     }
-
-
-def _describe_document() -> dict[str, Any]:
-    """Describe a body that is one document."""
-    return {"requestBody": {"required": True, "content": _RAW}, "parameters": [_KEY, *_raw_parameters()]}
 
 
 def _raw_parameters() -> list[dict[str, Any]]:

@@ -18,8 +18,7 @@ from gateway.http.request import read_body
 from gateway.options.http import HttpOptions
 from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import DocumentFormat, Metadata
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 JSON = "application/json"
@@ -105,9 +104,6 @@ def _check_count(num_documents: int) -> None:
         raise invalid("documents", message)
 
 
-# --- JSON
-
-
 def _read_json(body: bytes, is_strict: bool) -> tuple[list[Upload | UnreadableUpload], list[str]]:
     """Read documents from JSON. Also returns the paths of unknown fields. Raises INVALID for missing or bad fields."""
     fields, ignored = parse_body(DocumentsRequest, body, is_strict)
@@ -135,9 +131,6 @@ def _build_upload(item: DocumentItem) -> Upload | UnreadableUpload:
     return Upload(item.id, content, format, item.title or "", item.metadata or {})
 
 
-# --- JSON lines
-
-
 def _read_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
     """Read one document from each line; a bad line becomes an UnreadableUpload. Raises INVALID for too many lines."""
     _check_count(body.count(b"\n"))
@@ -153,9 +146,6 @@ def _iterate_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
             return
         except SluiceError as error:
             yield UnreadableUpload(f"line {lines.line}", error)
-
-
-# --- forms
 
 
 class _InMemoryParser(MultiPartParser):

@@ -9,16 +9,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
-from gateway.http.v2.exchange import Exchange, RequestTarget, method_not_allowed, not_found, reply_error
+from gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
+from gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
 from gateway.http.v2.generate import GenerateRoute
 from gateway.http.v2.infer import InferRoute
 from gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
 from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
-from gateway.http.v2.settings import SettingRoutes
-from gateway.http.v2.shared_memory import CudaMemoryRoutes, SystemMemoryRoutes
 from gateway.options.config import ServeConfig
 from gateway.v2.server import V2Service
 from serving.model import Model
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 _MAX_CACHED_PATHS = 1024
@@ -201,8 +201,8 @@ class V2App:
     async def _answer(self, exchange: Exchange) -> None:
         found = self._find(exchange.path)
         if found is None:
-            raise not_found()
+            raise SluiceError(ErrorCode.NOT_FOUND, "Not Found")
         route, target = found
         if exchange.method not in route.methods:
-            raise method_not_allowed()
+            raise SluiceError(ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed")
         await route.handler(exchange, target)

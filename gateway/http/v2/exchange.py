@@ -66,7 +66,6 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, piece: bytes) -> None:
-        """Send one chunk."""
         await self.send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
@@ -74,7 +73,6 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def reply(self, status: int, body: bytes = b"", content_type: bytes = JSON, more: Headers = ()) -> None:
-        """Send a whole response."""
         self.has_started = True
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
@@ -88,15 +86,6 @@ class UnknownEncodingError(SluiceError):
         super().__init__(ErrorCode.UNIMPLEMENTED, "Unsupported compression type", param="content-encoding")
 
 
-def not_found() -> SluiceError:
-    """Return the error for a path without a route."""
-    return SluiceError(ErrorCode.NOT_FOUND, "Not Found")
-
-
-def method_not_allowed() -> SluiceError:
-    return SluiceError(ErrorCode.METHOD_NOT_ALLOWED, "Method Not Allowed")
-
-
 async def reply_error(exchange: Exchange, error: SluiceError) -> None:
     """Answer with `error`, in Triton's status."""
     response = error_response(exchange.path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))
@@ -108,8 +97,4 @@ async def reply_error(exchange: Exchange, error: SluiceError) -> None:
 
 def error_json(error: SluiceError) -> bytes:
     """Return the body for an error. Characters that are no Unicode are replaced."""
-    return orjson.dumps({"error": _readable(error)})
-
-
-def _readable(error: SluiceError) -> str:
-    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()
+    return orjson.dumps({"error": error.message.encode("utf-8", "replace").decode()})

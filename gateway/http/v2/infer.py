@@ -164,7 +164,6 @@ class DisconnectWatch:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to wait for the client's disconnect."""
         self._task = asyncio.create_task(self._watch(), name="disconnect-watch")
 
     def end(self) -> None:

@@ -77,21 +77,16 @@ def _parse_infer(body: bytes, json_length: int, model: Model, shared_memory: Sha
     parsed = HttpInferRequest(InferRequest(inputs={}, protocol=PROTOCOL))
     if has(document, "id"):
         parsed.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
-    parse_parameters(document, parsed.request, parsed.plan)
+    if has(document, "parameters"):
+        parameters = members(find(document, "parameters"), "failed to get request params.: ")
+        for name, value in parameters.items():
+            _parse_parameter(name, value, parsed.request, parsed.plan)
     binary_data = _BinaryData(memoryview(body)[json_length:], model.name)
     for each in array_member(document, "inputs", "Unable to parse 'inputs': "):
         _parse_input(each, parsed.request, binary_data, shared_memory)
     binary_data.check_used_up()
     parsed.request.requested_outputs = parse_outputs(document, parsed.plan, shared_memory)
     return parsed
-
-
-def parse_parameters(document: object, request: InferRequest, plan: OutputPlan) -> None:
-    """Put the parameters of an infer request into `request` and `plan`. Raises SluiceError."""
-    if not has(document, "parameters"):
-        return
-    for name, value in members(find(document, "parameters"), "failed to get request params.: ").items():
-        _parse_parameter(name, value, request, plan)
 
 
 def _parse_parameter(name: str, value: object, request: InferRequest, plan: OutputPlan) -> None:

@@ -11,11 +11,11 @@ import orjson
 from gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
 from gateway.http.v2.tensor_json import encode_data
 from gateway.v2.classification import classify
-from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.shared_memory import SharedMemoryRegistry, write_output
 from serving.model import Model
 from serving.request import InferResponse
 from serving.tensors.tensor import Buffer, Tensor
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import SluiceError, invalid
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _LARGE_ELEMENTS = 1 << 16
@@ -130,13 +130,10 @@ async def encode_infer_response(model: Model, response: InferResponse, plan: Out
 
     Long JSON is encoded on a thread. Raises SluiceError where an output cannot have its requested form.
     """
-    if sum(_num_json_elements(tensor, plan) for tensor in response.outputs) < _LARGE_ELEMENTS:
+    in_json = (tensor for tensor in response.outputs if plan.find(tensor.name).form is OutputForm.JSON)
+    if sum(tensor.num_elements for tensor in in_json) < _LARGE_ELEMENTS:
         return _encode_response(model, response, plan)
     return await asyncio.to_thread(_encode_response, model, response, plan)
-
-
-def _num_json_elements(tensor: Tensor, plan: OutputPlan) -> int:
-    return tensor.num_elements if plan.find(tensor.name).form is OutputForm.JSON else 0
 
 
 def _encode_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
@@ -163,12 +160,8 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
     if requested.num_classes:
         labels = model.labels.get(tensor.name, ())
         tensor = classify(tensor, requested.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
-    shape = ",".join(map(str, tensor.shape))
-    text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (
-        orjson.dumps(tensor.name),
-        tensor.datatype.encode(),
-        shape.encode(),
-    )
+    name, shape = orjson.dumps(tensor.name), ",".join(map(str, tensor.shape)).encode()
+    text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (name, tensor.datatype.encode(), shape)
     match requested.form:
         case OutputForm.JSON:
             pieces.outputs.append(b'%s,"data":%s}' % (text, encode_data(tensor)))
@@ -179,39 +172,21 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
             pieces.has_binary |= size_bytes > 0
         case OutputForm.SHARED_MEMORY:
             assert requested.window is not None
-            _write_window(requested.window, tensor)
+            write_output(requested.window, tensor)
             pieces.outputs.append(text + b"}")
 
 
-def _write_window(window: memoryview, tensor: Tensor) -> None:
-    size_bytes = tensor.size_bytes
-    if size_bytes > len(window):
-        text = (
-            f"shared memory size specified with the request for output '{tensor.name}' ({len(window)} bytes) should be "
-            f"at least {size_bytes} bytes to hold the results"
-        )
-        raise SluiceError(ErrorCode.INTERNAL, text)
-    window[:size_bytes] = memoryview(tensor.raw).cast("B")
-
-
-class CompressedBody(NamedTuple):
-    """A body, and the header that names its compression."""
-
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-async def compress_body(body: bytes, accept: str) -> CompressedBody:
-    """Compress `body` by the Accept-Encoding header `accept`, as Triton does for infer answers."""
+async def compress_body(body: bytes, accept: str) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
+    """Compress `body` by the Accept-Encoding header `accept`, as Triton does. Returns also the headers to send."""
     encoding = choose_encoding(accept) if accept else "identity"
     if encoding == "identity":
-        return CompressedBody(body)
+        return body, ()
     window = _GZIP_WINDOW if encoding == "gzip" else _ZLIB_WINDOW
     if len(body) < _INLINE_BYTES:
         compressed = _compress(body, window)
     else:
         compressed = await asyncio.to_thread(_compress, body, window)
-    return CompressedBody(compressed, ((b"content-encoding", encoding.encode()),))
+    return compressed, ((b"content-encoding", encoding.encode()),)
 
 
 def _compress(body: bytes, window: int) -> bytes:

@@ -67,11 +67,6 @@ def unreadable(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INTERNAL, message)
 
 
-def missing(name: str) -> str:
-    """Return the message for an absent member."""
-    return f"attempt to access non-existing object member '{name}'"
-
-
 def mistyped(expected: str) -> str:
     """Return the message for a wrong type. `expected` is Triton's word for the type: string, boolean, array …"""
     kind = "number" if expected == "double" else expected
@@ -152,6 +147,6 @@ def array_member(owner: object, name: str, prefix: str = "") -> list[object]:
 
 def _present(owner: object, name: str, prefix: str) -> object:
     if not isinstance(owner, dict) or name not in owner:
-        raise unreadable(prefix + missing(name))
+        raise unreadable(f"{prefix}attempt to access non-existing object member '{name}'")
     value: object = owner[name]
     return value

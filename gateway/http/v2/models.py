@@ -30,7 +30,6 @@ class ModelRoutes:
         self._service = service
 
     async def server(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Return the server's name, version and extensions."""
         await _reply(exchange, server_metadata(self._service.identity))
 
     async def live(self, exchange: Exchange, target: RequestTarget) -> None:
@@ -48,7 +47,6 @@ class ModelRoutes:
         await _reply_health(exchange, True)
 
     async def metadata(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Return a model's versions, inputs and outputs."""
         model = self._service.find(target.name, target.version_number)
         if target.version:
             versions = [model.version]
@@ -103,7 +101,6 @@ class RepositoryRoutes:
         await exchange.reply(200)
 
     async def refuse_repository(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Refuse a path that names a repository."""
         raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 

@@ -5,15 +5,13 @@ import re
 import zlib
 from typing import Any
 
-from starlette.requests import ClientDisconnect
-
-from gateway.http.request import BODY_TIMEOUT_S, parse_scheduling
+from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, next_piece, parse_scheduling
 from gateway.http.request import STICKY_HEADER as STICKY_TEXT
 from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange, UnknownEncodingError
 from gateway.options.http import RequestOptions
 from serving.request import InferRequest
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import invalid
 
 STICKY_HEADER = STICKY_TEXT.encode()
 """Name of the header whose equal values get the same version of a model."""
@@ -38,7 +36,7 @@ class BodyReader:
         """
         declared = exchange.headers.get(b"content-length")
         if declared is not None and int(declared) > self._limit_bytes:
-            raise self._too_large(f"is {int(declared)} bytes")
+            raise body_too_large(f"is {int(declared)} bytes", self._limit_bytes)
         reader = asyncio.current_task()
         assert reader is not None
         self._timeouts.begin(reader)
@@ -48,25 +46,20 @@ class BodyReader:
             if not self._timeouts.has_expired(reader):
                 raise
             reader.uncancel()
-            text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
-            raise SluiceError(ErrorCode.DEADLINE, text) from None
+            raise body_timeout() from None
         finally:
             self._timeouts.end(reader)
 
     async def _collect(self, exchange: Exchange, reader: asyncio.Task[Any]) -> bytes:
-        body, more = await _next_piece(exchange)
-        if len(body) > self._limit_bytes:
-            raise self._too_large("is longer")
-        if not more:
-            return body
-        pieces = bytearray(body)
-        while more:
+        body, more = await next_piece(exchange.receive)
+        pieces = bytearray(body) if more else body
+        while more and len(pieces) <= self._limit_bytes:
             self._timeouts.begin(reader)
-            piece, more = await _next_piece(exchange)
+            piece, more = await next_piece(exchange.receive)
             pieces += piece
-            if len(pieces) > self._limit_bytes:
-                raise self._too_large("is longer")
-        return bytes(pieces)
+        if len(pieces) > self._limit_bytes:
+            raise body_too_large("is longer", self._limit_bytes)
+        return bytes(pieces)  # without a copy, where it came in one piece
 
     async def read_decoded(self, exchange: Exchange) -> bytes:
         """Return the body without its Content-Encoding. Raises UnknownEncodingError, and INVALID for broken data."""
@@ -92,20 +85,8 @@ class BodyReader:
         except zlib.error as error:
             raise invalid("content-encoding", f"the request's body cannot be decompressed: {error}") from None
         if len(decoded) > self._limit_bytes:
-            raise self._too_large("is longer when decompressed")
+            raise body_too_large("is longer when decompressed", self._limit_bytes)
         return decoded
-
-    def _too_large(self, what: str) -> SluiceError:
-        text = f"request body {what}; at most {self._limit_bytes} bytes are allowed (--http-max-input-size)"
-        return SluiceError(ErrorCode.TOO_LARGE, text)
-
-
-async def _next_piece(exchange: Exchange) -> tuple[bytes, bool]:
-    """Return the next piece of the body, and whether more follows."""
-    message = await exchange.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return message.get("body", b""), message.get("more_body", False)
 
 
 class _ReadTimeouts:

@@ -16,70 +16,25 @@ _DECLARED_WITHIN = 1024
 _WINDOWS_1252 = frozenset({"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"})
 """Declared encodings that mean windows-1252, by the HTML standard."""
 
+_WORD = re.compile(r"\w+")
 _MAIN = ("main", "[role=main]", "article")
 _AROUND_MAIN = frozenset({"header", "aside"})
 """Elements that are content within the main part of a page, and none around it."""
 _NO_CONTENT = frozenset(
-    [
-        "audio",
-        "button",
-        "canvas",
-        "datalist",
-        "embed",
-        "footer",
-        "head",
-        "iframe",
-        "input",
-        "map",
-        "math",
-        "nav",
-        "noscript",
-        "object",
-        "script",
-        "select",
-        "style",
-        "svg",
-        "template",
-        "textarea",
-        "video",
-    ]
+    _WORD.findall(
+        "audio button canvas datalist embed footer head iframe input map math nav noscript object script select "
+        "style svg template textarea video"
+    )
 )
 _NOT_SHOWN = (
     "[hidden], [aria-hidden=true], [role=navigation], [role=banner], [role=contentinfo], [role=search], a.headerlink"
 )
 
 _BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "caption",
-        "center",
-        "dd",
-        "details",
-        "dialog",
-        "div",
-        "dl",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "form",
-        "header",
-        "hgroup",
-        "hr",
-        "legend",
-        "main",
-        "ol",
-        "p",
-        "section",
-        "summary",
-        "tbody",
-        "tfoot",
-        "thead",
-        "ul",
-    ]
+    _WORD.findall(
+        "address article aside blockquote body caption center dd details dialog div dl fieldset figcaption figure "
+        "form header hgroup hr legend main ol p section summary tbody tfoot thead ul"
+    )
 )
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _LISTS = frozenset({"ul", "ol"})
@@ -117,7 +72,6 @@ def _decode(content: bytes) -> str:
 
 
 def _find_main(tree: LexborHTMLParser) -> Any:
-    """Return the element that holds the page's main content."""
     for selector in _MAIN:
         found = tree.css(selector)
         if len(found) == 1:

@@ -5,19 +5,10 @@ from typing import Any, Self
 
 import orjson
 
-from pipelines.rag.types import DocumentFormat, Metadata
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import SluiceError, invalid
 
-_MEDIA_TYPES = frozenset(
-    [
-        "application/jsonl",
-        "application/jsonlines",
-        "application/ndjson",
-        "application/x-jsonlines",
-        "application/x-ndjson",
-    ]
-)
+_MEDIA_TYPES = {f"application/{name}" for name in ("jsonl", "jsonlines", "ndjson", "x-jsonlines", "x-ndjson")}
 _SUFFIXES = (".jsonl", ".ndjson")
 _FORMATS = {format.value: format for format in DocumentFormat if format is not DocumentFormat.PDF}
 _BOM = b"\xef\xbb\xbf"
@@ -108,8 +99,7 @@ def _parse_metadata(fields: dict[str, Any]) -> Metadata:
 
 def _check_string(name: str, value: object) -> str:
     if not isinstance(value, str):
-        shown = "nothing" if value is None else _shown(value)
-        raise invalid("content", f"{name} must be a string, got {shown}")
+        raise invalid("content", f"{name} must be a string, got {'nothing' if value is None else _shown(value)}")
     return value
 
 

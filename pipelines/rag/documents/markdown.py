@@ -157,11 +157,8 @@ def _render(content: str) -> str:
     if not _MARKED_UP.search(content):
         return content
     (inline,) = _INLINE.parseInline(content)
-    return "".join(" " if child.type == "softbreak" else _shown_text(child) for child in inline.children or ())
-
-
-def _shown_text(child: Token) -> str:
-    return "" if child.type == "html_inline" else child.content
+    shown = {"softbreak": " ", "html_inline": ""}
+    return "".join(shown.get(child.type, child.content) for child in inline.children or ())
 
 
 def _front_title(front: re.Match[str] | None) -> str:

@@ -1,12 +1,21 @@
-"""Parses a document's bytes into text and structure, in a thread or in the sandbox."""
+"""Parses a document's bytes into text and structure, in a thread or in a sandbox.
+
+The sandbox is a process with limits on memory and processor time that lives for one document.
+"""
 
 import asyncio
 import math
+import signal
+import sys
+import tempfile
 from dataclasses import dataclass
+from typing import IO
 
+import msgspec
+
+from pipelines.rag.documents.extract import Extract
 from pipelines.rag.documents.readers import read_document
-from pipelines.rag.documents.sandbox import read_in_sandbox
-from pipelines.rag.documents.sandbox_worker import SandboxLimits
+from pipelines.rag.documents.sandbox_worker import ReadFailure, ReadResult, SandboxLimits
 from pipelines.rag.types import DocumentFormat, Heading, ParsedDocument
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -52,3 +61,80 @@ async def parse_document(content: bytes, format: DocumentFormat, limits: ParseLi
         extract = await read_in_sandbox(format.value, content, sandbox_limits)
     headings = tuple(Heading(*heading) for heading in extract.headings)
     return ParsedDocument(extract.text, extract.title, headings, extract.breaks)
+
+
+_WORKER = "pipelines.rag.documents.sandbox_worker"
+_PART_BYTES = 4 << 20
+"""Bytes that one call in a thread writes. A cancelled caller waits for the call, so it has to be short."""
+_WALL_PER_CPU = 4
+"""Wall-clock seconds allowed for each second of the limit on processor time, for machines that are busy."""
+_START_S = 10.0
+"""Wall-clock seconds allowed for the start of the process."""
+
+
+async def read_in_sandbox(format: str, content: bytes, limits: SandboxLimits) -> Extract:
+    """Run `readers.read_document` in a sandbox process, which has no open files but its input and its output.
+
+    Raises what the reader raises, TOO_LARGE beyond the limits, INVALID (param "content") for a document that crashes
+    the parser, and UNAVAILABLE if the server has no room for the files.
+    """
+    try:
+        with tempfile.TemporaryFile() as document, tempfile.TemporaryFile() as output:
+            await _write(document, content)
+            exit_code = await _run(format, document, output, limits)
+            if exit_code != 0:
+                raise _crash_error(format, exit_code, limits)
+            result = await asyncio.to_thread(_decode_result, output)
+    except OSError as error:  # no room for temporary files, or no more processes
+        message = f"the server cannot read {format} documents now: {error}"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+    if isinstance(result, ReadFailure):
+        raise SluiceError(result.code, result.message, param=result.param)
+    return result.extract
+
+
+async def _write(document: IO[bytes], content: bytes) -> None:
+    view = memoryview(content)
+    for start in range(0, len(content), _PART_BYTES):
+        await asyncio.to_thread(document.write, view[start : start + _PART_BYTES])
+    await asyncio.to_thread(document.seek, 0)
+
+
+async def _run(format: str, document: IO[bytes], output: IO[bytes], limits: SandboxLimits) -> int:
+    """Run the sandbox process and return its exit code, negative for the signal that ended it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", _WORKER, format, msgspec.json.encode(limits).decode()),
+        stdin=document,
+        stdout=output,
+        start_new_session=True,  # Ctrl-C is for the server, which then cancels this call
+    )
+    try:
+        async with asyncio.timeout(_START_S + _WALL_PER_CPU * limits.cpu_s):
+            return await process.wait()
+    except TimeoutError:
+        return -signal.SIGXCPU
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _decode_result(output: IO[bytes]) -> ReadResult:
+    output.seek(0)
+    result: ReadResult = msgspec.msgpack.decode(output.read(), type=ReadResult)
+    return result
+
+
+def _crash_error(format: str, exit_code: int, limits: SandboxLimits) -> SluiceError:
+    """Return the error for a process that ended without a result."""
+    match -exit_code:
+        case signal.SIGXCPU:
+            message = f"the {format} document takes more than {limits.cpu_s} s of processor time to read"
+            return SluiceError(ErrorCode.TOO_LARGE, message, param="content")
+        case signal.SIGKILL:
+            message = f"the {format} document takes more memory to read than there is"
+            return SluiceError(ErrorCode.TOO_LARGE, message, param="content")
+        case _:
+            size = f"{limits.memory_bytes >> 20} MiB"
+            fault = f"it is broken, or needs more than {size} of memory (exit code {exit_code})"
+            return invalid("content", f"the {format} document cannot be read: {fault}")

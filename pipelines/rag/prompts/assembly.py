@@ -118,9 +118,6 @@ def _too_long(budget: TokenBudget, excess: int) -> SluiceError:
     return invalid("query", message)
 
 
-# --- what fits
-
-
 def select_contents(passages: Sequence[int], exchanges: Sequence[int], room: int) -> PromptSelection:
     """Select passages and exchanges that take at most `room` tokens together. Pure.
 
@@ -166,9 +163,6 @@ def _num_latest(sizes: Sequence[int], room: int) -> int:
     return count
 
 
-# --- the prompt of one question
-
-
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """Tokens of each passage, best first, and of each exchange, oldest first."""
@@ -198,7 +192,10 @@ class _Draft:
     ) -> None:
         self._question = question
         self._sources = [each.source for each in retrieved]
-        self._escaped_sources = [_escape_source(each.source, tokens) for each in retrieved]
+        self._escaped_sources = [
+            msgspec.structs.replace(each, title=tokens.escape(each.title), heading=tokens.escape(each.heading))
+            for each in self._sources
+        ]
         self._texts = [tokens.escape(each.text) for each in retrieved]
         turns = [ChatMessage(each.role, tokens.escape(each.content)) for each in history]
         self._exchanges = split_exchanges(turns)
@@ -252,10 +249,6 @@ class _Draft:
         return self._style.template.passage(passage)
 
 
-def _escape_source(source: Source, tokens: PromptTokens) -> Source:
-    return msgspec.structs.replace(source, title=tokens.escape(source.title), heading=tokens.escape(source.heading))
-
-
 def _instructions(style: PromptStyle) -> str:
     instructions = style.template.instructions if style.instructions is None else style.instructions
     return instructions.replace(NO_ANSWER_PLACE, style.no_answer)
@@ -267,9 +260,6 @@ def _prepend_system(messages: tuple[ChatMessage, ...], system: str) -> tuple[Cha
         return messages
     first, *others = messages
     return (ChatMessage(first.role, f"{system}\n\n{first.content}"), *others)
-
-
-# --- earlier turns
 
 
 def join_system_messages(messages: Sequence[ChatMessage]) -> str:

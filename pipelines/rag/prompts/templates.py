@@ -111,7 +111,15 @@ class CitedTemplate(PromptTemplate):
     _TAG = re.compile(r"<(?=\s*/?\s*sources?\b)", re.IGNORECASE)
 
     def order(self, sources: Sequence[Source]) -> list[int]:
-        return _reading_order(sources)
+        """Order by document, documents in order of their best passage, each in text order.
+
+        Suits models that read all of their context. Questions that find the same passages in different order get the
+        same prompt more often, so that its prefix is already computed.
+        """
+        best: dict[str, int] = {}
+        for rank, source in enumerate(sources):
+            best.setdefault(source.document, rank)
+        return sorted(range(len(sources)), key=lambda at: (best[sources[at].document], sources[at].start, at))
 
     def passage(self, passage: NumberedPassage) -> str:
         source = passage.source
@@ -145,15 +153,3 @@ def build_messages(system: str, history: Sequence[ChatMessage], question: str) -
     """Build a conversation whose last message is `question`. An empty `system` message is left out."""
     first = (ChatMessage("system", system),) if system else ()
     return (*first, *history, ChatMessage("user", question))
-
-
-def _reading_order(sources: Sequence[Source]) -> list[int]:
-    """Return the indices of `sources` by document, documents in order of their best passage, each in text order.
-
-    Suits models that read all of their context. Questions that find the same passages in different order get the same
-    prompt more often, so that its prefix is already computed.
-    """
-    best: dict[str, int] = {}
-    for rank, source in enumerate(sources):
-        best.setdefault(source.document, rank)
-    return sorted(range(len(sources)), key=lambda index: (best[sources[index].document], sources[index].start, index))

@@ -18,15 +18,8 @@ from serving.request import InferRequest, Parameters
 from sluice.errors import SluiceError, invalid
 
 PARAMETERS = (
-    "llm",
-    "template",
-    "instructions",
-    "no_answer",
-    "max_sources",
-    "max_tokens",
-    "max_context_tokens",
-    "chars_per_token",
-    "tokenizer",
+    *("llm", "template", "instructions", "no_answer", "max_sources"),
+    *("max_tokens", "max_context_tokens", "chars_per_token", "tokenizer"),
 )
 """Parameters that config.pbtxt may set."""
 HISTORY_PARAMETER = "history"

@@ -16,8 +16,6 @@ MAX_CANDIDATES = 1000
 MAX_QUESTION_CHARS = 262_144
 """Each additional million characters would block the event loop, and so all clients, for about a second."""
 
-_ChunkKey = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
@@ -136,8 +134,8 @@ def fuse_rankings(rankings: Sequence[Sequence[Hit]], weights: Sequence[float], k
     and BM25 have no common scale. Equal scores stay in the order of the earlier ranking. A chunk keeps its similarity
     and its vector whichever ranking has them.
     """
-    scores: dict[_ChunkKey, float] = {}
-    hits: dict[_ChunkKey, Hit] = {}
+    scores: dict[tuple[str, int], float] = {}
+    hits: dict[tuple[str, int], Hit] = {}
     for ranking, weight in zip(rankings, weights, strict=True):
         for rank, hit in enumerate(ranking, 1):
             scores[hit.key] = scores.get(hit.key, 0.0) + weight / (k + rank)
@@ -151,15 +149,14 @@ def add_similarities(hits: Sequence[Hit], vector: Vector | None) -> list[Hit]:
     """Compute the cosine to `vector` for each hit that has a vector and no similarity yet."""
     if vector is None:
         return list(hits)
-    return [_add_similarity(hit, vector) for hit in hits]
+    return [
+        replace(hit, similarity=float(hit.vector @ vector))
+        if hit.similarity is None and hit.vector is not None
+        else hit
+        for hit in hits
+    ]
 
 
 def _merge_hits(one: Hit, other: Hit) -> Hit:
     similarity = one.similarity if one.similarity is not None else other.similarity
     return replace(one, similarity=similarity, vector=one.vector if one.vector is not None else other.vector)
-
-
-def _add_similarity(hit: Hit, vector: Vector) -> Hit:
-    if hit.similarity is not None or hit.vector is None:
-        return hit
-    return replace(hit, similarity=float(hit.vector @ vector))

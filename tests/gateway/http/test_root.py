@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from importlib.metadata import version
 
 import pytest
+from starlette.requests import Request
 
 from gateway.http.access import find_api_category
 from gateway.http.root import Overview
@@ -70,7 +71,8 @@ def test_a_browser_gets_a_page_without_foreign_resources(live: LiveServer) -> No
     page = read_page(response.text)
     assert page.links == list(live.get("/").json()["links"])
     assert not page.resources
-    assert not re.search(r"https?://|@import|url\(", response.text)
+    assert not re.search(r"https?://|@import|url\(", response.text.replace(live.url, ""))
+    assert f"curl -N {live.url}/v1/chat/completions" in response.text
     assert f"Sluice {version('sluice')}" in response.text
     assert "Ready." in response.text
     assert "<code>rill</code>" in response.text
@@ -112,13 +114,22 @@ def test_it_is_restricted_as_metadata_is() -> None:
         assert running.get("/", headers={"admin": "yes"}).json()["models"] == ["rill"]
 
 
+def test_it_links_to_nothing_that_needs_another_header() -> None:
+    with live_server(read_config({"--http-restricted-api": ["health,inference:admin=yes"]}, {})) as running:
+        assert "/health" not in running.get("/").json()["links"]
+        assert "curl" not in running.get("/", headers=BROWSER).text
+
+
 def test_names_and_reasons_are_escaped() -> None:
-    text = Overview("1.0", "model <b> failed", ["a<script>", "b&c"], 8002).html()
+    overview = Overview("model <b> failed", ["a<script>", "b&c"], {}, 8002)
+    scope = {"type": "http", "scheme": "https", "path": "/", "query_string": b"", "server": ("h", 443)}
+    text = overview.html(Request(scope | {"headers": [(b"host", b"host:8443")]}), "a<script>")
     read_page(text)
+    assert '"model": "a&lt;script&gt;"' in text
     assert "<li><code>a&lt;script&gt;</code></li>\n<li><code>b&amp;c</code></li>" in text
     assert "Not ready: model &lt;b&gt; failed." in text
-    assert "port 8002, <code>/metrics</code>" in text
+    assert '<a href="http://host:8002/metrics">' in text
 
 
 def test_the_port_of_the_metrics() -> None:
-    assert b'"metrics":{"port":8002,"path":"/metrics"}' in Overview("1.0", "", [], 8002).json()
+    assert b'"metrics":{"port":8002,"path":"/metrics"}' in Overview("", [], {}, 8002).json()

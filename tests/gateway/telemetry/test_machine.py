@@ -62,7 +62,7 @@ class Driver:
             nvmlInit=self._init,
             nvmlShutdown=self._shut_down,
             nvmlSystemGetDriverVersion=lambda: "580.1",
-            nvmlDeviceGetName=lambda gpu: b"NVIDIA H100",
+            nvmlDeviceGetName=lambda gpu: "NVIDIA H100",
             nvmlDeviceGetComputeRunningProcesses=lambda gpu: [
                 SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes
             ],

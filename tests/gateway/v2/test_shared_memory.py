@@ -133,7 +133,7 @@ def test_unregistering_what_is_not_there_is_no_error(registry: SharedMemoryRegis
     registry.register("there", make(bytes(1)), 0, 1)
     registry.unregister("not there")
     assert len(registry.status()) == 1
-    registry.unregister_all()
+    registry.unregister("")
     assert registry.status() == []
 
 

@@ -49,9 +49,6 @@ LOST_RACE_ERRORS = (errors.DeadlockDetected, errors.SerializationFailure)
 _SERVER_ERRORS = (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction, *GONE_ERRORS, *LOST_RACE_ERRORS)
 
 
-# --- addresses
-
-
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
     """The address of a database. `name` stands in messages; `conninfo` is libpq's, with the password.
@@ -92,9 +89,6 @@ def _format_name(given: dict[str, str]) -> str:
 def _bad_address() -> SluiceError:
     form = "postgresql://user:password@host:port/database?sslmode=require"
     return invalid("store", f"the store's URL is not of the form {form}, with '/' and '@' in names as %2F and %40")
-
-
-# --- connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +273,6 @@ def _hang_up(connection: AsyncConnection[TupleRow]) -> None:
     if not connection.closed:
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
-
-
-# --- errors
 
 
 def unavailable(store: str, reason: str) -> SluiceError:

@@ -48,9 +48,6 @@ _SEARCH_LOCK = "hashtextextended('sluice_rag search', id)"
 deadlock."""
 
 
-# --- collections
-
-
 @dataclass(frozen=True, slots=True)
 class CollectionRow:
     """A collection's row. `id` is part of the names of its tables; `num_terms` counts the terms of all its chunks."""
@@ -61,14 +58,17 @@ class CollectionRow:
 
 
 async def list_collections(session: PostgresSession) -> list[CollectionInfo]:
-    """Return all collections by name."""
     found = await (await session.execute(f"{_SELECT_COLLECTION} ORDER BY name")).fetchall()
-    return [_parse_row(*row).info for row in found]
+    return [_parse_row(row).info for row in found]
 
 
-async def find_collection(session: PostgresSession, name: str) -> CollectionRow:
-    """Return the collection's row. Raises NOT_FOUND."""
-    return await _find(session, name, f"{_SELECT_COLLECTION} WHERE name = %s")
+async def read_collection(session: PostgresSession, name: str) -> CollectionInfo:
+    """Return the collection's info. Raises NOT_FOUND."""
+    return (await _find(session, name, f"{_SELECT_COLLECTION} WHERE name = %s")).info
+
+
+async def _find_id(session: PostgresSession, name: str) -> int:
+    return (await _find(session, name, f"{_SELECT_COLLECTION} WHERE name = %s")).id
 
 
 async def find_for_search(session: PostgresSession, name: str) -> CollectionRow:
@@ -91,7 +91,7 @@ async def _find(session: PostgresSession, name: str, statement: str) -> Collecti
     row = await (await session.execute(statement, [make_storable(name)])).fetchone()
     if row is None:
         raise SluiceError(ErrorCode.NOT_FOUND, f"there is no collection '{name}'", param="collection")
-    return _parse_row(*row[:_NUM_COLLECTION_COLUMNS])
+    return _parse_row(row[:_NUM_COLLECTION_COLUMNS])
 
 
 async def create_collection(session: PostgresSession, spec: CollectionSpec) -> CollectionInfo:
@@ -102,7 +102,7 @@ async def create_collection(session: PostgresSession, spec: CollectionSpec) -> C
         if row is None:
             message = f"there is a collection '{spec.name}' already"
             raise SluiceError(ErrorCode.ALREADY_EXISTS, message, param="collection")
-        created = _parse_row(*row)
+        created = _parse_row(row)
         await session.execute(schema.collection_tables(created.id, spec.dim))
     return created.info
 
@@ -118,22 +118,10 @@ async def delete_collection(session: PostgresSession, name: str) -> None:
         await session.execute("DELETE FROM sluice_rag_collections WHERE id = %s", [found.id])
 
 
-def _parse_row(
-    id: int,
-    name: str,
-    encoder: str,
-    dim: int,
-    key_hashes: list[str],
-    num_documents: int,
-    num_chunks: int,
-    num_terms: int,
-    created_s: float,
-) -> CollectionRow:
+def _parse_row(row: Sequence[Any]) -> CollectionRow:
+    id, name, encoder, dim, key_hashes, num_documents, num_chunks, num_terms, created_s = row
     spec = CollectionSpec(name, encoder, dim, tuple(key_hashes))
     return CollectionRow(id, num_terms, CollectionInfo(spec, num_documents, num_chunks, created_s))
-
-
-# --- documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +172,22 @@ async def add_counts(session: PostgresSession, id: int, added: DocumentCounts, r
     await session.execute(_COUNT, {**change, "id": id})
 
 
-async def read_document_info(session: PostgresSession, id: int, document_id: str) -> DocumentInfo | None:
+async def read_document_info(session: PostgresSession, collection: str, document_id: str) -> DocumentInfo | None:
+    id = await _find_id(session, collection)
     statement = f"SELECT {rows.INFO_COLUMNS} FROM sluice_rag_documents_{id} WHERE id = %s"
-    row = await (await session.execute(statement, [document_id])).fetchone()
+    row = await (await session.execute(statement, [make_storable(document_id)])).fetchone()
     return None if row is None else rows.parse_document_info(row)
 
 
-async def read_document(session: PostgresSession, id: int, document_id: str) -> StoredDocument | None:
+async def read_document(session: PostgresSession, collection: str, document_id: str) -> StoredDocument | None:
+    id = await _find_id(session, collection)
     statement = f"SELECT {rows.INFO_COLUMNS}, text FROM sluice_rag_documents_{id} WHERE id = %s"
-    row = await (await session.execute(statement, [document_id])).fetchone()
+    row = await (await session.execute(statement, [make_storable(document_id)])).fetchone()
     return None if row is None else StoredDocument(rows.parse_document_info(row[:-1]), row[-1])
 
 
-async def list_documents(session: PostgresSession, id: int, after: str, limit: int) -> list[DocumentInfo]:
+async def list_documents(session: PostgresSession, collection: str, after: str, limit: int) -> list[DocumentInfo]:
+    id = await _find_id(session, collection)
     statement = f"SELECT {rows.INFO_COLUMNS} FROM sluice_rag_documents_{id} WHERE id > %s ORDER BY id LIMIT %s"
-    found = await (await session.execute(statement, [after, limit])).fetchall()
+    found = await (await session.execute(statement, [make_storable(after), limit])).fetchall()
     return [rows.parse_document_info(row) for row in found]

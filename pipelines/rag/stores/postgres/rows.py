@@ -45,14 +45,7 @@ def parse_document_info(row: Sequence[Any]) -> DocumentInfo:
     """Build the info from a row of INFO_COLUMNS."""
     document_id, title, format, content_hash, num_chars, num_chunks, metadata, updated_s = row
     return DocumentInfo(
-        id=document_id,
-        title=title,
-        format=DocumentFormat(format),
-        content_hash=content_hash,
-        num_chars=num_chars,
-        num_chunks=num_chunks,
-        metadata=metadata,
-        updated_s=updated_s,
+        document_id, title, DocumentFormat(format), content_hash, num_chars, num_chunks, metadata, updated_s
     )
 
 
@@ -99,19 +92,9 @@ def _build_chunk_row(chunk: DocumentChunk, title: SearchTerms) -> dict[str, Any]
 def parse_hit(row: Sequence[Any]) -> Hit:
     """Build a hit from a row that `search` selects. Its score is its similarity."""
     document_id, index, title, heading, start, end, text, metadata, similarity, sent = row
-    return Hit(
-        document_id=document_id,
-        chunk_index=index,
-        title=title,
-        heading=heading,
-        start=start,
-        end=end,
-        text=text,
-        score=similarity or 0.0,
-        metadata=metadata,
-        similarity=similarity,
-        vector=None if sent is None else decode_vector(sent),
-    )
+    vector = None if sent is None else decode_vector(sent)
+    score = similarity or 0.0
+    return Hit(document_id, index, title, heading, start, end, text, score, metadata, similarity, vector)
 
 
 def _encode_metadata(metadata: Metadata) -> str:

@@ -97,11 +97,11 @@ async def prepare(session: PostgresSession, schema: str) -> int:
     """
     async with session.transaction():
         await session.execute(_LOCK)
-        if schema and not await _is_true(session, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", schema):
+        if schema and not await _select_value(session, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", schema):
             await session.execute(f"CREATE SCHEMA {sql.Identifier(schema).as_string()}")
-        if not await _is_true(session, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector')"):
+        if not await _select_value(session, "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector')"):
             await _create_extension(session)
-        if not await _is_true(session, "SELECT to_regclass('sluice_rag_schema') IS NOT NULL"):
+        if not await _select_value(session, "SELECT to_regclass('sluice_rag_schema') IS NOT NULL"):
             await session.execute(_CREATE)
             await session.execute("INSERT INTO sluice_rag_schema VALUES (%s)", [VERSION])
         await _check_version(session)
@@ -123,10 +123,6 @@ async def _create_extension(session: PostgresSession) -> None:
     except (errors.UndefinedFile, errors.FeatureNotSupported) as error:
         advice = "install it on the server (package postgresql-NN-pgvector, image pgvector/pgvector)"
         raise SchemaError(f"it lacks pgvector: {advice}, then run CREATE EXTENSION vector in this database") from error
-
-
-async def _is_true(session: PostgresSession, query: str, *parameters: str) -> bool:
-    return bool(await _select_value(session, query, *parameters))
 
 
 async def _select_value(session: PostgresSession, query: str, *parameters: str) -> Any:

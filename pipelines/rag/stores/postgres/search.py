@@ -217,9 +217,6 @@ async def _select_keys(session: PostgresSession, statement: str, parameters: Seq
     return [(row[0], row[1]) for row in await (await session.execute(statement, parameters)).fetchall()]
 
 
-# --- filters as SQL
-
-
 def filter_condition(filter: Filter | None) -> Expression:
     """Build the SQL condition that the document `d` fulfils the filter. Keys and values are parameters only."""
     conditions = [_condition(condition) for condition in filter.conditions] if filter is not None else []

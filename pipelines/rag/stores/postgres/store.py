@@ -1,11 +1,11 @@
 """Collections in a Postgres database, which gateways share."""
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
@@ -38,6 +38,7 @@ from pipelines.rag.types import (
 from sluice.errors import invalid
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _MAX_ATTEMPTS = 3
 """Attempts of a call that loses a race for locks, such as against the deletion of its collection."""
@@ -57,7 +58,8 @@ class PostgresStore(Store):
         self._pool = PostgresPool(self._address, self._limits)
         self._preparing = asyncio.Lock()
         self._is_prepared = False
-        self._last_failure = _Failure(-math.inf, "")
+        self._last_failure = (-math.inf, "")
+        """The time and the reason of the last failed preparation."""
         self.name = self._address.name
 
     async def open(self) -> None:
@@ -67,24 +69,17 @@ class PostgresStore(Store):
     async def close(self) -> None:
         await self._pool.close()
 
-    # --- collections
-
     async def collections(self) -> list[CollectionInfo]:
         return await self._run(documents.list_collections)
 
     async def collection(self, name: str) -> CollectionInfo:
-        async def work(session: PostgresSession) -> CollectionInfo:
-            return (await documents.find_collection(session, name)).info
-
-        return await self._run(work)
+        return await self._run(documents.read_collection, name)
 
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        return await self._run(lambda session: documents.create_collection(session, spec))
+        return await self._run(documents.create_collection, spec)
 
     async def delete_collection(self, name: str) -> None:
-        await self._run(lambda session: documents.delete_collection(session, name))
-
-    # --- documents
+        await self._run(documents.delete_collection, name)
 
     async def put_document(
         self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
@@ -112,27 +107,13 @@ class PostgresStore(Store):
         return await self._run(work)
 
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        async def work(session: PostgresSession) -> StoredDocument | None:
-            found = await documents.find_collection(session, collection)
-            return await documents.read_document(session, found.id, make_storable(document_id))
-
-        return await self._run(work)
+        return await self._run(documents.read_document, collection, document_id)
 
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        async def work(session: PostgresSession) -> list[DocumentInfo]:
-            found = await documents.find_collection(session, collection)
-            return await documents.list_documents(session, found.id, make_storable(after), limit)
-
-        return await self._run(work)
+        return await self._run(documents.list_documents, collection, after, limit)
 
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        async def work(session: PostgresSession) -> DocumentInfo | None:
-            found = await documents.find_collection(session, collection)
-            return await documents.read_document_info(session, found.id, make_storable(document_id))
-
-        return await self._run(work)
-
-    # --- searching
+        return await self._run(documents.read_document_info, collection, document_id)
 
     async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         async def work(session: PostgresSession) -> CandidateHits:
@@ -144,32 +125,22 @@ class PostgresStore(Store):
 
         return await self._run(work)
 
-    # --- the server and its failures
-
-    async def _run(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
-        """Run `work` and return its result. Errors of psycopg become UNAVAILABLE unless they are bugs of ours."""
-        for _ in range(_MAX_ATTEMPTS - 1):
+    async def _run(
+        self, work: Callable[Concatenate[PostgresSession, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` on a session and return its result. Errors become UNAVAILABLE unless they are bugs of ours."""
+        for attempt in itertools.count(1):
             try:
-                return await self._try(work)
-            except GONE_ERRORS:
-                self._is_prepared = False
-            except LOST_RACE_ERRORS:
-                continue
+                if not self._is_prepared:
+                    await self._prepare()
+                async with self._pool.session() as session:
+                    return await work(session, *args, **kwargs)
             except psycopg.Error as error:
-                raise self._translate(error) from error
-        try:
-            return await self._try(work)
-        except psycopg.Error as error:
-            raise self._translate(error) from error
-
-    async def _try(self, work: Callable[[PostgresSession], Awaitable[T]]) -> T:
-        if not self._is_prepared:
-            await self._prepare()
-        async with self._pool.session() as session:
-            return await work(session)
-
-    def _translate(self, error: psycopg.Error) -> Exception:
-        return translate_error(error, self.name, self._limits.statement_timeout_s)
+                if attempt == _MAX_ATTEMPTS or not isinstance(error, GONE_ERRORS + LOST_RACE_ERRORS):
+                    raise translate_error(error, self.name, self._limits.statement_timeout_s) from error
+                if isinstance(error, GONE_ERRORS):
+                    self._is_prepared = False
+        raise AssertionError("the last attempt returns or raises")
 
     async def _prepare(self) -> None:
         """Prepare once for all waiting calls: if the server is down, they fail together, not one after the other."""
@@ -177,13 +148,14 @@ class PostgresStore(Store):
         async with self._preparing:
             if self._is_prepared:
                 return
-            if self._last_failure.at_s >= called_s:
-                raise unavailable(self.name, self._last_failure.reason)
+            failed_s, reason = self._last_failure
+            if failed_s >= called_s:
+                raise unavailable(self.name, reason)
             try:
                 await self._prepare_now()
             except (psycopg.OperationalError, schema.SchemaError) as error:
                 reason = format_reason(error)
-                self._last_failure = _Failure(time.monotonic(), reason)
+                self._last_failure = time.monotonic(), reason
                 raise unavailable(self.name, reason) from error
 
     async def _prepare_now(self) -> None:
@@ -191,12 +163,6 @@ class PostgresStore(Store):
             vector_oid = await schema.prepare(session, self._address.schema)
         await self._pool.set_vector_dumper(rows.build_vector_dumper(vector_oid))
         self._is_prepared = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    at_s: float
-    reason: str
 
 
 async def _ping(session: PostgresSession) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 
@@ -18,6 +18,7 @@ from pipelines.rag.stores.sqlite.schema import ForeignFileError, upgrade
 from sluice.errors import ErrorCode, SluiceError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Work = Callable[[apsw.Connection], T]
 
 _PAGE_BYTES = 16384
@@ -29,21 +30,9 @@ _STEPS_PER_CANCEL_CHECK = 20_000
 _LOCKED = (apsw.BusyError, apsw.LockedError)
 _UNUSABLE = (
     *_LOCKED,
-    apsw.AuthError,
-    apsw.CantOpenError,
-    apsw.CorruptError,
-    apsw.FormatError,
-    apsw.FullError,
-    apsw.InterruptError,
-    apsw.IOError,
-    apsw.NoLFSError,
-    apsw.NoMemError,
-    apsw.NotADBError,
-    apsw.PermissionsError,
-    apsw.ProtocolError,
-    apsw.ReadOnlyError,
-    ForeignFileError,
-    OSError,
+    *(apsw.AuthError, apsw.CantOpenError, apsw.CorruptError, apsw.FormatError, apsw.FullError, apsw.InterruptError),
+    *(apsw.IOError, apsw.NoLFSError, apsw.NoMemError, apsw.NotADBError, apsw.PermissionsError, apsw.ProtocolError),
+    *(apsw.ReadOnlyError, ForeignFileError, OSError),
 )
 """Errors that mean that the file cannot be used now. All others, wrong SQL and broken constraints, are bugs of ours."""
 
@@ -86,22 +75,22 @@ class FileConnections:
         for threads in started:
             await asyncio.to_thread(threads.close)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a write transaction, after all earlier writes."""
 
         def transact(connection: apsw.Connection) -> T:
             with write_transaction(connection):
-                return work(connection)
+                return work(connection, *args, **kwargs)
 
         return await self._run(self._writer, transact)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on one snapshot. Cancelling the call interrupts its queries."""
         is_cancelled = threading.Event()
 
         def transact(connection: apsw.Connection) -> T:
             with _interrupting(connection, is_cancelled), read_transaction(connection):
-                return work(connection)
+                return work(connection, *args, **kwargs)
 
         try:
             return await self._run(self._readers, transact)
@@ -222,14 +211,11 @@ def _translate_errors(name: str, busy_timeout_s: float) -> Iterator[None]:
     try:
         yield
     except _UNUSABLE as error:
-        raise _unavailable(name, _format_reason(error, busy_timeout_s)) from error
+        reason = str(error) or type(error).__name__
+        if isinstance(error, _LOCKED):
+            reason = f"another process held it locked for more than {busy_timeout_s:g} s"
+        raise _unavailable(name, reason) from error
 
 
 def _unavailable(name: str, reason: str) -> SluiceError:
     return SluiceError(ErrorCode.UNAVAILABLE, f"{name} cannot be used: {reason}")
-
-
-def _format_reason(error: Exception, busy_timeout_s: float) -> str:
-    if isinstance(error, _LOCKED):
-        return f"another process held it locked for more than {busy_timeout_s:g} s"
-    return str(error) or type(error).__name__

@@ -24,16 +24,17 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 _COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"
 _DOCUMENT_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
-
-
-# --- collections
+_INSERT_DOCUMENT = (
+    f"INSERT INTO documents (collection, text, {_DOCUMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_CHUNK = """
+INSERT INTO chunks (id, segment, slot, heading, start_char, end_char, num_tokens, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 def list_collections(connection: apsw.Connection) -> list[CollectionInfo]:
-    return [
-        _parse_collection(row)
-        for row in query_rows(connection, f"SELECT {_COLLECTION_COLUMNS} FROM collections ORDER BY name")
-    ]
+    found = query_rows(connection, f"SELECT {_COLLECTION_COLUMNS} FROM collections ORDER BY name")
+    return [_parse_collection(row) for row in found]
 
 
 def read_collection(connection: apsw.Connection, name: str) -> CollectionInfo:
@@ -92,9 +93,6 @@ def _not_found(name: str) -> SluiceError:
     return SluiceError(ErrorCode.NOT_FOUND, f"there is no collection '{name}'", param="collection")
 
 
-# --- documents
-
-
 def read_document_info(connection: apsw.Connection, collection: str, name: str) -> DocumentInfo | None:
     row = _select_document(connection, collection, name, _DOCUMENT_COLUMNS)
     return None if row is None else _parse_document(row)
@@ -150,28 +148,15 @@ def delete_document(connection: apsw.Connection, collection: str, name: str) -> 
 
 
 def decode_metadata(text: str) -> Metadata:
-    """Decode the column `metadata`."""
     metadata: Metadata = orjson.loads(text)
     return metadata
 
 
 def _insert_document(connection: apsw.Connection, collection: int, document: StoredDocument) -> int:
     info = document.info
-    connection.execute(
-        f"INSERT INTO documents (collection, text, {_DOCUMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            collection,
-            document.text,
-            info.id,
-            info.title,
-            info.format.value,
-            info.content_hash,
-            info.num_chars,
-            info.num_chunks,
-            orjson.dumps(dict(info.metadata)).decode(),
-            info.updated_s,
-        ),
-    )
+    metadata = orjson.dumps(dict(info.metadata)).decode()
+    columns = (info.id, info.title, info.format.value, info.content_hash, info.num_chars, info.num_chunks, metadata)
+    connection.execute(_INSERT_DOCUMENT, (collection, document.text, *columns, info.updated_s))
     return int(connection.last_insert_rowid())
 
 
@@ -194,20 +179,9 @@ def _insert_chunks(
     ids = np.arange(first, first + len(chunks), dtype=np.int64)
     slots = segments.add_vectors(connection, collection, ids, np.ascontiguousarray(vectors, np.float32))
     for chunk_id, slot, chunk in zip(ids.tolist(), slots, chunks, strict=True):
-        connection.execute(
-            "INSERT INTO chunks (id, segment, slot, heading, start_char, end_char, num_tokens, text) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                chunk_id,
-                slot.segment,
-                slot.index,
-                chunk.heading,
-                chunk.start,
-                chunk.end,
-                chunk.num_tokens,
-                chunk.text,
-            ),
-        )
+        place = (chunk_id, slot.segment, slot.index)
+        content = (chunk.heading, chunk.start, chunk.end, chunk.num_tokens, chunk.text)
+        connection.execute(_INSERT_CHUNK, (*place, *content))
         word_index.add_chunk(connection, collection, chunk_id, chunk.text, chunk.heading, title)
 
 
@@ -220,13 +194,5 @@ def _select_document(connection: apsw.Connection, collection: str, name: str, co
 def _parse_document(row: Row) -> DocumentInfo:
     """Build the info from a row of `_DOCUMENT_COLUMNS`."""
     name, title, format_name, content_hash, num_chars, num_chunks, metadata, updated_s = row
-    return DocumentInfo(
-        id=name,
-        title=title,
-        format=DocumentFormat(format_name),
-        content_hash=content_hash,
-        num_chars=num_chars,
-        num_chunks=num_chunks,
-        metadata=decode_metadata(metadata),
-        updated_s=updated_s,
-    )
+    format, attributes = DocumentFormat(format_name), decode_metadata(metadata)
+    return DocumentInfo(name, title, format, content_hash, num_chars, num_chunks, attributes, updated_s)

@@ -12,7 +12,7 @@ from pipelines.rag.stores.sqlite.filter_sql import SqlFragment, select_documents
 from pipelines.rag.stores.sqlite.queries import query_rows
 from pipelines.rag.stores.sqlite.schema import Ids
 from pipelines.rag.stores.sqlite.segments import Similarities, VectorSlot
-from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, Vector
+from pipelines.rag.types import CandidateHits, CandidateQuery, Hit
 from sluice.errors import invalid
 
 _Ranking = Sequence[tuple[int, float]]
@@ -25,7 +25,10 @@ def find_candidates(connection: apsw.Connection, collection: str, query: Candida
         expected = f"[{dim}], the length of the vectors of collection '{collection}'"
         raise invalid("vector", f"the query's vector must be {expected}, got {list(query.vector.shape)}")
     permitted = select_documents(collection_id, query.filter) if query.filter else None
-    similarities = _compare(connection, collection_id, query.vector, permitted)
+    similarities = None
+    if query.vector is not None:
+        row_ids = _select_row_ids(connection, permitted) if permitted else None
+        similarities = segments.compare_vectors(connection, collection_id, query.vector, row_ids)
     by_vector = similarities.best(query.limit) if similarities else []
     by_text = (
         word_index.rank_chunks(connection, collection_id, query.text, query.limit, permitted) if query.text else []
@@ -33,17 +36,7 @@ def find_candidates(connection: apsw.Connection, collection: str, query: Candida
     return _read_candidates(connection, by_vector, by_text, similarities, dim if query.with_vectors else None)
 
 
-def _compare(
-    connection: apsw.Connection, collection: int, vector: Vector | None, permitted: SqlFragment | None
-) -> Similarities | None:
-    if vector is None:
-        return None
-    return segments.compare_vectors(connection, collection, vector, _row_ids(connection, permitted))
-
-
-def _row_ids(connection: apsw.Connection, permitted: SqlFragment | None) -> Ids | None:
-    if permitted is None:
-        return None
+def _select_row_ids(connection: apsw.Connection, permitted: SqlFragment) -> Ids:
     found = query_rows(connection, permitted.text, permitted.values)
     return np.fromiter((row_id for (row_id,) in found), np.int64)
 
@@ -80,19 +73,7 @@ def _read_hits(
     """Yield the chunks by row id, without their scores."""
     found = query_rows(connection, _ROWS, (orjson.dumps(chunks).decode(),))
     for chunk, segment, slot, name, title, heading, start, end, text, metadata in found:
-        yield (
-            chunk,
-            Hit(
-                document_id=name,
-                chunk_index=schema.chunk_index(chunk),
-                title=title,
-                heading=heading,
-                start=start,
-                end=end,
-                text=text,
-                score=0.0,
-                metadata=documents.decode_metadata(metadata),
-                similarity=cosines.get(chunk),
-                vector=None if dim is None else segments.read_vector(connection, VectorSlot(segment, slot), dim),
-            ),
-        )
+        index, attributes = schema.chunk_index(chunk), documents.decode_metadata(metadata)
+        vector = None if dim is None else segments.read_vector(connection, VectorSlot(segment, slot), dim)
+        similarity = cosines.get(chunk)
+        yield chunk, Hit(name, index, title, heading, start, end, text, 0.0, attributes, similarity, vector)

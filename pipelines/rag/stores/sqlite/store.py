@@ -47,40 +47,30 @@ class SqliteStore(Store):
         return await self._connections.read(documents.list_collections)
 
     async def collection(self, name: str) -> CollectionInfo:
-        return await self._connections.read(lambda connection: documents.read_collection(connection, name))
+        return await self._connections.read(documents.read_collection, name)
 
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        return await self._connections.write(lambda connection: documents.create_collection(connection, spec))
+        return await self._connections.write(documents.create_collection, spec)
 
     async def delete_collection(self, name: str) -> None:
-        await self._connections.write(lambda connection: documents.delete_collection(connection, name))
+        await self._connections.write(documents.delete_collection, name)
 
     async def put_document(
         self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
     ) -> None:
-        await self._connections.write(
-            lambda connection: documents.put_document(connection, collection, document, chunks, vectors)
-        )
+        await self._connections.write(documents.put_document, collection, document, chunks, vectors)
 
     async def delete_document(self, collection: str, document_id: str) -> bool:
-        return await self._connections.write(
-            lambda connection: documents.delete_document(connection, collection, document_id)
-        )
+        return await self._connections.write(documents.delete_document, collection, document_id)
 
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        return await self._connections.read(
-            lambda connection: documents.read_document(connection, collection, document_id)
-        )
+        return await self._connections.read(documents.read_document, collection, document_id)
 
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        return await self._connections.read(
-            lambda connection: documents.list_documents(connection, collection, after, limit)
-        )
+        return await self._connections.read(documents.list_documents, collection, after, limit)
 
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        return await self._connections.read(
-            lambda connection: documents.read_document_info(connection, collection, document_id)
-        )
+        return await self._connections.read(documents.read_document_info, collection, document_id)
 
     async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
-        return await self._connections.read(lambda connection: search.find_candidates(connection, collection, query))
+        return await self._connections.read(search.find_candidates, collection, query)

@@ -45,7 +45,6 @@ def add_chunk(connection: apsw.Connection, collection: int, chunk: int, text: st
 
 
 def remove_document(connection: apsw.Connection, collection: int, document: int) -> None:
-    """Remove all chunks of the document."""
     connection.execute(
         f"DELETE FROM words_{collection:d} WHERE rowid BETWEEN ? AND ?", schema.chunk_id_bounds(document)
     )

@@ -14,8 +14,7 @@ import pytest
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload, hash_content
+from pipelines.rag.types import DocumentFormat, Upload, hash_content
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server, statuses, text_of
 
 TEXT = DocumentFormat.TEXT

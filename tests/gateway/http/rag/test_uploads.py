@@ -15,8 +15,7 @@ from gateway.http.rag.documents import UploadBatch, put_all
 from gateway.http.rag.schemas import MAX_DOCUMENTS
 from gateway.http.rag.uploads import UnreadableUpload, read_uploads
 from gateway.options.http import HttpOptions
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload, hash_content
+from pipelines.rag.types import DocumentFormat, Upload, hash_content
 from sluice.errors import invalid
 from tests.gateway.http.rag.parts import RagServer, statuses
 

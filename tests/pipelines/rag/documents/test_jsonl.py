@@ -7,8 +7,7 @@ import orjson
 import pytest
 
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import DocumentFormat
-from pipelines.rag.upload import Upload
+from pipelines.rag.types import DocumentFormat, Upload
 from sluice.errors import ErrorCode, SluiceError
 
 
