@@ -23,6 +23,9 @@ run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-por
 test: $(VENV)/.dev ## the whole test suite; one part: make test ARGS="tests/engine -k cancel"
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
+quick: $(VENV)/.dev ## the tests that start no process, no server and no model library, in a minute
+	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)
+
 test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
 	$(BIN)/python -m pytest -m torch
 
