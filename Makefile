@@ -5,9 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 GOLDENS := build/goldens-venv
 TORCH := torch==2.13.0
+# tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+
+# The suite starts hundreds of processes, and each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-torch check format docs bench goldens clean
+.PHONY: help run test quick test-torch check format docs bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -16,7 +21,10 @@ run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-por
 	@exec $(BIN)/sluice serve $(ARGS)
 
 test: $(VENV)/.dev ## the whole test suite; one part: make test ARGS="tests/engine -k cancel"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+quick: $(VENV)/.dev ## the tests that start no process, no server and no model library, in a minute
+	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)
 
 test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
 	$(BIN)/python -m pytest -m torch

@@ -1,15 +1,54 @@
 """Fixtures that several rooms share."""
 
+import gc
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pipelines.text.tokenizer import Tokenizer
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import RILL_TOKENIZER
+from tests.quick import is_quick, refuse_processes
 from tests.server_process import ServerProcess, StartServer, running_server
+
+# Other workers take the processor for longer than Hypothesis allows an example.
+settings.register_profile("several workers", deadline=None)
+settings.load_profile("several workers")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests that start no process, server or model library")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return half as many workers again as there are cores: tests that start processes wait much of their time."""
+    num_cores = len(os.sched_getaffinity(0))
+    return num_cores if config.getoption("--quick") else num_cores + num_cores // 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that start most before the others, so that at the end no worker has a long file to itself."""
+    slow = [item for item in items if not is_quick(item)]
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if is_quick(item)]
+    num_slow = Counter(item.path for item in slow)
+    items.sort(key=lambda item: -num_slow[item.path])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the garbage collector the thousands of tests and the libraries: a collection takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    if session.config.getoption("--quick"):
+        refuse_processes()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ def test_a_target_includes_its_limit(target: Target, met: float, missed: float) 
     assert not target.is_met_by(missed)
 
 
+@pytest.mark.slow
 def test_the_file_holds_every_repeat_and_where_it_was_measured(tmp_path: Path) -> None:
     document = json.loads(write_figures(FIGURES, tmp_path, load_before=0.5).read_bytes())
     assert [figure["samples"] for figure in document["figures"]] == [[3000.0, 4000.0, 3600.0], [3.0, 1.0, 2.5]]

@@ -162,6 +162,7 @@ def test_the_sizes_of_a_step_are_the_runtime_s_or_the_engine_s(tmp_path: Path) -
     assert TENSORRT_LLM.step_sizes(compiled) == (BUILT["max_batch_size"], BUILT["max_num_tokens"])
 
 
+@pytest.mark.slow
 def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
     """One that finds it, one that does not, and none at all."""
     stand_ins = paths.TESTS / "stand_ins"
@@ -178,6 +179,7 @@ def test_another_python_is_asked_for_the_library(tmp_path: Path) -> None:
     assert raised.value.code is ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.slow
 def test_another_python_must_have_what_the_process_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with TensorRT-LLM and nothing else is how most begin."""
     monkeypatch.chdir(tmp_path)

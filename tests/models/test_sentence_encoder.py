@@ -26,6 +26,8 @@ from tests import paths
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import copy_models, serving
 
+pytestmark = pytest.mark.slow
+
 DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)

@@ -44,6 +44,7 @@ def test_an_environment_is_made_once_with_what_its_package_needs(index: Path) ->
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 def test_a_failed_installation_shows_the_message_of_pip(index: Path) -> None:
     with pytest.raises(BenchmarkError, match="No matching distribution found for peer==2"):
         interpreter(Environment("peer", "peer", "2"), index / "envs", lambda _: None)

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from benchmarks.models import S, model_s
 from benchmarks.offline import comparison, engines
 from benchmarks.offline.engines import MODELS
@@ -7,6 +9,7 @@ from benchmarks.offline.worker import running_worker
 from tests.paths import RILL_TOKENIZER
 
 
+@pytest.mark.slow
 def test_sluice_does_the_jobs_through_its_engine_process(tmp_path: Path) -> None:
     checkpoint = model_s(tmp_path, RILL_TOKENIZER)
     launch = engines.ENGINES[engines.OURS](checkpoint, MODELS[0], tmp_path, print)

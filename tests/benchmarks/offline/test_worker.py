@@ -16,6 +16,7 @@ def launch(model: str) -> Launch:
     return Launch("Echo", Path(sys.executable), module, WorkerOptions(model, 1, 2), ("ECHO=1",))
 
 
+@pytest.mark.slow
 def test_a_worker_answers_each_job_and_is_gone_after(tmp_path: Path) -> None:
     others = set(psutil.Process().children())
     with running_worker(launch("good"), tmp_path / "log") as worker:
@@ -40,6 +41,7 @@ def test_a_worker_answers_each_job_and_is_gone_after(tmp_path: Path) -> None:
         ("unloadable", "ended"),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_that_misbehaves_gives_no_figure(model: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=message), running_worker(launch(model), tmp_path / "log") as worker:
         worker.batch(REQUESTS)

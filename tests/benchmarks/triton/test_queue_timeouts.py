@@ -2,8 +2,12 @@ import asyncio
 from argparse import Namespace
 from contextlib import suppress
 
+import pytest
+
 from benchmarks.triton.queue_timeouts import _figures
 from benchmarks.triton.timeouts_client import _load
+
+pytestmark = pytest.mark.slow
 
 ANSWER = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n{}"
 

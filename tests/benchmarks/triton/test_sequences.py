@@ -1,6 +1,10 @@
 from pathlib import Path
 
+import pytest
+
 from benchmarks.triton.sequences import measure
+
+pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 5_000
 

@@ -89,6 +89,7 @@ def test_engines_of_an_archive(build: Build, tmp_path: Path) -> None:
     assert f"quantize.py \\\n  --model_dir {tmp_path}/models.work/huggingface" in done.out
 
 
+@pytest.mark.slow
 def test_a_folder_is_exported_and_built(
     build: Build, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from tests.cli.build.parts import Build, names, tree
 from tests.cli.doctor.builders import driver
 from tests.stand_ins.paths import STAND_INS
 
+pytestmark = pytest.mark.slow
+
 DRY = ("--runtime", "tensorrt_llm", "--layout", "single", "--dry-run")
 V12, V13 = ("--tensorrt-llm-version", "1.2.1"), ("--tensorrt-llm-version", "1.3.0")
 

@@ -155,6 +155,7 @@ def test_how_wide_a_cached_value_is() -> None:
     assert cache_width("nvfp4", "bfloat16") < 0.3
 
 
+@pytest.mark.slow
 def test_the_engines_own_python_is_asked_for_its_libraries(tmp_path: Path) -> None:
     """The Python stands for an environment with TensorRT-LLM: it has two distributions on its path."""
     for name, number, requirement in (

@@ -89,6 +89,7 @@ def test_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_loading_finds_what_no_look_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "fine", PYTHON)
     write(tmp_path, "raises", PYTHON, "raise RuntimeError('not this one')")
@@ -132,6 +133,7 @@ def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.
     }
 
 
+@pytest.mark.slow
 def test_ensembles_over_two_repositories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "one", "a", PYTHON)
     ensemble = tmp_path / "other" / "e"

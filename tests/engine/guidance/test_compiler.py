@@ -117,6 +117,7 @@ print("llguidance" in sys.modules, "transformers" in sys.modules)
     assert run.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_guided(tmp_path: Path) -> None:
     for path, eos, words in ((tmp_path, (EOS,), "its tokenizer cannot be read"), (RILL, (), "no end-of-sequence")):
         hopeless = GrammarCompiler(path, VOCAB_SIZE, eos)

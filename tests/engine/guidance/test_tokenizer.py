@@ -55,6 +55,7 @@ def test_ids_with_gaps(tmp_path: Path) -> None:
     assert follows(tmp_path, 12, 9, "(ab|b)*") == [0, 1, 4, 9]
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_json(tmp_path: Path) -> None:
     """transformers makes a tokenizer from the older files."""
     alphabet = [chr(code) for code in range(ord("!"), ord("~") + 1)] + ["Ġ"]

@@ -19,6 +19,7 @@ def engine(*argv: str, model: str = "/models/x", **environ: str) -> EngineConfig
     return read_config(parse_flags(list(argv)), environ).engine(model)
 
 
+@pytest.mark.slow
 def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
     extra = tmp_path / "extra.yaml"
     extra.write_text("kv_cache_config: {enable_partial_reuse: false}\nprint_iter_log: true\n")

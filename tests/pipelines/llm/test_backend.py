@@ -226,6 +226,7 @@ with ThreadPoolExecutor(4) as pool:
 
 
 class TestServing:
+    @pytest.mark.slow
     async def test_a_checkpoint_alone(self, folder: Path) -> None:
         async with loaded(source(folder, "max_batch_size: 4")) as model:
             assert model.is_ready
@@ -256,6 +257,7 @@ class TestServing:
         rows = [row[0].decode() for row in answer.outputs[0].array.tolist()]
         assert rows == [await direct(model, p, n) for p, n in zip(prompts, (12, 5, 20), strict=True)]
 
+    @pytest.mark.slow
     async def test_seed_000_and_the_client_printed_in_it(self, tmp_path: Path, checkpoint: Path) -> None:
         (tmp_path / "1").symlink_to(checkpoint)
         config, _ = read_config(SEED_CONFIGS / "000_llama3_8b.pbtxt")
@@ -276,6 +278,7 @@ class TestServing:
             text = detokenizer.feed(output_ids.array[0].tolist()) + detokenizer.flush()
             assert text == PROMPT + await direct(model, PROMPT, 12)
 
+    @pytest.mark.slow
     async def test_parameters_set_the_engine(self, tmp_path: Path, checkpoint: Path) -> None:
         version = tmp_path / "1"
         version.mkdir()

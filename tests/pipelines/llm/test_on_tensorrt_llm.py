@@ -24,6 +24,8 @@ from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 
 

@@ -18,6 +18,8 @@ from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import ask
 from tests.serving.config.parts import parse_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def without_garbage_collection() -> Iterator[None]:

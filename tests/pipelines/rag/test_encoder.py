@@ -22,6 +22,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
 
+pytestmark = pytest.mark.slow
+
 DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)

@@ -214,6 +214,7 @@ instance_group { count: 2 kind: KIND_CPU }
 """
 
 
+@pytest.mark.slow
 async def test_every_worker_of_a_python_model_runs_every_sample(root: Path) -> None:
     folder = root / "p"
     for name in ("1", "seen"):

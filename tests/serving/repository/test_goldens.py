@@ -97,6 +97,7 @@ async def test_the_configuration_of_a_users_llm_loads_as_it_is(tmp_path: Path) -
     await repository.close()
 
 
+@pytest.mark.slow
 async def test_with_the_backends_that_are_installed(tmp_path: Path) -> None:
     for name in ("add_sub", "ensemble_addsub"):
         shutil.copytree(DATA / "models" / name, tmp_path / name)

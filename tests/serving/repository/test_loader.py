@@ -95,6 +95,7 @@ output { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_gives_back_what_it_had(root: Path) -> None:
     for name in ("dies", "lives"):
         (root / name / "1").mkdir(parents=True)

@@ -29,6 +29,8 @@ from tests import paths
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.serving.repository.small_models import write_onnx, write_python
 
+pytestmark = pytest.mark.slow
+
 SEEDS = paths.DATA / "seed_configs"
 NO_GPU = "there is no GPU, instances of KIND_GPU run on the CPU"
 BASE = """

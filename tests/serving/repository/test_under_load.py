@@ -21,6 +21,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime.parts import graph, value
 from tests.serving.repository.parts import context_for, rows, until
 
+pytestmark = pytest.mark.slow
+
 NUM_CLIENTS = 16
 CONFIG = """
 max_batch_size: 8

@@ -18,6 +18,8 @@ from pipelines.rag.types import DocumentFormat, ParsedDocument
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.documents.pdf_writer import Pdf
 
+pytestmark = pytest.mark.slow
+
 LIMITS = ParseLimits()
 DEADLINE_S = 30.0
 SLOW_PDF = Pdf([["A page of text that is read again and again."] * 40], extra_kids=200_000).to_bytes()

@@ -30,7 +30,7 @@ def postgres_store() -> AbstractAsyncContextManager[Store]:
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """An open, empty store of its own for each test."""
     context = sqlite_store(tmp_path) if request.param == "sqlite" else postgres_store()

@@ -14,6 +14,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.stores.corpus import DIM, SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import postgres_store, shared_server
 
+pytestmark = pytest.mark.slow
+
 
 class Gateways:
     """Stores over one new database."""

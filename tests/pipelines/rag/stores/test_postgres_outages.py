@@ -17,6 +17,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import BINARIES, PASSWORD, PostgresServer
 
+pytestmark = pytest.mark.slow
+
 QUICK = ConnectionLimits(connect_timeout_s=1.0, statement_timeout_s=0.5, acquire_timeout_s=0.5, max_connections=3)
 
 

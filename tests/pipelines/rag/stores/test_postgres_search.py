@@ -15,6 +15,8 @@ from pipelines.rag.types import CollectionInfo, CollectionSpec, Vector, Vectors
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vectors, where
 from tests.pipelines.rag.stores.postgres_fixture import shared_server
 
+pytestmark = pytest.mark.slow
+
 NUM_DOCUMENTS = 20
 NUM_CHUNKS = 100
 """Chunks of each document."""

@@ -143,6 +143,7 @@ async def test_in_a_large_collection_words_of_every_chunk_take_no_part(
 # --- other processes
 
 
+@pytest.mark.slow
 async def test_killed_in_the_middle_of_a_put_the_old_document_stays(tmp_path: Path) -> None:
     path = tmp_path / "rag.sqlite"
     await filled(path)

@@ -20,6 +20,8 @@ from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python import parts as python_parts
 from tests.serving.batching.sequences.parts import END, NONE, START
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = ["direct { }", "oldest { max_candidate_sequences: 16 }"]
 
 ONNX_CONFIG = """

