@@ -17,6 +17,8 @@ from sluice import LLM, ErrorCode, SamplingParams, SluiceError
 from tests.paths import MODELS, ROOT
 from tests.server_process import MODEL, running_server
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 30.0
 PROMPTS = ["Once upon a time", "The sea"]
 MESSAGES = [{"role": "user", "content": "Hello!"}]
