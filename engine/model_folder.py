@@ -40,8 +40,7 @@ _PHRASES = {
 
 def find_checkpoint(folder: Path) -> Path | None:
     """Return `folder` if it has a config.json, else its highest numbered subfolder that has one, as Triton lays out
-    versions. None without any.
-    """
+    versions. None without any."""
     numbered = folder.glob("[0-9]*/") if folder.is_dir() else ()
     versions = sorted((each for each in numbered if each.name.isdecimal()), key=lambda each: int(each.name))
     candidates = (folder, *reversed(versions))

@@ -1,7 +1,5 @@
-"""The runtimes there are, and which of them serves a model folder, and why.
-
-Adding one takes its folder, with a `RuntimeSpec`, its name in `engine.config.Runtime`, and a line here.
-"""
+"""The runtimes there are, and which of them serves a model folder, and why. Adding one takes its folder, with a
+`RuntimeSpec`, its name in `engine.config.Runtime`, and a line here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,10 +50,8 @@ def choose_runtime(
     count_gpus: Callable[[], int] = num_gpus,
     is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
-    """Return the runtime that `config` asks for, else the one that suits its model on this machine best.
-
-    Raises SluiceError UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder.
-    """
+    """Return the runtime that `config` asks for, else the one that suits its model on this machine best. Raises
+    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder."""
     found = model_format(Path(config.model_path))
     if config.runtime is Runtime.AUTO:
         choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)

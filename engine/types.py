@@ -1,8 +1,5 @@
-"""The values that enter and leave an engine: requests in, token events out.
-
-They are frozen msgspec structs, so that an engine process reads and writes them as msgpack without a second set of
-wire types.
-"""
+"""The values that enter and leave an engine: requests in, token events out. They are frozen msgspec structs, so that an
+engine process reads and writes them as msgpack without a second set of wire types."""
 
 from enum import StrEnum
 
@@ -31,11 +28,8 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A constraint that the whole output must match.
-
-    `text` is a JSON schema, a regular expression, a JSON array of strings (choice) or a grammar in GBNF or
-    Lark; it is empty for JSON_OBJECT.
-    """
+    """A constraint that the whole output must match. `text` is a JSON schema, a regular expression, a JSON array of
+    strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT."""
 
     kind: GrammarKind
     text: str = ""
@@ -82,11 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request to continue one prompt. `request_id` is for logs and need not be unique.
-
-    `resume_token_ids` is output that a lost engine has generated and sent: generation continues after it, and it
-    counts towards `max_tokens`.
-    """
+    """A request to continue one prompt. `request_id` is for logs and need not be unique. `resume_token_ids` is output
+    that a lost engine has generated and sent: generation continues after it, and it counts towards `max_tokens`."""
 
     request_id: str
     prompt_token_ids: list[int]

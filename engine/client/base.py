@@ -1,7 +1,5 @@
-"""The asyncio side of an engine, which the gateway holds.
-
-`engine/client/process.py` has the executor in a process of its own; the tests have one on a thread of theirs.
-"""
+"""The asyncio side of an engine, which the gateway holds. `engine/client/process.py` has the executor in a process of
+its own; the tests have one on a thread of theirs."""
 
 import asyncio
 import itertools

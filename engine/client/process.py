@@ -199,10 +199,8 @@ class ProcessEngineClient(EngineClient):
 
 
 class EngineProcess:
-    """One engine process from its start to its end, and the socket to it, a file that only this user can access.
-
-    It is `load`ed once and `close`d once.
-    """
+    """One engine process from its start to its end, and the socket to it, a file that only this user can access. It is
+    `load`ed once and `close`d once."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self._encoder = msgspec.msgpack.Encoder()

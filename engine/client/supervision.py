@@ -1,7 +1,5 @@
 """Decisions after an engine is lost: which requests caused it, and in which order the others go to the next engine.
-
-Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it.
-"""
+Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +15,8 @@ MAX_SHARED_CRASHES = 5
 
 @dataclass(frozen=True, slots=True)
 class AbandonedStreams:
-    """Streams that are not retried after a crash.
-
-    `poisonous` streams have crashed the engine themselves; `exhausted` ones ran during too many crashes.
-    """
+    """Streams that are not retried after a crash. `poisonous` streams have crashed the engine themselves; `exhausted`
+    ones ran during too many crashes."""
 
     poisonous: tuple[int, ...] = ()
     exhausted: tuple[int, ...] = ()
@@ -134,9 +130,7 @@ def build_resumed_request(
     request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool
 ) -> GenerateRequest:
     """Return `request` for an engine that gets it `elapsed_s` after its submit, when `token_ids` were already sent.
-
-    Raises DEADLINE if no time is left.
-    """
+    Raises DEADLINE if no time is left."""
     sampling = request.sampling
     if token_ids and sampling.prompt_logprobs is not None:  # they were sent with the first token
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)

@@ -36,8 +36,7 @@ MAX_COMMANDS = 32
 
 class DelegatedExecutor:
     """Serves one runtime on an event loop: queue, priorities, fair shares, deadlines and admission are ours, batching,
-    KV cache and sampling are the runtime's. All methods are called on that loop.
-    """
+    KV cache and sampling are the runtime's. All methods are called on that loop."""
 
     def __init__(
         self,

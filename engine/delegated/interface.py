@@ -114,17 +114,13 @@ class DelegatedRuntime(Protocol):
         ...
 
     def worst_case_blocks(self, request: GenerateRequest) -> int:
-        """Return the most KV blocks that the runtime reserves, or that the request could ever hold.
-
-        Requests are only handed over while the sum fits, so that the runtime need not evict.
-        """
+        """Return the most KV blocks that the runtime reserves, or that the request could ever hold. Requests are only
+        handed over while the sum fits, so that the runtime need not evict."""
         ...
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
-        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration.
-
-        A runtime that checks requests only then finds the faults of their arguments among the latter.
-        """
+        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration. A runtime that checks requests
+        only then finds the faults of their arguments among the latter."""
         ...
 
     async def is_healthy(self) -> bool:
@@ -132,10 +128,8 @@ class DelegatedRuntime(Protocol):
         ...
 
     async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
-        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests.
-
-        A runtime without statistics waits: then steps are estimated from the tokens that come.
-        """
+        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests. A runtime
+        without statistics waits: then steps are estimated from the tokens that come."""
         ...
 
     def shutdown(self) -> None:

@@ -96,9 +96,8 @@ class FreedCapacity:
 
     Freed capacity is taken by other sequences, which free it again at the end of their lives. If all lives are equal,
     what is freed by t is freed again at t + life. If lives end at random, each ends with the probability 1 / life in a
-    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and
-    D(t) + integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from
-    now.
+    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and D(t) +
+    integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from now.
     """
 
     def __init__(self, free: float, ends: Floats, amounts: Floats) -> None:
@@ -208,10 +207,8 @@ class WaitForecast:
     def wait_s(
         self, running: Collection[RunningSequence], ahead: QueuedWork, num_blocks: int, free_blocks: int
     ) -> float:
-        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it.
-
-        `free_blocks` is how many are not reserved. Returns 0 if the request would start at once, and before any step.
-        """
+        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it. `free_blocks` is how
+        many are not reserved. Returns 0 if the request would start at once, and before any step."""
         share = self._allocated_share(running)
         free_places = self._limits.max_num_seqs - len(running)
         free = self._limits.num_blocks - share * (self._limits.num_blocks - free_blocks)

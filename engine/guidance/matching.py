@@ -27,10 +27,8 @@ _FEW = 8
 
 
 class CompiledGrammar:
-    """A grammar that any number of sequences can follow.
-
-    They share an automaton that grows as they explore it: a state that one has reached costs the next nothing.
-    """
+    """A grammar that any number of sequences can follow. They share an automaton that grows as they explore it: a state
+    that one has reached costs the next nothing."""
 
     def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads") -> None:
         """`matcher` must be in its initial state."""
@@ -101,10 +99,8 @@ class GrammarConstraint:
 
 
 class MaskThreads:
-    """Threads that compute masks while the engine thread waits for the forward pass.
-
-    A constraint that needs its mask earlier computes it itself, so a slow or closed pool costs only time.
-    """
+    """Threads that compute masks while the engine thread waits for the forward pass. A constraint that needs its mask
+    earlier computes it itself, so a slow or closed pool costs only time."""
 
     def __init__(self, num_threads: int) -> None:
         self._queue: SimpleQueue[GrammarConstraint | None] = SimpleQueue()
@@ -137,10 +133,8 @@ class Mask(Protocol):
     """A set of allowed tokens."""
 
     def apply(self, row: FloatArray) -> None:
-        """Set the logits of all tokens that are not in the set to -inf.
-
-        Raises SluiceError INVALID if the set is small and no token of it is left.
-        """
+        """Set the logits of all tokens that are not in the set to -inf. Raises INVALID if the set is small and no token
+        of it is left."""
         ...
 
 

@@ -25,11 +25,8 @@ sys.stdout.write(tokenizer.backend_tokenizer.to_str())
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer for llguidance and the size of the model's vocabulary.
-
-    Masks have `tokenizer.vocab_size` bits. Rows of logits have `vocab_size` entries; those from `num_usable` on are
-    padding.
-    """
+    """A tokenizer for llguidance and the size of the model's vocabulary. Masks have `tokenizer.vocab_size` bits. Rows
+    of logits have `vocab_size` entries; those from `num_usable` on are padding."""
 
     tokenizer: "LLTokenizer"
     vocab_size: int
@@ -88,10 +85,8 @@ def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Add a special token for every unused id below the last, and return the number of ids.
-
-    llguidance counts tokens, although it should look at the last id.
-    """
+    """Add a special token for every unused id below the last, and return the number of ids. llguidance counts tokens,
+    although it should look at the last id."""
     model, added = document["model"], list(document.get("added_tokens") or [])
     vocab = model["vocab"]
     if not isinstance(vocab, dict):  # Unigram has a list, which has no gaps

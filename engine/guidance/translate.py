@@ -39,10 +39,8 @@ ones that may write white space anywhere often write nothing else."""
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A grammar for llguidance: its text, and in `fuel` what compiling it may cost.
-
-    `explain` turns llguidance's error into one for the client; it may compile parts of the grammar by the probe.
-    """
+    """A grammar for llguidance: its text, and in `fuel` what compiling it may cost. `explain` turns llguidance's error
+    into one for the client; it may compile parts of the grammar by the probe."""
 
     text: str
     explain: Callable[[str, Probe], SluiceError]

@@ -90,10 +90,8 @@ class Intake(AdmissionController[Sequence]):
 
 
 class PendingGrammars:
-    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence.
-
-    Used by the engine thread; the compiler's own threads do the work.
-    """
+    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence. Used
+    by the engine thread; the compiler's own threads do the work."""
 
     def __init__(self, model_path: str, info: EngineInfo) -> None:
         self._model_path = model_path

@@ -16,10 +16,8 @@ _PROC = Path("/proc")
 
 
 def kill_session(leader: int) -> None:
-    """Kill all processes of the session that `leader` started, except this one. `leader` may have ended already.
-
-    A launcher gives its ranks process groups of their own, but they stay in its session.
-    """
+    """Kill all processes of the session that `leader` started, except this one. `leader` may have ended already. A
+    launcher gives its ranks process groups of their own, but they stay in its session."""
     if os.getpgid(0) != leader:  # killing its own group would end this process first
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)

@@ -22,10 +22,8 @@ class Constraint(Protocol):
     """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
 
     def prepare(self) -> None:
-        """Start to compute, in the background, which tokens may come next.
-
-        Called before the forward pass, which hides its time. Without it, `apply` does the work.
-        """
+        """Start to compute, in the background, which tokens may come next. Called before the forward pass, which hides
+        its time. Without it, `apply` does the work."""
         ...
 
     def apply(self, row: FloatArray) -> None:
@@ -140,8 +138,7 @@ def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]
 
 class TokenCounts:
     """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
-    vocabulary is.
-    """
+    vocabulary is."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._ids = np.zeros(64, np.int32)

@@ -1,7 +1,5 @@
-"""Order of admission within one priority: tenants share the engine by the tokens they were served.
-
-Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-"""
+"""Order of admission within one priority: tenants share the engine by the tokens they were served. Virtual Token
+Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024)."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -178,11 +176,8 @@ class FairShare(Generic[Q]):
             heappush(front, (counter, arrival, node, None))
 
     def work_ahead(self, name: str) -> QueuedWork:
-        """Estimate the work that would be admitted before a sequence that the tenant adds now.
-
-        That is all waiting work of the tenant, and of each other tenant what is served until its counter passes the
-        tenant's.
-        """
+        """Estimate the work that would be admitted before a sequence that the tenant adds now. That is all waiting work
+        of the tenant, and of each other tenant what is served until its counter passes the tenant's."""
         own = self._tenants.get(name)
         ahead = own.work if own is not None else QueuedWork()
         weight = self._weights.get(name, DEFAULT_WEIGHT)

@@ -82,10 +82,8 @@ class WaitingQueue(Generic[Q]):
         self._enqueue(entry, members, min(sequence.start_deadline, sequence.deadline))
 
     def requeue(self, sequence: Q) -> None:
-        """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first.
-
-        Its tenant is not charged again, and it has met its `start_deadline`.
-        """
+        """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first. Its tenant is
+        not charged again, and it has met its `start_deadline`."""
         entry = self._admitted.pop(sequence.stream_id)
         members = self._classes[sequence.priority]
         entry.is_preempted, entry.work = True, QueuedWork.of(sequence)

@@ -63,10 +63,8 @@ class LlmInput:
 
 @dataclass(frozen=True, slots=True)
 class LlmOutput:
-    """An output. TensorRT-LLM's dims with a beam dimension have two entries.
-
-    `alias_of` and `is_completed` mean the same as in `LlmInput`.
-    """
+    """An output. TensorRT-LLM's dims with a beam dimension have two entries. `alias_of` and `is_completed` mean the
+    same as in `LlmInput`."""
 
     name: str
     datatype: str

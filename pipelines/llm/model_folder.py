@@ -1,7 +1,5 @@
-"""Reads the folder of an LLM: finds its checkpoint and tokenizer, and parses its files of arguments and adapters.
-
-The files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of Triton's vLLM backend.
-"""
+"""Reads the folder of an LLM: finds its checkpoint and tokenizer, and parses its files of arguments and adapters. The
+files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of Triton's vLLM backend."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -203,10 +201,8 @@ def _triton_config(given: Any) -> dict[str, Any]:
 
 
 def read_vllm_arguments(version_folder: Path) -> dict[str, str]:
-    """Return the engine arguments of the version's `model.json`, which may be missing, as parameters.
-
-    Raises SluiceError INVALID for a file that is not a JSON object.
-    """
+    """Return the engine arguments of the version's `model.json`, which may be missing, as parameters. Raises INVALID
+    for a file that is not a JSON object."""
     path = version_folder / VLLM_FILE
     if not path.is_file():
         return {}
@@ -223,10 +219,8 @@ def parameter_text(value: Any) -> str:
 
 
 def parse_lora_modules(text: str) -> dict[str, str]:
-    """Parse LoRA adapters, `NAME=FOLDER,NAME=FOLDER` or a JSON object, to folders by name.
-
-    Raises ValueError, which says what the text must be.
-    """
+    """Parse LoRA adapters, `NAME=FOLDER,NAME=FOLDER` or a JSON object, to folders by name. Raises ValueError, which
+    says what the text must be."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=dict[str, str])
@@ -242,10 +236,8 @@ def parse_lora_modules(text: str) -> dict[str, str]:
 
 
 def read_lora_file(version_folder: Path) -> str | None:
-    """Return the text of the version's `multi_lora.json`, or None without one.
-
-    Raises SluiceError INVALID for text that names no adapters.
-    """
+    """Return the text of the version's `multi_lora.json`, or None without one. Raises INVALID for text that names no
+    adapters."""
     path = version_folder / LORA_FILE
     if not path.is_file():
         return None

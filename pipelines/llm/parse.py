@@ -38,10 +38,8 @@ MAX_TIMEOUT_S = 1e7
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """The request of one row. `pad_id` pads its output to the length of its batch's longest.
-
-    `prompt` is the prompt where the output is to begin with it, else empty. `stop` and `bad` are token sequences.
-    """
+    """The request of one row. `pad_id` pads its output to the length of its batch's longest. `prompt` is the prompt
+    where the output is to begin with it, else empty. `stop` and `bad` are token sequences."""
 
     request: TextRequest
     prompt: str | list[int]
@@ -59,10 +57,8 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """One model's defaults for requests, and the LoRA adapters that requests may name.
-
-    `excludes_input` applies to prompts of token ids. Answers to text leave the prompt out by default.
-    """
+    """One model's defaults for requests, and the LoRA adapters that requests may name. `excludes_input` applies to
+    prompts of token ids. Answers to text leave the prompt out by default."""
 
     eos_token_ids: Sequence[int]
     excludes_input: bool
@@ -282,10 +278,8 @@ def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
 
 
 def parse_timeout(name: str, microseconds: Any) -> float | None:
-    """Convert the timeout parameter `name` to seconds. 0 stands for the default, as in Triton: None is returned.
-
-    Raises SluiceError INVALID for a value that is not a duration.
-    """
+    """Convert the timeout parameter `name` to seconds. 0 stands for the default, as in Triton: None is returned. Raises
+    INVALID for a value that is not a duration."""
     if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * _US_PER_S:
         raise _invalid_timeout(name)
     return microseconds / _US_PER_S or None

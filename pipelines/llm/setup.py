@@ -133,10 +133,8 @@ def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: Mo
 
 
 def _as_parameters(yaml: ModelYaml, texts: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return `texts` over the arguments of `model.yaml`, for a runtime other than TensorRT-LLM.
-
-    Nested arguments have no form as a parameter; a note lists them.
-    """
+    """Return `texts` over the arguments of `model.yaml`, for a runtime other than TensorRT-LLM. Nested arguments have
+    no form as a parameter; a note lists them."""
     nested = [key for key, value in yaml.arguments.items() if isinstance(value, (dict, list))]
     plain = {
         key: parameter_text(value) for key, value in yaml.arguments.items() if key not in nested and value is not None

@@ -18,10 +18,8 @@ SEPARATOR = ":"
 
 
 def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
-    """Return the names of the model and of its adapter, "" for none.
-
-    Raises NOT_FOUND, as OpenAI does, where `name` means none of the `models`.
-    """
+    """Return the names of the model and of its adapter, "" for none. Raises NOT_FOUND, as OpenAI does, where `name`
+    means none of the `models`."""
     if name in models:
         return name, ""
     base = max((each for each in models if name.startswith(each + SEPARATOR)), key=len, default=None)
@@ -33,9 +31,7 @@ def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
 
 def choose_text_model(model: Model, adapter: str) -> TextModel:
     """Return the text model of `model`, which must have one, or that of its adapter where `adapter` is not empty.
-
-    Raises NOT_FOUND for an adapter that the model does not have.
-    """
+    Raises NOT_FOUND for an adapter that the model does not have."""
     if not adapter:
         found = text_model_of(model)
         assert found is not None

@@ -42,8 +42,7 @@ def read_rows(
     """Read the values of each row. Parameters and tensors of one element apply to every row.
 
     `known_inputs` may come as parameters and in `sampling_config`; parameters of other names are ignored. Raises
-    SluiceError INVALID for values that ask for an unsupported feature, have the wrong type or size, or contradict
-    each other.
+    INVALID for values that ask for an unsupported feature, have the wrong type or size, or contradict each other.
     """
     rows: list[Values] = [{} for _ in range(num_rows)]
     for name, tensor in request.inputs.items():

@@ -1,7 +1,5 @@
-"""Sources of a retrieval-augmented answer, and citations: which parts of the answer rest on which source.
-
-Citations come from the markers that the model wrote, else from runs of words that the answer shares with a source.
-"""
+"""Sources of a retrieval-augmented answer, and citations: which parts of the answer rest on which source. Citations
+come from the markers that the model wrote, else from runs of words that the answer shares with a source."""
 
 import re
 from collections import defaultdict
@@ -37,10 +35,8 @@ _Run = tuple[str, ...]
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A retrieved chunk: its document, its heading and its range of characters there.
-
-    `id` is the source's number in the prompt, from 1. Before there is a prompt it is 0, which JSON leaves out.
-    """
+    """A retrieved chunk: its document, its heading and its range of characters there. `id` is the source's number in
+    the prompt, from 1. Before there is a prompt it is 0, which JSON leaves out."""
 
     id: int = 0
     document: str
@@ -55,10 +51,8 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Citation(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of an answer's characters that rests on the source with the id `source`.
-
-    `by` is "marker" where the model cited the source, "overlap" where the answer repeats the source's words.
-    """
+    """A range of an answer's characters that rests on the source with the id `source`. `by` is "marker" where the model
+    cited the source, "overlap" where the answer repeats the source's words."""
 
     source: int
     start: int

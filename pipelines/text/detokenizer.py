@@ -1,8 +1,7 @@
 """Incremental detokenization: token ids to text, a piece at a time.
 
-However the ids are cut into pieces, the joined text equals the tokenizer's own
-`decode(ids, skip_special_tokens=True)`, and no piece ends within a character. The cost of a token does not
-grow with the text before it.
+However the ids are cut into pieces, the joined text equals the tokenizer's own `decode(ids, skip_special_tokens=True)`,
+and no piece ends within a character. The cost of a token does not grow with the text before it.
 """
 
 import json
@@ -139,10 +138,8 @@ class SlowDetokenizer:
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up.
-
-    Special tokens and ids that the vocabulary lacks have no bytes. All sequences of a model share the table.
-    """
+    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up. Special tokens and
+    ids that the vocabulary lacks have no bytes. All sequences of a model share the table."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(dict.fromkeys(special_ids(backend), b""))

@@ -62,9 +62,8 @@ class TextModel(Protocol):
         """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
         The generator is in the context `while_open` from its start to its end. A generator that is closed before its
-        first event has not started.
-        A retrieval comes in an event of its own, before the first text. Raises SluiceError at the first event
-        where the request is refused, and at a later one where it failed.
+        first event has not started. A retrieval comes in an event of its own, before the first text. Raises SluiceError
+        at the first event where the request is refused, and at a later one where it failed.
         """
         ...
 

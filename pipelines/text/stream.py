@@ -1,7 +1,5 @@
-"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts.
-
-Also how a stream is measured.
-"""
+"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts. Also
+how a stream is measured."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,10 +186,8 @@ def _check_stop_strings(strings: tuple[str, ...]) -> None:
 
 
 class LogprobTracker:
-    """Hands out the log probabilities of one text, each with the event in which its token's text begins.
-
-    So a stream has the same ones as a whole answer, and none for text that a stop string cut off.
-    """
+    """Hands out the log probabilities of one text, each with the event in which its token's text begins. So a stream
+    has the same ones as a whole answer, and none for text that a stop string cut off."""
 
     def __init__(
         self,
@@ -202,11 +198,8 @@ class LogprobTracker:
         echo_starts: list[int] | None = None,
         echo_length: int = 0,
     ) -> None:
-        """Without `has_output` hand out those of the prompt alone.
-
-        `echo_starts` and `echo_length` are the offsets of the prompt's tokens and the length of its text, in
-        characters, where the answer begins with the prompt.
-        """
+        """Without `has_output` hand out those of the prompt alone. `echo_starts` and `echo_length` are the offsets of
+        the prompt's tokens and the length of its text, in characters, where the answer begins with the prompt."""
         self._texts = texts
         self._prompt_token_ids = prompt_token_ids
         self._has_output = has_output
@@ -271,10 +264,8 @@ class PromptEcho:
         self._pieces = pieces
 
     def token_starts(self) -> list[int]:
-        """Return each token's offset in the text, in characters.
-
-        A tokenizer that changes the text's length makes the last offsets approximate.
-        """
+        """Return each token's offset in the text, in characters. A tokenizer that changes the text's length makes the
+        last offsets approximate."""
         starts, num_chars = [], 0
         for piece in self._pieces[:-1]:
             starts.append(min(num_chars, len(self.text)))
@@ -323,10 +314,8 @@ def no_record(model: str, protocol: str) -> StreamRecord:
 
 @contextmanager
 def measure(record: StreamRecord) -> Iterator[StreamRecord]:
-    """Measure a generation from here to the end of the context. The generator itself observes each of its events.
-
-    Only a failure is noted as such: without one and without a last event, the client has disconnected.
-    """
+    """Measure a generation from here to the end of the context. The generator itself observes each of its events. Only
+    a failure is noted as such: without one and without a last event, the client has disconnected."""
     try:
         yield record
     except Exception as error:

@@ -71,10 +71,8 @@ class TextSignature:
 
 
 def find_text_signature(config: ModelConfig, spec: ModelSpec) -> TextSignature | None:
-    """Return the text signature of a model that needs no other input than one text; None for any other model.
-
-    Raises SluiceError INVALID where a parameter of the configuration names a tensor that cannot carry text.
-    """
+    """Return the text signature of a model that needs no other input than one text; None for any other model. Raises
+    INVALID where a parameter of the configuration names a tensor that cannot carry text."""
     input = _find_tensor(config, INPUT_KEY, INPUTS, spec.inputs)
     output = _find_tensor(config, OUTPUT_KEY, OUTPUTS, spec.outputs)
     if input is None or output is None:
@@ -105,10 +103,8 @@ _signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary(
 
 @text_model_of.register
 def _(model: Model) -> TextModel | None:
-    """Return a text model over the tensors of a model that is not an LLM; None where it has no text signature.
-
-    Raises as `find_text_signature`.
-    """
+    """Return a text model over the tensors of a model that is not an LLM; None where it has no text signature. Raises
+    as `find_text_signature`."""
     if model not in _signatures:
         _signatures[model] = find_text_signature(model.config, model.spec)
     signature = _signatures[model]

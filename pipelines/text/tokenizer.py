@@ -45,11 +45,8 @@ T = TypeVar("T")
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template.
-
-    Control tokens written in a prompt or message (`<|end|>`) become those tokens, as in transformers and in servers
-    built on it.
-    """
+    """A model's tokenizer and chat template. Control tokens written in a prompt or message (`<|end|>`) become those
+    tokens, as in transformers and in servers built on it."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Take a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
@@ -63,10 +60,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second.
-
-        Raises SluiceError UNAVAILABLE where the directory has no usable tokenizer.
-        """
+        """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second. Raises UNAVAILABLE
+        where the directory has no usable tokenizer."""
         if not path.is_dir():
             # transformers would take the path for the name of a model to download.
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
@@ -138,11 +133,8 @@ class Tokenizer:
         return await self._run(len(text), lambda: self.encode(text, "prompt", add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the token ids of a conversation, up to where the assistant's answer begins.
-
-        Raises SluiceError INVALID for no messages, a role not in `ROLES`, messages that the model's template refuses,
-        and a model without a template.
-        """
+        """Return the token ids of a conversation, up to where the assistant's answer begins. Raises INVALID for no
+        messages, a role not in `ROLES`, messages that the model's template refuses, and a model without a template."""
         turns = _turns(messages)
         num_chars = sum(len(message.content) for message in messages)
         return await self._run(num_chars, lambda: self._encode_turns(turns))

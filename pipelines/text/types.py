@@ -40,11 +40,10 @@ leave after the prompt.
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one text. The text ends before the first of the `stop` strings and has none of the `bad_words`.
 
-    The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`.
-    With `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's
-    tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
-    `parameters` are further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language
-    model alone refuses them.
+    The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`. With
+    `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's tokens.
+    Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`. `parameters` are further
+    request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses them.
     """
 
     request_id: str

@@ -49,10 +49,8 @@ class LlmFolder:
 
 
 def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
-    """Read a model folder. End tokens are looked for in `tokenizer` too: the folder of an engine often has none.
-
-    Raises SluiceError INVALID or NOT_FOUND with what is missing or cannot be read.
-    """
+    """Read a model folder. End tokens are looked for in `tokenizer` too: the folder of an engine often has none. Raises
+    INVALID or NOT_FOUND with what is missing or cannot be read."""
     found = model_format(path)
     config = _read_json(path / "config.json")
     ends = _eos_token_ids(config, path, tokenizer)

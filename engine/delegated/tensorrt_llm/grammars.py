@@ -22,10 +22,8 @@ def grammar_kinds(backend: str | None) -> tuple[GrammarKind, ...]:
 
 
 def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
-    """Return arguments of `GuidedDecodingParams`, of which exactly one may be given.
-
-    Raises SluiceError INVALID for what is wrong with the text itself, and for what the backend cannot do.
-    """
+    """Return arguments of `GuidedDecodingParams`, of which exactly one may be given. Raises INVALID for what is wrong
+    with the text itself, and for what the backend cannot do."""
     if backend not in BACKENDS:
         raise invalid(
             "grammar",

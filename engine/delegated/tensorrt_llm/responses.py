@@ -45,10 +45,8 @@ class LlmRequestHandle:
         self._output.abort()
 
     def read(self, response: Any) -> ResponseDelta:
-        """Return what `response`, which is the RequestOutput, has that was not there before.
-
-        Raises SluiceError DEADLINE where TensorRT-LLM gave the request up for its time.
-        """
+        """Return what `response`, which is the RequestOutput, has that was not there before. Raises DEADLINE where
+        TensorRT-LLM gave the request up for its time."""
         best = response.outputs[0]  # of a beam search; else it is the only one
         reason = _finish_reason(best.finish_reason)
         token_ids = self._with_end(list(best.token_ids[self._num_read :]), best, reason)

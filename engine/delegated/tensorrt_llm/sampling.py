@@ -74,10 +74,8 @@ def sampling_params(
     backend: str | None,
     ignored: frozenset[str] = frozenset(),
 ) -> Any:
-    """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts.
-
-    Raises SluiceError INVALID, naming the field, for what TensorRT-LLM cannot do.
-    """
+    """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts. Raises
+    INVALID, naming the field, for what TensorRT-LLM cannot do."""
     cls = library.llmapi.SamplingParams
     context = SamplingContext(request, folder, backend, field_names(cls), ignored)
     _check(context, library)

@@ -38,10 +38,7 @@ def can_convert() -> bool:
 
 def convert(directory: Path, quantization: str, folder: Path) -> Path:
     """Return the folder, inside `folder`, with the IR of the checkpoint in `directory`. It is made if it is missing.
-
-    Raises SluiceError: UNIMPLEMENTED if optimum-intel cannot convert the checkpoint, UNAVAILABLE if the folder cannot
-    be written.
-    """
+    Raises UNIMPLEMENTED if optimum-intel cannot convert the checkpoint, UNAVAILABLE if the folder cannot be written."""
     converted = folder / _key(directory, quantization)
     if converted.is_dir():
         return converted
@@ -107,10 +104,8 @@ def _arguments(directory: Path, quantization: str, output: Path) -> Iterator[str
 
 
 def _weight_format(directory: Path, quantization: str) -> str:
-    """Return the weight format, which is always given because optimum-intel compresses large models by default.
-
-    It stores 16-bit weights as fp16.
-    """
+    """Return the weight format, which is always given because optimum-intel compresses large models by default. It
+    stores 16-bit weights as fp16."""
     if quantization != "none":
         return quantization
     fields = ConfigFile(read_json(directory / "config.json"), directory / "config.json").fields

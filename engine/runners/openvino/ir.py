@@ -1,7 +1,5 @@
 """Opens an OpenVINO IR from optimum-intel: a stateful decoder, which gets paged attention and our inputs.
-
-`_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range.
-"""
+`_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range."""
 
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings of TensorRT-LLM that flags and config.pbtxt can make: one table of names, arguments, types and versions.
-
-`docs/tensorrt-llm.md` shows it (a test compares), and EngineConfig's own fields are in `arguments.py`.
-"""
+`docs/tensorrt-llm.md` shows it (a test compares), and EngineConfig's own fields are in `arguments.py`."""
 
 import json
 from typing import Any

@@ -58,10 +58,8 @@ def find_architecture(model_type: str) -> Architecture:
 
 
 def read_model_type(directory: Path) -> str:
-    """Return the model type of a checkpoint, on which the other fields of its config.json depend.
-
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID if it has no model type.
-    """
+    """Return the model type of a checkpoint, on which the other fields of its config.json depend. Raises NOT_FOUND
+    without a config.json, INVALID if it has no model type."""
     path = directory / "config.json"
     model_type = _text_part(read_json(path)).get("model_type")
     if not isinstance(model_type, str):
@@ -70,11 +68,8 @@ def read_model_type(directory: Path) -> str:
 
 
 def read_decoder_config(directory: Path) -> DecoderConfig:
-    """Read a checkpoint's configuration.
-
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID if a field is missing or malformed, UNIMPLEMENTED for
-    an option that the graph builder does not support.
-    """
+    """Read a checkpoint's configuration. Raises NOT_FOUND without a config.json, INVALID if a field is missing or
+    malformed, UNIMPLEMENTED for an option that the graph builder does not support."""
     architecture = find_architecture(read_model_type(directory))
     path = directory / "config.json"
     file = ConfigFile(_text_part(read_json(path)), path)

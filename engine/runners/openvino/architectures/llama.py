@@ -1,7 +1,5 @@
-"""Llama, and the families that differ from it in a few details of configuration or layers.
-
-Llama: pre-norm blocks of grouped-query attention and SwiGLU, with biases if config.json has them.
-"""
+"""Llama, and the families that differ from it in a few details of configuration or layers. Llama: pre-norm blocks of
+grouped-query attention and SwiGLU, with biases if config.json has them."""
 
 from functools import partial
 

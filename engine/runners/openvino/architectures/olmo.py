@@ -1,8 +1,5 @@
-"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows.
-
-EXAONE 4: OLMo 2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary
-embedding.
-"""
+"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows. EXAONE 4: OLMo
+2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary embedding."""
 
 from functools import partial
 

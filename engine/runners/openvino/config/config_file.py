@@ -1,7 +1,5 @@
-"""Reads `config.json`: the fields that families share, layers and ropes.
-
-A family's own fields are in its file under `architectures/`.
-"""
+"""Reads `config.json`: the fields that families share, layers and ropes. A family's own fields are in its file under
+`architectures/`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,9 +118,7 @@ def make_layers(
     config: DecoderConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
 ) -> tuple[Layer, ...]:
     """Return the layers of `config` with the given kinds, each FULL or SLIDING, and `ropes` by kind if they differ.
-
-    Raises SluiceError for an unknown kind, for too few kinds, and for sliding layers without a window.
-    """
+    Raises SluiceError for an unknown kind, for too few kinds, and for sliding layers without a window."""
     if len(kinds) < config.num_layers:
         raise invalid("model_path", f"config.json: layer_types names {len(kinds)} layers of {config.num_layers}")
     for kind in kinds:
@@ -157,10 +153,8 @@ def rope_section(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_ropes(config: dict[str, Any], *, full_theta: float, sliding_theta: float) -> dict[str, Rope | None]:
-    """Read the ropes of a family whose full and sliding layers have different ones, by layer type.
-
-    The thetas are the family's defaults. In the older format only the full layers are scaled.
-    """
+    """Read the ropes of a family whose full and sliding layers have different ones, by layer type. The thetas are the
+    family's defaults. In the older format only the full layers are scaled."""
     sections = config.get("rope_parameters") or {}
     full = {**(sections.get(FULL) or {}), **(config.get("rope_scaling") or {})}
     sliding = sections.get(SLIDING) or {}

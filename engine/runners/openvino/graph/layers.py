@@ -149,10 +149,8 @@ def rotate(x: ov.Node, rotation: Rotation) -> ov.Node:
 
 
 def uninterleaved(x: ov.Node) -> ov.Node:
-    """Reorder the components of each head, even ones first, for families that pair neighbours.
-
-    Queries and keys are reordered alike, so their products do not change.
-    """
+    """Reorder the components of each head, even ones first, for families that pair neighbours. Queries and keys are
+    reordered alike, so their products do not change."""
     size = num_features(x)
     return ops.gather(x, ints64(_evens_first(size)), ints64([_HEAD_AXIS]))
 

@@ -88,10 +88,8 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
 
 
 def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
-    """Return the requested length, or the default. Raises SluiceError INVALID if the model does not support it.
-
-    `most` is more than the `default` for a model that can be stretched beyond it.
-    """
+    """Return the requested length, or the default. Raises INVALID if the model does not support it. `most` is more than
+    the `default` for a model that can be stretched beyond it."""
     if requested is None:
         return default
     most = default if most is None else most

@@ -77,8 +77,7 @@ class CompressedTensor:
 
     def node(self, name: str) -> ov.Node:
         """Return the matrix as f32, in the form that the plugin keeps compressed: Convert, Subtract, Multiply,
-        Reshape.
-        """
+        Reshape."""
         scales = _constant(self.scales, ov.Type.f32, self.scales.shape)
         if self.zeros is None:
             codes = _constant(self.codes, ov.Type.i8, self.codes.shape, name)
@@ -110,9 +109,7 @@ def compress(
     tensors: Mapping[str, StoredTensor], files: Sequence[Path], quantization: str, folder: Path
 ) -> dict[str, CompressedTensor]:
     """Return the compressed matrices of `tensors`, which are in `files`. Their file is made in `folder` if missing.
-
-    Raises SluiceError UNAVAILABLE if the folder cannot be written.
-    """
+    Raises UNAVAILABLE if the folder cannot be written."""
     path = folder / f"{_key(files, quantization)}.safetensors"
     if not path.is_file():
         started = time.monotonic()
@@ -240,10 +237,8 @@ def _tasks(tensors: Mapping[str, StoredTensor], kinds: Mapping[str, str]) -> Ite
 
 
 def quantize_rows(weights: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
-    """Quantize to symmetric int8 with one scale a row. `weights` is overwritten.
-
-    Returns codes [rows, columns] and scales [rows, 1].
-    """
+    """Quantize to symmetric int8 with one scale a row. `weights` is overwritten. Returns codes [rows, columns] and
+    scales [rows, 1]."""
     largest = np.maximum(weights.max(1, keepdims=True), -weights.min(1, keepdims=True))
     scales = np.maximum(largest / np.float32(127), _LEAST_SCALE)
     weights *= 1 / scales
