@@ -33,8 +33,7 @@ class Runtime(StrEnum):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an engine is told at its start. Limits have vLLM's names; None means chosen at load from the model and
-    the machine."""
+    """Everything an engine is told at its start, named as in vLLM. None means chosen at load for model and machine."""
 
     model_path: str
     dtype: str = "auto"

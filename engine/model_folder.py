@@ -39,8 +39,7 @@ _PHRASES = {
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """Return `folder` if it has a config.json, else its highest numbered subfolder that has one, as Triton lays out
-    versions. None without any."""
+    """Return `folder` if it has a config.json, else its highest version (as in Triton) that has one, else None."""
     numbered = folder.glob("[0-9]*/") if folder.is_dir() else ()
     versions = sorted((each for each in numbered if each.name.isdecimal()), key=lambda each: int(each.name))
     candidates = (folder, *reversed(versions))
@@ -48,11 +47,9 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def model_format(folder: Path) -> ModelFormat | None:
-    """Return the format that the files of `folder` show, None where it holds no model.
-
-    A compiled engine's config.json has `pretrained_config` and `build_config` beside rank0.engine; a converted
-    checkpoint's is the former alone, beside rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`).
-    """
+    """Return the format that the files of `folder` show, None where it holds no model. A compiled engine's config.json
+    has `pretrained_config` and `build_config` beside rank0.engine; a converted checkpoint's is the former alone, beside
+    rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`)."""
     if (folder / _IR_FILE).is_file():
         return ModelFormat.OPENVINO_IR
     if not (folder / _CONFIG_FILE).is_file():

@@ -13,11 +13,9 @@ NO_ROW = -1
 
 
 class Sequence:
-    """A request on its way through the engine: waiting, then prefill, then decode, then finished.
-
-    Its context is the prompt and the output so far. A preempted sequence has lost what was computed; its whole context
-    is prefilled again.
-    """
+    """A request on its way through the engine: waiting, then prefill, then decode, then finished. Its context is the
+    prompt and the output so far. A preempted sequence has lost what was computed; its whole context is prefilled
+    again."""
 
     __slots__ = (
         "_block_size",
@@ -123,11 +121,9 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     def max_step_tokens(self, num_tokens_left: int) -> int:
-        """Return how many of its last `num_tokens_left` context tokens may run in one step.
-
-        Output that an earlier engine decoded is computed one token a step again: in bf16 a prefill rounds keys and
-        values differently, and the text would continue differently.
-        """
+        """Return how many of its last `num_tokens_left` context tokens may run in one step. Output that an earlier
+        engine decoded is computed one token a step again: in bf16 a prefill rounds keys and values differently, and the
+        text would continue differently."""
         num_replayed = 0 if self.was_preempted else len(self.request.resume_token_ids)
         return max(num_tokens_left - num_replayed, 1)
 

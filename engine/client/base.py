@@ -82,11 +82,9 @@ class EngineClient(ABC):
     def _send(self, command: Command) -> None: ...
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
-        """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine.
-
-        If the engine's queue is full, the first event of the stream raises OVERLOADED. While a lost engine is being
-        replaced, requests are queued here, and a full queue raises OVERLOADED at once.
-        """
+        """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine. If the
+        engine's queue is full, the first event of the stream raises OVERLOADED. While a lost engine is being replaced,
+        requests are queued here, and a full queue raises OVERLOADED at once."""
         if self.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure)
         check_request(request, self.info)

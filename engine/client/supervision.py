@@ -15,8 +15,7 @@ MAX_SHARED_CRASHES = 5
 
 @dataclass(frozen=True, slots=True)
 class AbandonedStreams:
-    """Streams that are not retried after a crash. `poisonous` streams have crashed the engine themselves; `exhausted`
-    ones ran during too many crashes."""
+    """Streams that are not retried: `poisonous` ones crashed the engine, `exhausted` ones ran in too many crashes."""
 
     poisonous: tuple[int, ...] = ()
     exhausted: tuple[int, ...] = ()

@@ -1,5 +1,4 @@
-"""Which waiting requests are handed to the runtime: those that would start there, and a few more, so that its batch
-is never short."""
+"""Which waiting requests the runtime gets: those that would start there, and a few more to keep its batch full."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""The executor of a runtime that batches by itself: commands in, frames of token events out, as
-`engine.loop.executor.InflightExecutor` does it."""
+"""The executor of a runtime that batches by itself: commands in, frames of token events out."""
 
 import asyncio
 import logging

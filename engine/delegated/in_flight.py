@@ -23,8 +23,7 @@ ABORT_GRACE_S = 10.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DelegatedSequence:
-    """A request on its way: in our queue, then in flight in the runtime, then finished. Only the executor and its table
-    change it."""
+    """A request: in our queue, then in flight in the runtime, then finished. Only executor and table change it."""
 
     stream_id: int
     request: GenerateRequest

@@ -110,8 +110,7 @@ class CommandLink:
 
 
 async def _shut_down(runtime: DelegatedRuntime) -> None:
-    """Shut the runtime down within bounds: a rank that is lost may never answer. What is left of it then is killed with
-    this process' session."""
+    """Shut the runtime down within bounds: a lost rank may never answer. The rest is killed with this session."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 

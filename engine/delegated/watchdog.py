@@ -99,8 +99,7 @@ class Watchdog:
 
 
 async def warm_up(runtime: DelegatedRuntime, info: EngineInfo, limit_s: float) -> None:
-    """Generate a token, which proves that a loaded model works. Raises SluiceError where none comes within `limit_s`,
-    or the runtime says that it is not healthy."""
+    """Generate a token to prove that a model works. Raises SluiceError without one in `limit_s`, or if not healthy."""
     loaded = f"{runtime.title} loaded the model, but"
     try:
         reason = await generate_one_token(runtime, info, "warm-up", limit_s)

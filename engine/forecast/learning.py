@@ -86,8 +86,7 @@ class OutputLengths:
         return cumulative
 
     def tokens_left(self, num_output: Floats, max_tokens: Floats) -> Floats:
-        """Return the tokens left to each sequence at each of QUANTILES, given its output so far. The result is
-        [num_seqs, quantiles], at least 1 each."""
+        """Return the tokens left to each sequence at each of QUANTILES, [num_seqs, quantiles], at least 1 each."""
         done = num_output / max_tokens
         cumulative = self._cumulative()
         past = np.interp(done, self._edges, cumulative)

@@ -157,11 +157,9 @@ class _Workload(NamedTuple):
 
 
 class WaitForecast:
-    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take.
-
-    A newcomer and the work ahead of it need a number of places and of blocks. The wait lasts until that much has been
-    freed, counting what is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait.
-    """
+    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take. A newcomer and the
+    work ahead of it need a number of places and of blocks. The wait lasts until that much has been freed, counting what
+    is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait."""
 
     def __init__(self, limits: EngineInfo) -> None:
         self._limits = limits
@@ -239,11 +237,9 @@ class WaitForecast:
         return steps * self._step_s(workload.num_tokens / batch_steps)
 
     def _allocated_share(self, running: Collection[RunningSequence]) -> float:
-        """Return the share of their worst case that sequences are assumed to have allocated on average.
-
-        It is 1 under policies that reserve the worst case. Otherwise a sequence has its prompt, half of its output or
-        more, and the block that is kept free for it.
-        """
+        """Return the share of their worst case that sequences are assumed to have allocated on average. It is 1 under
+        policies that reserve the worst case. Otherwise a sequence has its prompt, half of its output or more, and the
+        block that is kept free for it."""
         if self._policy.reserves_worst_case or not running:
             return 1.0
         block_size = self._limits.block_size

@@ -46,11 +46,9 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """The `Constraint` of one sequence.
-
-    The mask of each state is computed once: by a thread of the pool after `prepare`, or by `apply` itself, whichever
-    comes first. Once the grammar is complete, only end-of-sequence tokens are allowed.
-    """
+    """The `Constraint` of one sequence. The mask of each state is computed once: by a thread of the pool after
+    `prepare`, or by `apply` itself, whichever comes first. Once the grammar is complete, only end-of-sequence tokens
+    are allowed."""
 
     def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
@@ -133,8 +131,7 @@ class Mask(Protocol):
     """A set of allowed tokens."""
 
     def apply(self, row: FloatArray) -> None:
-        """Set the logits of all tokens that are not in the set to -inf. Raises INVALID if the set is small and no token
-        of it is left."""
+        """Set the logits of all other tokens to -inf. Raises INVALID if the set is small and no token of it is left."""
         ...
 
 

@@ -34,11 +34,9 @@ class Vocabulary:
 
 
 def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
-    """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens.
-
-    `vocab_size` is the model's, which may be more or less than the tokenizer's. Raises SluiceError INVALID if the
-    model cannot be guided: it has no end of sequence, or a tokenizer whose tokens have no fixed bytes.
-    """
+    """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens. `vocab_size` is
+    the model's, which may be more or less than the tokenizer's. Raises INVALID if the model cannot be guided: it has no
+    end of sequence, or a tokenizer whose tokens have no fixed bytes."""
     from llguidance import LLTokenizer  # 40 ms and 8 MB that only guided requests need
 
     try:
@@ -85,8 +83,7 @@ def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Add a special token for every unused id below the last, and return the number of ids. llguidance counts tokens,
-    although it should look at the last id."""
+    """Add a special token for each unused id, since llguidance counts tokens; return the number of ids."""
     model, added = document["model"], list(document.get("added_tokens") or [])
     vocab = model["vocab"]
     if not isinstance(vocab, dict):  # Unigram has a list, which has no gaps

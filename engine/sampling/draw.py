@@ -324,11 +324,9 @@ _UNUSED_BITS = np.uint64(11)
 
 
 def uniform(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> Doubles:
-    """Return numbers in [0, 1), one for each pair of `seeds` [n] and `indices` [n].
-
-    The generator is SplitMix64 (Steele, Lea, Flood 2014), which can jump to any index at no cost. A seed is mixed
-    before it becomes a starting point, so that consecutive seeds do not give the same numbers shifted.
-    """
+    """Return numbers in [0, 1), one for each pair of `seeds` [n] and `indices` [n]. The generator is SplitMix64
+    (Steele, Lea, Flood 2014), which can jump to any index at no cost. A seed is mixed before it becomes a starting
+    point, so that consecutive seeds do not give the same numbers shifted."""
     numbers = _mix(_mix(seeds) + (indices + np.uint64(1)) * _STRIDE)
     return (numbers >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 

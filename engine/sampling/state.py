@@ -22,8 +22,7 @@ class Constraint(Protocol):
     """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
 
     def prepare(self) -> None:
-        """Start to compute, in the background, which tokens may come next. Called before the forward pass, which hides
-        its time. Without it, `apply` does the work."""
+        """Start to compute the next mask in the background, hidden by the forward pass. `apply` does it otherwise."""
         ...
 
     def apply(self, row: FloatArray) -> None:
@@ -137,8 +136,7 @@ def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]
 
 
 class TokenCounts:
-    """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
-    vocabulary is."""
+    """Counts of distinct token ids in growing arrays: a penalty touches only seen tokens, not the whole vocabulary."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._ids = np.zeros(64, np.int32)
@@ -169,10 +167,8 @@ class TokenCounts:
 
 class BadWords:
     """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
-
     Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
-    NoBadWordsLogitsProcessor).
-    """
+    NoBadWordsLogitsProcessor)."""
 
     def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
         self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}

@@ -35,12 +35,9 @@ class AdmissionController(Generic[Q]):
     def check_admission(
         self, command: Submit, num_blocks: int, running: Collection[RunningSequence], free_blocks: int
     ) -> float:
-        """Check whether the request may wait. Returns the predicted wait in seconds.
-
-        `num_blocks` is the most the request can need, and `free_blocks` how many are not reserved. Raises SluiceError:
-        OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A request that a lost engine had
-        accepted is never rejected.
-        """
+        """Check whether the request may wait. Returns the predicted wait in seconds. `num_blocks` is the most the
+        request can need, and `free_blocks` how many are not reserved. Raises OVERLOADED if the queue is full, DEADLINE
+        if the wait would be too long. A request that a lost engine had accepted is never rejected."""
         request = command.request
         ahead = self.queue.work_ahead(request.priority, request.tenant)
         wait_s = self.forecast.wait_s(running, ahead, num_blocks, free_blocks)

@@ -147,11 +147,9 @@ class FairShare(Generic[Q]):
     # -- order
 
     def in_order(self) -> Iterator[Q]:
-        """Yield the waiting sequences in the order in which they would be admitted one by one.
-
-        Each one's tenant is charged for it on the way, in this walk only. Lazy: k sequences cost O(k log k), however
-        many wait. The heap is walked from its top: a node's children are considered once the node was.
-        """
+        """Yield the waiting sequences in the order in which they would be admitted one by one. Each one's tenant is
+        charged for it on the way, in this walk only. Lazy: k sequences cost O(k log k), however many wait. The heap is
+        walked from its top: a node's children are considered once the node was."""
         self._settle()
         front: list[tuple[float, int, int, _TenantCursor[Q] | None]] = []
         self._push_node(0, front)

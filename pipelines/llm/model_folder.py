@@ -46,10 +46,8 @@ def find_checkpoint(
     source: ModelSource, texts: Mapping[str, str], engine_python: str | None = None
 ) -> CheckpointFolder:
     """Return the checkpoint in the version's folder, else in the folder of the first parameter in `texts` with one.
-
-    `engine_python` is the engine's Python where that is not this one. Raises SluiceError NOT_FOUND, which says what
-    was found instead and what to put there.
-    """
+    `engine_python` is the engine's Python where that is not this one. Raises NOT_FOUND, which says what was found
+    instead and what to put there."""
     path = next((folder for folder in _candidates(source, texts) if _is_checkpoint(folder, engine_python)), None)
     if path is None:
         raise _not_found(source, texts, engine_python)
@@ -139,11 +137,9 @@ class ModelYaml:
 
 
 def read_argument_file(path: Path) -> dict[str, Any]:
-    """Read a YAML file of arguments for TensorRT-LLM's LLM class, `model.yaml` or trtllm-serve's extra options.
-
-    An empty file has no arguments. Raises ValueError, with line and column, for text that is not YAML, and for a
-    document that is not a mapping of names to values that JSON has too.
-    """
+    """Read a YAML file of arguments for TensorRT-LLM's LLM class, `model.yaml` or trtllm-serve's extra options. An
+    empty file has no arguments. Raises ValueError, with line and column, for text that is not YAML, and for a document
+    that is not a mapping of names to values that JSON has too."""
     import yaml  # slow to import, and few models have such a file
 
     try:
@@ -201,8 +197,7 @@ def _triton_config(given: Any) -> dict[str, Any]:
 
 
 def read_vllm_arguments(version_folder: Path) -> dict[str, str]:
-    """Return the engine arguments of the version's `model.json`, which may be missing, as parameters. Raises INVALID
-    for a file that is not a JSON object."""
+    """Return the version's `model.json`, if any, as parameters. Raises INVALID for a file that is not a JSON object."""
     path = version_folder / VLLM_FILE
     if not path.is_file():
         return {}
@@ -236,8 +231,7 @@ def parse_lora_modules(text: str) -> dict[str, str]:
 
 
 def read_lora_file(version_folder: Path) -> str | None:
-    """Return the text of the version's `multi_lora.json`, or None without one. Raises INVALID for text that names no
-    adapters."""
+    """Return the version's `multi_lora.json`, None without one. Raises INVALID for text that names no adapters."""
     path = version_folder / LORA_FILE
     if not path.is_file():
         return None

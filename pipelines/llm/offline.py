@@ -37,11 +37,9 @@ _PATH = re.compile(r" - at `\$\.?(\w*).*`$")
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One generated text.
-
-    `token_ids` include the token that ended it, if one did. `finish_reason` is "stop" or "length"; `stop_reason` is the
-    stop string or stop token that matched. `logprobs` has an entry for each token where they were requested.
-    """
+    """One generated text. `token_ids` include the token that ended it, if one did. `finish_reason` is "stop" or
+    "length"; `stop_reason` is the stop string or stop token that matched. `logprobs` has an entry for each token where
+    they were requested."""
 
     index: int
     text: str
@@ -217,8 +215,7 @@ class _OfflineText(LlmText):
 
 
 class _EngineThread:
-    """An engine and its text model on the event loop of a thread of their own. It must not refer to its LLM, which is
-    collected while the thread runs."""
+    """An engine and its text model on a thread's event loop. It must not keep its LLM from being collected."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

@@ -1,9 +1,6 @@
-"""Applies the parameters of an LLM's config.pbtxt over the options of the command line.
-
-The effect of each parameter stands in `parameter_effects.py` where it is the same on every runtime. A runtime's own
-ones stand in a file of its name, which `_RULE_FINDERS` registers. A runtime without one has the shared parameters, and
-its settings by name.
-"""
+"""Applies the parameters of an LLM's config.pbtxt over the options of the command line. The effect of each parameter
+stands in `parameter_effects.py` where it is the same on every runtime. A runtime's own ones stand in a file of its
+name, which `_RULE_FINDERS` registers. A runtime without one has the shared parameters, and its settings by name."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -55,10 +52,8 @@ def excludes_input(config: ModelConfig) -> bool:
 
 def apply_parameters(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
     """Return `engine` with the parameters of `model` applied, and notes on those without effect on `engine.runtime`.
-
-    `engine.runtime` is the chosen one, not AUTO. Raises SluiceError INVALID, naming the parameter, for one that cannot
-    be applied and must not be ignored.
-    """
+    `engine.runtime` is the chosen one, not AUTO. Raises INVALID, naming the parameter, for one that cannot be applied
+    and must not be ignored."""
     find_rule = _rule_finder(engine, texts)
     combined = _CombinedEffects(model)
     for key in sorted(texts, key=_precedence):

@@ -278,8 +278,7 @@ def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
 
 
 def parse_timeout(name: str, microseconds: Any) -> float | None:
-    """Convert the timeout parameter `name` to seconds. 0 stands for the default, as in Triton: None is returned. Raises
-    INVALID for a value that is not a duration."""
+    """Convert the timeout `name` to seconds; None for 0, the default as in Triton. Raises INVALID for no duration."""
     if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * _US_PER_S:
         raise _invalid_timeout(name)
     return microseconds / _US_PER_S or None

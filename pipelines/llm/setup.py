@@ -55,11 +55,9 @@ class Setup:
 
 
 def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], EngineConfig]) -> Setup:
-    """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`.
-
-    Raises SluiceError NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where
-    the model needs a runtime that is not installed.
-    """
+    """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`. Raises NOT_FOUND without
+    a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where the model needs a runtime that is
+    not installed."""
     yaml = read_model_yaml(source.version_folder)
     texts = _collect_parameters(source, yaml)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder), None).engine_python)
@@ -133,8 +131,7 @@ def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: Mo
 
 
 def _as_parameters(yaml: ModelYaml, texts: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return `texts` over the arguments of `model.yaml`, for a runtime other than TensorRT-LLM. Nested arguments have
-    no form as a parameter; a note lists them."""
+    """Return `texts` over `model.yaml`'s arguments. Nested ones have no form as a parameter; a note lists them."""
     nested = [key for key, value in yaml.arguments.items() if isinstance(value, (dict, list))]
     plain = {
         key: parameter_text(value) for key, value in yaml.arguments.items() if key not in nested and value is not None

@@ -1,8 +1,6 @@
-"""Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime.
-
-A parameter that is in neither table is a setting of TensorRT-LLM, if
-`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name.
-"""
+"""Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime. A
+parameter that is in neither table is a setting of TensorRT-LLM, if
+`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -277,8 +277,7 @@ class OpenTexts:
 
 
 class TextActivity:
-    """Open generations of one version of a model, and the lengths of its prompts and answers. Only the event loop's
-    thread uses it."""
+    """A model version's open generations, and its lengths of prompts and answers. Only the event loop uses it."""
 
     def __init__(self) -> None:
         self.prompt_lengths = Histogram(LENGTH_BUCKETS)

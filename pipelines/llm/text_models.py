@@ -18,8 +18,7 @@ SEPARATOR = ":"
 
 
 def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
-    """Return the names of the model and of its adapter, "" for none. Raises NOT_FOUND, as OpenAI does, where `name`
-    means none of the `models`."""
+    """Return the names of model and adapter, "" for none. Raises NOT_FOUND where `name` means none of the `models`."""
     if name in models:
         return name, ""
     base = max((each for each in models if name.startswith(each + SEPARATOR)), key=len, default=None)

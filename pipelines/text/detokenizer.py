@@ -1,8 +1,6 @@
-"""Incremental detokenization: token ids to text, a piece at a time.
-
-However the ids are cut into pieces, the joined text equals the tokenizer's own `decode(ids, skip_special_tokens=True)`,
-and no piece ends within a character. The cost of a token does not grow with the text before it.
-"""
+"""Incremental detokenization: token ids to text, a piece at a time. However the ids are cut into pieces, the joined
+text equals the tokenizer's own `decode(ids, skip_special_tokens=True)`, and no piece ends within a character. The cost
+of a token does not grow with the text before it."""
 
 import json
 import re
@@ -71,11 +69,9 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizes for all other decoders: a token's text is the text it adds to that of the few tokens before it.
-
-    A run of byte tokens (`<0xE2>`) is kept back until another token ends it, because one invalid byte
-    changes how the whole run decodes.
-    """
+    """Detokenizes for all other decoders: a token's text is the text it adds to that of the few tokens before it. A run
+    of byte tokens (`<0xE2>`) is kept back until another token ends it, because one invalid byte changes how the whole
+    run decodes."""
 
     def __init__(self, backend: tokenizers.Tokenizer, shown: frozenset[int], byte_tokens: frozenset[int]) -> None:
         """Take the ids that have text, which are known and not special, as `shown`."""
@@ -106,11 +102,9 @@ class WindowDetokenizer:
 
 
 class SlowDetokenizer:
-    """Detokenizes by the tokenizer's own `decode`, for tokenizers whose decoder is not known.
-
-    A token's text is the text that it adds to that of the tokens shown before it. Text is kept back while it
-    ends within a character, and while more tokens do not make it longer.
-    """
+    """Detokenizes by the tokenizer's own `decode`, for tokenizers whose decoder is not known. A token's text is the
+    text that it adds to that of the tokens shown before it. Text is kept back while it ends within a character, and
+    while more tokens do not make it longer."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -157,11 +151,9 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TokenTexts(dict[int, TokenText]):
-    """The text and bytes of each token by itself, for log probabilities, computed when an id is first looked up.
-
-    A special token has its own name as text, although no generated text shows it; an id that the vocabulary lacks
-    has empty text. All sequences of a model share the table, on the event loop's thread.
-    """
+    """The text and bytes of each token by itself, for log probabilities, computed when an id is first looked up. A
+    special token has its own name as text, although no generated text shows it; an id that the vocabulary lacks has
+    empty text. All sequences of a model share the table, on the event loop's thread."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()

@@ -153,8 +153,7 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
 
 
 def _sampling_config(request: TextRequest) -> dict[str, object]:
-    """Return the fields for `sampling_config`. They are lists, which request parameters cannot be, and `top_k`, which
-    is also a parameter of retrieving steps."""
+    """Return the fields for `sampling_config`: lists, and `top_k`, which retrieving steps have as a parameter too."""
     config: dict[str, object] = {name: request.sampling.get(name) for name in _IN_SAMPLING_CONFIG}
     config |= {"stop_words": request.stop, "bad_words": request.bad_words}
     return {name: value for name, value in config.items() if value is not None and value != ()}

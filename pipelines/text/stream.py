@@ -1,5 +1,4 @@
-"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts. Also
-how a stream is measured."""
+"""Token events to text events: incremental text, stop strings, log probabilities, echo; and a stream's measurement."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +19,9 @@ MAX_STOP_LENGTH = 1024
 
 
 class TextStream:
-    """Makes the text events of one generation: detokenizes, ends at stop strings, counts. Only its task uses it.
-
-    The text does not depend on how tokens are merged into events, and the last event has the number of tokens used.
-    Stop strings are searched in the text after the first `min_tokens` tokens.
-    """
+    """Makes the text events of one generation: detokenizes, ends at stop strings, counts. Only its task uses it. The
+    text does not depend on how tokens are merged into events, and the last event has the number of tokens used. Stop
+    strings are searched in the text after the first `min_tokens` tokens."""
 
     def __init__(
         self,
@@ -126,11 +123,9 @@ class TextStream:
 
 
 class StopStrings:
-    """Passes on text up to the first stop string, however the text is cut into pieces.
-
-    The first stop string is the one that is complete first; of several complete at the same character, the longest.
-    Only text that could be the beginning of a stop string is kept back.
-    """
+    """Passes on text up to the first stop string, however the text is cut into pieces. The first stop string is the one
+    that is complete first; of several complete at the same character, the longest. Only text that could be the
+    beginning of a stop string is kept back."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         """Raise SluiceError INVALID where a string is empty or too long, or where there are too many."""
@@ -264,8 +259,7 @@ class PromptEcho:
         self._pieces = pieces
 
     def token_starts(self) -> list[int]:
-        """Return each token's offset in the text, in characters. A tokenizer that changes the text's length makes the
-        last offsets approximate."""
+        """Return each token's offset in characters; the last are approximate where the tokenizer changes the length."""
         starts, num_chars = [], 0
         for piece in self._pieces[:-1]:
             starts.append(min(num_chars, len(self.text)))

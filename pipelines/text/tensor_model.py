@@ -103,8 +103,7 @@ _signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary(
 
 @text_model_of.register
 def _(model: Model) -> TextModel | None:
-    """Return a text model over the tensors of a model that is not an LLM; None where it has no text signature. Raises
-    as `find_text_signature`."""
+    """Return a text model over the tensors of a model that is not an LLM, as far as `find_text_signature` finds any."""
     if model not in _signatures:
         _signatures[model] = find_text_signature(model.config, model.spec)
     signature = _signatures[model]

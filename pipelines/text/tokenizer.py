@@ -221,10 +221,8 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
 
 def _transformers_loader(path: Path) -> Callable[..., Any]:
     """Return transformers' loader for the tokenizer in `path`, imported here because that takes over half a second.
-
-    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer
-    whose class it has to find.
-    """
+    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer whose
+    class it has to find."""
     log = logging.getLogger("transformers")
     log.addFilter(_is_not_torch_advice)
     try:

@@ -73,11 +73,9 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextLogprob(msgspec.Struct, frozen=True):
-    """One token's log probability, and the likeliest alternatives, best first.
-
-    `start` is the offset of the token's text in the request's text, in characters. The first token
-    of a prompt has no log probability, since nothing precedes it.
-    """
+    """One token's log probability, and the likeliest alternatives, best first. `start` is the offset of the token's
+    text in the request's text, in characters. The first token of a prompt has no log probability, since nothing
+    precedes it."""
 
     token: TokenText
     logprob: float | None
@@ -86,11 +84,9 @@ class TextLogprob(msgspec.Struct, frozen=True):
 
 
 class Retrieval(msgspec.Struct, frozen=True):
-    """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it.
-
-    `citations` say which part of the answer rests on which source. They come with the last event only; sources
-    come with the event before the first text, and again with the last one.
-    """
+    """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it. `citations`
+    say which part of the answer rests on which source. They come with the last event only; sources come with the event
+    before the first text, and again with the last one."""
 
     sources: tuple[Source, ...] = ()
     dropped: tuple[Source, ...] = ()

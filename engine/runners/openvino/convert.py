@@ -1,8 +1,6 @@
-"""Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel.
-
-`python -m engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does
-not load torch. It ends when its standard input does, which is when the engine that started it is gone.
-"""
+"""Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel. `python -m
+engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does not load
+torch. It ends when its standard input does, which is when the engine that started it is gone."""
 
 import hashlib
 import logging
@@ -104,8 +102,7 @@ def _arguments(directory: Path, quantization: str, output: Path) -> Iterator[str
 
 
 def _weight_format(directory: Path, quantization: str) -> str:
-    """Return the weight format, which is always given because optimum-intel compresses large models by default. It
-    stores 16-bit weights as fp16."""
+    """Return the format to store weights in, always given because optimum-intel compresses large models by default."""
     if quantization != "none":
         return quantization
     fields = ConfigFile(read_json(directory / "config.json"), directory / "config.json").fields

@@ -53,10 +53,8 @@ def has_ir(directory: Path) -> bool:
 
 def open_ir(directory: Path, core: ov.Core, max_model_len: int | None) -> Decoder:
     """Open the IR in `directory` and give it a paged cache. `max_model_len` is used if config.json has no length.
-
-    Raises SluiceError: INVALID for a damaged IR or one that is no stateful decoder, UNIMPLEMENTED for one that cannot
-    have a paged cache, UNAVAILABLE for an OpenVINO other than the tested one.
-    """
+    Raises INVALID for a damaged IR or one that is no stateful decoder, UNIMPLEMENTED for one that cannot have a paged
+    cache, UNAVAILABLE for an OpenVINO other than the tested one."""
     file = ConfigFile(read_json(directory / "config.json"), directory / "config.json")
     model = _read(directory / IR_GRAPH, core)
     _make_paged(model)

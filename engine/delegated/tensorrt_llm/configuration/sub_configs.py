@@ -148,8 +148,7 @@ _WITHHELD = frozenset({"env_overrides"})
 
 
 def as_python(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call as one would write it: `LLM(model='...', kv_cache_config=KvCacheConfig(max_tokens=64))`. What looks
-    like a secret is left out."""
+    """Return a call as Python code: `LLM(model='...', max_beam_width=2)`. What looks like a secret is left out."""
     return f"{name}({', '.join(f'{key}={_shown(key, value)}' for key, value in arguments.items())})"
 
 

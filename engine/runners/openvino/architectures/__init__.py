@@ -1,8 +1,6 @@
-"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`.
-
-An architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share
-a file.
-"""
+"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`. An
+architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share a
+file."""
 
 from pathlib import Path
 from typing import Any
@@ -58,8 +56,7 @@ def find_architecture(model_type: str) -> Architecture:
 
 
 def read_model_type(directory: Path) -> str:
-    """Return the model type of a checkpoint, on which the other fields of its config.json depend. Raises NOT_FOUND
-    without a config.json, INVALID if it has no model type."""
+    """Return a checkpoint's model type. Raises NOT_FOUND without a config.json, INVALID without a type in it."""
     path = directory / "config.json"
     model_type = _text_part(read_json(path)).get("model_type")
     if not isinstance(model_type, str):

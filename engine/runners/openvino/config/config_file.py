@@ -1,5 +1,4 @@
-"""Reads `config.json`: the fields that families share, layers and ropes. A family's own fields are in its file under
-`architectures/`."""
+"""Reads `config.json`: fields, layers and ropes that families share. Their own are read under `architectures/`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,11 +77,9 @@ class ConfigFile:
 
 
 def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> DecoderConfig:
-    """Make a configuration of the common fields: full attention in every layer, one rope, no biases.
-
-    `theta` and `partial` are the family's defaults for the rope (see `read_rope`). Raises SluiceError: INVALID if a
-    field is missing or malformed, UNIMPLEMENTED for an option that no family supports.
-    """
+    """Make a configuration of the common fields: full attention in every layer, one rope, no biases. `theta` and
+    `partial` are the family's defaults for the rope (see `read_rope`). Raises INVALID if a field is missing or
+    malformed, UNIMPLEMENTED for an option that no family supports."""
     common = file.read(_CommonFields)
     _check_supported(common)
     num_kv_heads = common.num_key_value_heads or common.num_attention_heads
@@ -138,11 +135,9 @@ def every_nth_full(num_layers: int, period: int) -> list[str]:
 
 
 def read_rope(config: dict[str, Any], *, theta: float = DEFAULT_THETA, partial: float | None = None) -> Rope:
-    """Read the rope that all layers share. `theta` is the family's default.
-
-    `partial` is the default fraction of a head that is rotated, None in families that rotate whole heads. Raises
-    SluiceError: UNIMPLEMENTED for an unsupported kind, INVALID for a malformed one.
-    """
+    """Read the rope that all layers share. `theta` is the family's default. `partial` is the default fraction of a head
+    that is rotated, None in families that rotate whole heads. Raises UNIMPLEMENTED for an unsupported kind, INVALID for
+    a malformed one."""
     return _make_rope(config, rope_section(config), config.get("rope_theta") or theta, partial)
 
 

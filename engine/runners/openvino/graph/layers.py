@@ -1,8 +1,6 @@
-"""The layers of decoder graphs: norms, MLPs, rotary embedding. Activations are [num_tokens, features] f32 nodes.
-
-They are written in the forms that OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and
-paged attention each become one kernel.
-"""
+"""The layers of decoder graphs: norms, MLPs, rotary embedding. Activations are [num_tokens, features] f32 nodes. They
+are written in the forms that OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and paged
+attention each become one kernel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

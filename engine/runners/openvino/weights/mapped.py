@@ -92,8 +92,7 @@ def _check_intact(path: Path) -> None:
 
 
 def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
-    """Return `size_bytes` of `memory` from `offset` as a tensor, without a copy. The tensor does not keep the map
-    alive; its owner must."""
+    """Return `size_bytes` of `memory` from `offset` as a tensor, not copied. The map's owner must keep it alive."""
     # numpy has no bf16 and no 4-bit types, but OpenVINO only compares the size of the elements.
     element = np.dtype(_ELEMENTS[kind.size])
     flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
