@@ -134,10 +134,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
-            initial_lexer_fuel=fuel,
-            max_grammar_size=_MAX_SYMBOLS,
-            max_lexer_states=_MAX_STATES,
-            verbose_errors=False,
+            initial_lexer_fuel=fuel, max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_STATES, verbose_errors=False
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         return CompiledGrammar(matcher, vocabulary, self._mask_threads)

@@ -3,13 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tritonclient.grpc.model_config_pb2 import (
-    DataType,
-    ModelConfig,
-    ModelInput,
-    ModelInstanceGroup,
-    ModelOutput,
-)
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 from engine.config import EngineConfig
 from engine.scheduling.policies import find_policy

@@ -10,11 +10,7 @@ from engine.runtime_settings import RuntimeSetting
 MAX_SEQS, MAX_DRAFT_TOKENS, MAX_THREADS = 4096, 32, 1024
 """Limits of the same options on the command line."""
 
-UNSET_CACHE_SIZE: dict[str, Any] = {
-    "num_blocks": None,
-    "kv_cache_memory_bytes": None,
-    "kv_cache_memory_fraction": None,
-}
+UNSET_CACHE_SIZE: dict[str, Any] = {"num_blocks": None, "kv_cache_memory_bytes": None, "kv_cache_memory_fraction": None}
 """Clears the command line's size of the KV cache, in any of its forms. A model's own size wins over it."""
 
 

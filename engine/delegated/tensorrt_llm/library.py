@@ -95,8 +95,7 @@ def load_library() -> TensorRtLlmLibrary:
 
 def _cannot_load(reason: str) -> SluiceError:
     return SluiceError(
-        ErrorCode.UNAVAILABLE,
-        f"TensorRT-LLM cannot be loaded: {reason}. `sluice doctor` says what this machine has",
+        ErrorCode.UNAVAILABLE, f"TensorRT-LLM cannot be loaded: {reason}. `sluice doctor` says what this machine has"
     )
 
 
