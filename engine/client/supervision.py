@@ -83,20 +83,16 @@ class RecoveryQueue:
         due = [*self._innocent]
         self._innocent.clear()
         if not due and self._is_probing and not self.unproven:
-            due += self._next_suspect()
+            due = list(self._suspect)[:1]
+            self._is_probing = bool(due)
+            for stream_id in due:
+                del self._suspect[stream_id]
         if not self._is_probing:
             due += self._new
             self._new.clear()
         self._sent.update(dict.fromkeys(due))
         self.unproven.update(dict.fromkeys(due))
         return tuple(due)
-
-    def _next_suspect(self) -> list[int]:
-        for stream_id in self._suspect:
-            del self._suspect[stream_id]
-            return [stream_id]
-        self._is_probing = False
-        return []
 
     def requeue_after_crash(self) -> AbandonedStreams:
         """Queue the streams of the lost engine again. Returns those that are not, which stay until `remove`."""

@@ -190,7 +190,7 @@ class DelegatedExecutor:
     @property
     def _free_blocks(self) -> int:
         """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
-        reserved = sum(self._capacity.policy.start_blocks(each) for each in self._in_flight.sequences)
+        reserved = sum(map(self._capacity.policy.start_blocks, self._in_flight.sequences))
         return max(self.info.num_blocks - reserved, 0)
 
     def _cancel(self, stream_id: int) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from engine.runners.openvino.config.config_file import ConfigFile, read_json
+from engine.model_folder import read_json
+from engine.runners.openvino.config.config_file import ConfigFile
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)

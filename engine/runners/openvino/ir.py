@@ -10,7 +10,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.model_folder import read_json
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, choose_max_model_len, is_cache
 from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid

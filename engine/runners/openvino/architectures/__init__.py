@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.model_folder import read_json
 from engine.runners.openvino.architectures import gemma, llama, olmo
-from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from engine.model_folder import read_json
 from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
 from engine.runners.openvino.graph.nodes import ACTIVATIONS
@@ -204,15 +205,6 @@ def read_eos_token_ids(directory: Path, file: ConfigFile) -> tuple[int, ...]:
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
-    except msgspec.DecodeError as error:
-        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
 def unsupported(message: str) -> SluiceError:
