@@ -93,10 +93,6 @@ def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     gaps = {f"<|unused {token_id}|>": token_id for token_id in range(max(used) + 1) if token_id not in used}
     if not gaps:
         return document, max(used) + 1
-    added += [_special(token_id, name) for name, token_id in gaps.items()]
+    flags = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
+    added += [{"id": token_id, "content": name, **flags} for name, token_id in gaps.items()]
     return {**document, "added_tokens": added, "model": {**model, "vocab": {**vocab, **gaps}}}, max(used) + 1
-
-
-def _special(token_id: int, content: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, "special": True, **flags}

@@ -80,10 +80,6 @@ def _schema_grammar(text: str) -> str:
         raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
 
 
-def _json_object(text: str) -> Translation:
-    return _json_schema('{"type":"object"}')
-
-
 def _regex(text: str) -> Translation:
     def explain(raw: str, probe: Probe) -> SluiceError:
         fault = parse_regex_error(raw)
@@ -114,11 +110,11 @@ def _choice(text: str) -> Translation:
     if not choices:
         raise invalid("grammar", "choice must have at least one string, got an empty array")
     words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
-    return Translation(_lark_grammar(f"start: CHOICE\nCHOICE: {words}\n"), _explain_choice)
 
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
 
-def _explain_choice(raw: str, probe: Probe) -> SluiceError:
-    return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
+    return Translation(_lark_grammar(f"start: CHOICE\nCHOICE: {words}\n"), explain)
 
 
 def _ebnf(text: str) -> Translation:
@@ -158,7 +154,7 @@ def _lark_grammar(text: str) -> str:
 
 _TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
     GrammarKind.JSON_SCHEMA: _json_schema,
-    GrammarKind.JSON_OBJECT: _json_object,
+    GrammarKind.JSON_OBJECT: lambda text: _json_schema('{"type":"object"}'),
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,
     GrammarKind.EBNF: _ebnf,

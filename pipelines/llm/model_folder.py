@@ -99,7 +99,8 @@ def _not_found(source: ModelSource, texts: Mapping[str, str], engine_python: str
 def _found_instead(source: ModelSource, texts: Mapping[str, str], engine_python: str | None) -> str:
     folders = list(_candidates(source, texts))
     for folder in folders:
-        for engine in _engine_files(folder):
+        engine = next((file for pattern in _ENGINE_FILES for file in sorted(folder.glob(pattern))), None)
+        if engine is not None:
             return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(engine_python)}"
         kind = model_format(folder)
         if kind is not None and not is_loadable(kind, engine_python):
@@ -116,11 +117,6 @@ def _why_no_engine(engine_python: str | None) -> str:
     if not is_loadable(ModelFormat.TENSORRT_LLM_ENGINE, engine_python):
         return "which runs only on the GPU that it was compiled for, by TensorRT-LLM, which is not installed here"
     return "which needs the config.json that it was built with beside it"
-
-
-def _engine_files(folder: Path) -> Iterator[Path]:
-    for pattern in _ENGINE_FILES:
-        yield from sorted(folder.glob(pattern))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +165,13 @@ def read_model_yaml(version_folder: Path) -> ModelYaml:
     try:
         arguments = read_argument_file(path)
         triton = _triton_config(arguments.pop(_TRITON_KEY, None) or {})
-        _check_backend(arguments)
+        backend = arguments.get("backend")
+        if backend not in (None, "pytorch", "tensorrt"):
+            raise ValueError(f"backend must be pytorch or tensorrt, got {backend!r}")
     except ValueError as error:
         raise invalid(MODEL_YAML, f"cannot take {path}: {error}") from None
     texts = {key: str(arguments.pop(key)) for key in _PARAMETER_ARGUMENTS if arguments.get(key) is not None}
     return ModelYaml(arguments, texts, triton.get("decoupled"), triton.get("max_batch_size", 0))
-
-
-def _check_backend(arguments: dict[str, Any]) -> None:
-    backend = arguments.get("backend")
-    if backend not in (None, "pytorch", "tensorrt"):
-        raise ValueError(f"backend must be pytorch or tensorrt, got {backend!r}")
 
 
 def _triton_config(given: Any) -> dict[str, Any]:

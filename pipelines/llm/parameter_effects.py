@@ -168,7 +168,8 @@ def _reuse(text: str) -> Effect:
     return Effect({"enable_prefix_caching": parse_bool(text)})
 
 
-def _excludes_input(text: str) -> Effect:
+def checked_bool(text: str) -> Effect:
+    """Check the text only, for a parameter that is read elsewhere."""
     parse_bool(text)
     return NOTHING
 
@@ -207,7 +208,7 @@ SHARED_RULES: dict[str, Rule] = {
     "kv_cache_free_gpu_mem_fraction": _cache_fraction,
     "enable_kv_cache_reuse": _reuse,
     # TensorRT-LLM: answers
-    "exclude_input_in_output": _excludes_input,
+    "exclude_input_in_output": checked_bool,
     # TensorRT-LLM: where things are
     "gpt_model_path": handled_elsewhere,
     "engine_dir": handled_elsewhere,

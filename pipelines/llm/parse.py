@@ -14,10 +14,8 @@ from pipelines.llm.values import Values
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
-from sluice.errors import SluiceError, invalid
+from sluice.errors import invalid
 
-_DEFAULTS = {name: each.default for name, each in SAMPLING_FIELDS.items() if each.datatype and not each.is_optional}
-"""TensorRT-LLM's defaults, and its 16 tokens. The checkpoint's generation_config.json is not used here."""
 _GUIDE_TYPES = {
     "json": GrammarKind.JSON_OBJECT,
     "json_schema": GrammarKind.JSON_SCHEMA,
@@ -130,6 +128,7 @@ def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) 
 
 
 def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
+    """Read the fields over TensorRT-LLM's defaults, and its 16 tokens. generation_config.json is not used here."""
     fields = {name: field for name, field in SAMPLING_FIELDS.items() if field.datatype}
     sampling = {
         name: field.default for name, field in fields.items() if field.default is not None and not field.is_optional
@@ -280,10 +279,6 @@ def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
 def parse_timeout(name: str, microseconds: Any) -> float | None:
     """Convert the timeout `name` to seconds; None for 0, the default as in Triton. Raises INVALID for no duration."""
     if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * _US_PER_S:
-        raise _invalid_timeout(name)
+        most = round(MAX_TIMEOUT_S * _US_PER_S)
+        raise invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")
     return microseconds / _US_PER_S or None
-
-
-def _invalid_timeout(name: str) -> SluiceError:
-    most = round(MAX_TIMEOUT_S * _US_PER_S)
-    return invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")

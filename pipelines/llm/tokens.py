@@ -39,13 +39,11 @@ class StopSequences:
         for index, token_id in enumerate(token_ids):
             self._num_seen += 1
             self._tail.append(token_id)
-            if self._num_seen > self._min_tokens and self._ends_one():
+            is_counted = self._num_seen > self._min_tokens
+            if is_counted and any(self._tail[-len(sequence) :] == sequence for sequence in self._sequences):
                 return index + 1
         del self._tail[: -self._longest]
         return None
-
-    def _ends_one(self) -> bool:
-        return any(self._tail[-len(sequence) :] == sequence for sequence in self._sequences)
 
 
 async def generate_tokens(

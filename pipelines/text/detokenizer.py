@@ -178,11 +178,10 @@ class TokenTexts(dict[int, TokenText]):
         if self._bytes_of is not None:
             return self._bytes_of[token_id]
         byte = parse_byte_token(written)
-        return self._after_anchor(token_id).encode() if byte is None else byte
-
-    def _after_anchor(self, token_id: int) -> str:
-        """Return the text that the token adds to another one. The first token of a text would lose its space."""
-        return self._backend.decode([*self._anchor, token_id])[len(self._anchor_text) :]
+        if byte is not None:
+            return byte
+        # The text that the token adds to another one: the first token of a text would lose its space.
+        return self._backend.decode([*self._anchor, token_id])[len(self._anchor_text) :].encode()
 
     def _find_anchor(self) -> list[int]:
         """Return some ordinary token that has text, as a list of one; an empty list where there is none."""

@@ -113,7 +113,8 @@ def add_word_biases(
             total[token_id] = total.get(token_id, 0.0) + weight
     wrong = next((bias for bias in total.values() if not -MAX_BIAS <= bias <= MAX_BIAS), None)
     if wrong is not None:
-        raise _bias_out_of_range(wrong)
+        allowed = f"between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, all its words together"
+        raise invalid(_BIAS_WEIGHTS, f"{_BIAS_WEIGHTS} must be {allowed}, got {wrong:g}")
     return total
 
 
@@ -123,11 +124,6 @@ def _check_biased_words(words: tuple[tuple[str, float], ...]) -> None:
     for index, (word, _) in enumerate(words):
         if len(word) > MAX_BIASED_WORD_LENGTH:
             raise invalid(_BIAS_WORDS, f"{_BIAS_WORDS}[{index}] must have at most {MAX_BIASED_WORD_LENGTH} characters")
-
-
-def _bias_out_of_range(bias: float) -> SluiceError:
-    allowed = f"between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, all its words together"
-    return invalid(_BIAS_WEIGHTS, f"{_BIAS_WEIGHTS} must be {allowed}, got {bias:g}")
 
 
 def build_request_parameters(request: TextRequest, model: str) -> RequestParameters:

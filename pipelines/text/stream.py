@@ -100,15 +100,12 @@ class TextStream:
             piece = self._detokenizer.feed((token_id,))
             if self._logprobs is not None:
                 self._logprobs.add(piece)
-            pieces.append(self._up_to_stop(piece))
+            if self._stops is not None and self._completion_tokens > self._min_tokens:
+                piece = self._stops.feed(piece)
+            pieces.append(piece)
             if self._matched is not None:
                 break
         return "".join(pieces)
-
-    def _up_to_stop(self, piece: str) -> str:
-        if self._stops is None or self._completion_tokens <= self._min_tokens:
-            return piece
-        return self._stops.feed(piece)
 
     def _event(
         self, text: str, finish_reason: FinishReason | None = None, stop_reason: str | int | None = None
@@ -133,12 +130,8 @@ class StopStrings:
         self._strings = strings
         self._first_chars = frozenset(string[0] for string in strings)
         self._pending = ""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
+        self.matched: str | None = None
         """The stop string that was found. The text ends before it, and nothing may be fed any more."""
-        return self._matched
 
     def feed(self, piece: str) -> str:
         """Add text and return what certainly stands before any stop string."""
@@ -147,7 +140,7 @@ class StopStrings:
         text = self._pending + piece
         found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
         if found:
-            _, end, self._matched = min(found)
+            _, end, self.matched = min(found)
             self._pending = ""
         else:
             end = min((_find_partial(text, s) for s in self._strings), default=len(text))
