@@ -13,9 +13,8 @@ NO_ROW = -1
 
 
 class Sequence:
-    """A request on its way through the engine: waiting, then prefill, then decode, then finished. Its context is the
-    prompt and the output so far. A preempted sequence has lost what was computed; its whole context is prefilled
-    again."""
+    """A request on its way through the engine: waiting, prefill, decode, finished. Its context is the prompt and the
+    output so far. A preempted sequence has lost what was computed; its whole context is prefilled again."""
 
     __slots__ = (
         "_block_size",

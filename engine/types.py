@@ -106,9 +106,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventDetail(msgspec.Struct, frozen=True, array_like=True):
-    """Fields that only some events carry: `prompt_logprobs` the first of a request, `num_cached_tokens` one of them.
-    `logprobs` has an entry for each token of the event. `prompt_logprobs` has one for each prompt token; the first is
-    None, because nothing precedes it."""
+    """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
+    first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -116,9 +115,8 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """The new tokens of one request after a step. `stream_id` is the number under which the client submitted the
-    request. A token that ended the sequence (end of sequence, stop token) is the last of `token_ids`, with finish
-    reason `stop`."""
+    """The new tokens of one request after a step. `stream_id` is the number that the client submitted it under. A token
+    that ended the sequence (end of sequence, stop token) is the last of `token_ids`, with finish reason `stop`."""
 
     stream_id: int
     token_ids: list[int]

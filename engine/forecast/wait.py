@@ -237,9 +237,8 @@ class WaitForecast:
         return steps * self._step_s(workload.num_tokens / batch_steps)
 
     def _allocated_share(self, running: Collection[RunningSequence]) -> float:
-        """Return the share of their worst case that sequences are assumed to have allocated on average. It is 1 under
-        policies that reserve the worst case. Otherwise a sequence has its prompt, half of its output or more, and the
-        block that is kept free for it."""
+        """Return the share of their worst case that sequences hold on average: all under policies that reserve it, else
+        the prompt, half of the output or more, and the block that is kept free for each."""
         if self._policy.reserves_worst_case or not running:
             return 1.0
         block_size = self._limits.block_size

@@ -57,9 +57,8 @@ class GrammarCompiler:
         self._mask_threads = MaskThreads(_NUM_MASK_THREADS)
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Return a future of the compiled grammar. Never blocks. The future may be shared and cannot be cancelled. It
-        raises INVALID if the grammar cannot be used, OVERLOADED if too many wait to be compiled, UNAVAILABLE after
-        `close`."""
+        """Return a future of the compiled grammar, perhaps shared, not to be cancelled. Never blocks. The future raises
+        INVALID if the grammar cannot be used, OVERLOADED if too many wait to be compiled, UNAVAILABLE after `close`."""
         with self._lock:
             cached = self._cache.get(grammar)
             if cached is not None and not cached.is_broken:

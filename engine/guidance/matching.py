@@ -46,9 +46,8 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """The `Constraint` of one sequence. The mask of each state is computed once: by a thread of the pool after
-    `prepare`, or by `apply` itself, whichever comes first. Once the grammar is complete, only end-of-sequence tokens
-    are allowed."""
+    """The `Constraint` of one sequence. Each state's mask is computed once, by a thread of the pool after `prepare` or
+    by `apply` itself. Once the grammar is complete, only end-of-sequence tokens are allowed."""
 
     def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar

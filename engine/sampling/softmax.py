@@ -1,6 +1,5 @@
-"""Arithmetic on rows of logits over a large vocabulary: softmax weights and their sums, inversion, top tokens. Rows are
-processed in blocks that stay in a core's cache. A weight is a token's probability divided by that of the most likely
-one."""
+"""Arithmetic on rows of logits over a large vocabulary: softmax weights and sums, inversion, top tokens. Blocks of rows
+stay in a core's cache. A weight is a token's probability divided by that of the most likely one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

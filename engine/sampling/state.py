@@ -166,9 +166,8 @@ class TokenCounts:
 
 
 class BadWords:
-    """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
-    Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
-    NoBadWordsLogitsProcessor)."""
+    """Bad words of two tokens or more: the last is banned if all before it have just occurred, in prompt or output, so
+    that a word begun by the prompt is not completed (transformers' NoBadWordsLogitsProcessor)."""
 
     def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
         self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}

@@ -14,8 +14,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
-"""Upper bound of `Retry-After`. With the lower one, no client hammers a full queue, and none stays away on a forecast
-of more than a minute."""
+"""Bounds of `Retry-After`: no client hammers a full queue, and none stays away for long on a mere forecast."""
 DEADLINE_MARGIN = 1.5
 MIN_EXCESS_S = 0.5
 """A request is rejected for its deadline only if the predicted wait is DEADLINE_MARGIN times the time it has, and

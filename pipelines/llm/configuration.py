@@ -22,8 +22,7 @@ _NO_FILE = ModelYaml()
 
 def complete_config(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
     """Return `config` with all text and token tensors, as inputs and outputs where it declares none. The model is
-    decoupled then, because a request that streams has many responses, unless `config` or its `model.yaml` says
-    otherwise."""
+    decoupled then, as a request that streams has many responses, unless `config` or its `model.yaml` says otherwise."""
     whole = ModelConfig()
     whole.CopyFrom(config)
     if yaml.decoupled is not None and not whole.HasField("model_transaction_policy"):

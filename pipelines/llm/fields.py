@@ -1,6 +1,5 @@
 """The tensors of an LLM: one table by which they are declared, read and refused. Names and types are those of
-TensorRT-LLM's models, `tensorrt_llm` (tokens), `ensemble` and `tensorrt_llm_bls` (text), and of Triton's vLLM
-backend."""
+TensorRT-LLM's `tensorrt_llm` (tokens), `ensemble` and `tensorrt_llm_bls` (text), and of Triton's vLLM backend."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -35,8 +35,7 @@ _OPTION_FLAGS = {
     "runtime_settings": "--runtime-setting",
     "llm_arguments": "--extra-llm-api-options",
 }
-"""Flags of options that not every runtime obeys, by field of EngineConfig. TensorRT-LLM's engine process itself reports
-those that it ignores."""
+"""Flags, by field, of options that not every runtime obeys. TensorRT-LLM's process reports itself what it ignores."""
 _PATHS = ("lora_dir", "draft_model_path")
 """Parameters with paths that the engine's process opens."""
 
@@ -56,8 +55,7 @@ class Setup:
 
 def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], EngineConfig]) -> Setup:
     """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`. Raises NOT_FOUND without
-    a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where the model needs a runtime that is
-    not installed."""
+    a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE without the needed runtime."""
     yaml = read_model_yaml(source.version_folder)
     texts = _collect_parameters(source, yaml)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder), None).engine_python)

@@ -1,6 +1,5 @@
 """Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime. A
-parameter that is in neither table is a setting of TensorRT-LLM, if
-`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name."""
+parameter in neither table is a setting, if `configuration.catalogue` of its folder in `engine` has it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -69,9 +69,8 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizes for all other decoders: a token's text is the text it adds to that of the few tokens before it. A run
-    of byte tokens (`<0xE2>`) is kept back until another token ends it, because one invalid byte changes how the whole
-    run decodes."""
+    """Detokenizes for all other decoders: a token's text is what it adds to the few tokens before it. A run of byte
+    tokens (`<0xE2>`) is kept back until another token ends it: one invalid byte changes how the whole run decodes."""
 
     def __init__(self, backend: tokenizers.Tokenizer, shown: frozenset[int], byte_tokens: frozenset[int]) -> None:
         """Take the ids that have text, which are known and not special, as `shown`."""
@@ -102,9 +101,8 @@ class WindowDetokenizer:
 
 
 class SlowDetokenizer:
-    """Detokenizes by the tokenizer's own `decode`, for tokenizers whose decoder is not known. A token's text is the
-    text that it adds to that of the tokens shown before it. Text is kept back while it ends within a character, and
-    while more tokens do not make it longer."""
+    """Detokenizes by the tokenizer's own `decode`, for unknown decoders. A token's text is what it adds to the tokens
+    shown before it, kept back while it ends within a character, and while more tokens do not make it longer."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode

@@ -78,7 +78,6 @@ def refuse_parameters(model: str, request: TextRequest) -> None:
 
 @singledispatch
 def text_model_of(model: Model) -> TextModel | None:
-    """Return the text model behind a served model, or None where it does not generate text. Each kind of model
-    registers its own answer in the module that defines it. `pipelines/text/tensor_model.py` registers the answer for
-    every other kind."""
+    """Return the text model behind a served model, None where it does not generate text. Each kind of model registers
+    its answer where it is defined, `pipelines/text/tensor_model.py` that for every other kind."""
     return None

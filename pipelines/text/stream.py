@@ -120,9 +120,8 @@ class TextStream:
 
 
 class StopStrings:
-    """Passes on text up to the first stop string, however the text is cut into pieces. The first stop string is the one
-    that is complete first; of several complete at the same character, the longest. Only text that could be the
-    beginning of a stop string is kept back."""
+    """Passes on text up to the first stop string to be complete, the longest of several at one character, however the
+    text is cut into pieces. Only text that could be the beginning of a stop string is kept back."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         """Raise SluiceError INVALID where a string is empty or too long, or where there are too many."""

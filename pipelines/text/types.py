@@ -73,9 +73,8 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextLogprob(msgspec.Struct, frozen=True):
-    """One token's log probability, and the likeliest alternatives, best first. `start` is the offset of the token's
-    text in the request's text, in characters. The first token of a prompt has no log probability, since nothing
-    precedes it."""
+    """One token's log probability, None for a prompt's first, and the likeliest alternatives, best first. `start` is
+    the offset of the token's text in the request's text, in characters."""
 
     token: TokenText
     logprob: float | None

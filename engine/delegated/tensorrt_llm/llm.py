@@ -32,9 +32,8 @@ _SALT_BYTES = 16
 
 
 def load_llm(config: EngineConfig) -> "TensorRtLlm":
-    """Load the model. Blocks for as long as it takes, minutes for large models. Called with no event loop running,
-    since TensorRT-LLM starts loops and processes of its own. Raises SluiceError with what is wrong, and what
-    TensorRT-LLM raises."""
+    """Load the model, which may take minutes. Called with no event loop running, since TensorRT-LLM starts loops and
+    processes of its own. Raises SluiceError with what is wrong, and what TensorRT-LLM raises."""
     stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
     library = load_library()
     tokenizer = None if config.tokenizer_path is None else Path(config.tokenizer_path)

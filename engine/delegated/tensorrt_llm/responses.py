@@ -126,9 +126,8 @@ def _number(logprob: Any) -> float:
 
 
 def read_prompt_logprobs(prompt: Sequence[int], entries: Sequence[Any], num_top: int) -> list[TokenLogprob | None]:
-    """Return one for each token of the prompt; None for the first, and for those whose own is missing. An entry belongs
-    either to the token at its place, or (computed from the logits behind each token) to the next one. Which it is, the
-    tokens say."""
+    """Return one for each token of the prompt, None where its own is missing, as for the first. An entry belongs to the
+    token at its place, or (computed from the logits behind each token) to the next one: the tokens say which."""
     here = sum(_has(entry, token_id) for entry, token_id in zip(entries, prompt, strict=False))
     ahead = sum(_has(entry, token_id) for entry, token_id in zip(entries, prompt[1:], strict=False))
     is_in_place = not entries[0] or (len(entries) >= len(prompt) and here > ahead)

@@ -29,9 +29,8 @@ class FolderKind(Enum):
 
 
 def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
-    """Open the graph of `config.model_path`, with its weights quantized as configured. Raises NOT_FOUND for missing
-    files, INVALID for a damaged checkpoint or limits that do not fit it, UNIMPLEMENTED for a model that cannot be
-    built."""
+    """Open the graph of `config.model_path`, weights quantized as configured. Raises NOT_FOUND for missing files,
+    INVALID for a damaged checkpoint or unfit limits, UNIMPLEMENTED for a model that cannot be built."""
     check_quantization(config.quantization)
     directory = Path(config.model_path)
     kind, reason = identify_folder(directory)

@@ -47,8 +47,7 @@ IGNORED_BY_TORCH_SAMPLER = frozenset(
         "top_p_reset_ids",
     }
 )
-"""Sampling parameters that TorchSampler takes and ignores before 1.3 (TensorRT-LLM's pull requests 16052, 16485 and
-16594)."""
+"""Sampling parameters that TorchSampler takes and ignores before 1.3 (TensorRT-LLM's pulls 16052, 16485, 16594)."""
 
 _FULL_SAMPLER = "TRTLLMSampler"
 """The sampler of 1.2 that acts on all parameters."""

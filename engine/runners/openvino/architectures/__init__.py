@@ -1,6 +1,5 @@
-"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`. An
-architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share a
-file."""
+"""The model families that are built from a checkpoint: how each reads its `config.json`, and how its decoder's graph is
+built. Related families share a file."""
 
 from pathlib import Path
 from typing import Any
