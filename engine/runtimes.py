@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -89,11 +90,7 @@ def best_runtime(
     num_found = count_gpus()
     appraisals: dict[Runtime, Appraisal] = {}
     for spec in candidates:
-
-        def is_spec_installed(spec: RuntimeSpec = spec) -> bool:
-            return is_installed(spec, config.engine_python)
-
-        appraisals[spec.runtime] = spec.appraise(config, num_found, is_spec_installed)
+        appraisals[spec.runtime] = spec.appraise(config, num_found, partial(is_installed, spec, config.engine_python))
     best = max(appraisals, key=lambda runtime: appraisals[runtime].fitness)
     declined = [each.reason for each in appraisals.values() if each.fitness is Fitness.DECLINED]
     return RuntimeChoice(best, appraisals[best].reason or "; ".join(dict.fromkeys(declined)))

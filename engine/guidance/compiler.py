@@ -63,7 +63,9 @@ class GrammarCompiler:
             cached = self._cache.get(grammar)
             if cached is not None and not cached.is_broken:
                 self._cache.move_to_end(grammar)
-                return _finished(cached)
+                finished: Future[CompiledGrammar] = Future()
+                finished.set_result(cached)
+                return finished
             if grammar in self._pending:
                 return self._pending[grammar]
             if self._is_closed:
@@ -147,12 +149,6 @@ class GrammarCompiler:
 
 def _error(compiled: CompiledGrammar) -> str:
     return compiled.first if isinstance(compiled.first, str) else ""
-
-
-def _finished(compiled: CompiledGrammar) -> "Future[CompiledGrammar]":
-    future: Future[CompiledGrammar] = Future()
-    future.set_result(compiled)
-    return future
 
 
 def _failed(error: SluiceError) -> "Future[CompiledGrammar]":

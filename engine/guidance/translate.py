@@ -102,19 +102,27 @@ def _original_offset(text: str, offset: int) -> int:
     return bisect.bisect_left(range(len(text)), offset, key=lambda length: len(_regex_in_lark(text[:length])))
 
 
-def _choice(text: str) -> Translation:
+def parse_choices(text: str) -> list[str]:
+    """Return the distinct strings of a choice. Raises INVALID for text that is not a JSON array with some."""
     try:
         choices = msgspec.json.decode(text, type=list[str])
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("grammar", f"choice must be a JSON array of strings: {error}") from None
     if not choices:
         raise invalid("grammar", "choice must have at least one string, got an empty array")
-    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return list(dict.fromkeys(choices))
 
+
+def choice_in_lark(choices: list[str]) -> str:
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return f"start: CHOICE\nCHOICE: {words}\n"
+
+
+def _choice(text: str) -> Translation:
     def explain(raw: str, probe: Probe) -> SluiceError:
         return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
 
-    return Translation(_lark_grammar(f"start: CHOICE\nCHOICE: {words}\n"), explain)
+    return Translation(_lark_grammar(choice_in_lark(parse_choices(text))), explain)
 
 
 def _ebnf(text: str) -> Translation:

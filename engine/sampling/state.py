@@ -86,7 +86,8 @@ class SamplingState:
         can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
         self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
         """Whether sampling always takes the most likely token and nothing else is requested."""
-        self.filters = _filters(params)
+        temperature = max(params.temperature, _LEAST_TEMPERATURE)
+        self.filters = (temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p)
         """temperature, top_k, top_p, min_p and typical_p: one row of the arrays in `Draws`."""
         for token_id in output_token_ids:
             self.observe(token_id)
@@ -128,11 +129,6 @@ class SamplingState:
             self._bad_words.observe(token_id)
         if self.constraint is not None:
             self.constraint.accept(token_id)
-
-
-def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]:
-    temperature = max(params.temperature, _LEAST_TEMPERATURE)
-    return temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p
 
 
 class TokenCounts:

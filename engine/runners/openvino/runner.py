@@ -38,12 +38,8 @@ class OpenVinoRunner:
     def __init__(self, session: "InferenceSession", decoder: Decoder, info: RunnerInfo) -> None:
         self._session = session
         self._decoder = decoder
-        self._info = info
+        self.info = info
         self._scratch_block = info.num_blocks
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
 
     def run(self, batch: StepBatch) -> FloatArray:
         """Run one forward pass; see `Runner.run`."""

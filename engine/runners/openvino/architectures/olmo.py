@@ -6,16 +6,18 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, make_layers, read_ropes
+from engine.runners.openvino.config.config_file import (
+    ConfigFile,
+    WindowFields,
+    base_config,
+    every_nth_full,
+    make_layers,
+    read_ropes,
+)
 from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
 from engine.runners.openvino.graph.layers import rms_norm
 from sluice.errors import invalid
-
-
-class _Olmo3Fields(msgspec.Struct, frozen=True):
-    sliding_window: int | None = 4096
-    layer_types: list[str] | None = None
 
 
 def configure_olmo2(file: ConfigFile) -> DecoderConfig:
@@ -24,7 +26,7 @@ def configure_olmo2(file: ConfigFile) -> DecoderConfig:
 
 
 def configure_olmo3(file: ConfigFile) -> DecoderConfig:
-    fields = file.read(_Olmo3Fields)
+    fields = file.read(WindowFields)
     theta = file.fields.get("rope_theta") or 500_000.0
     ropes = read_ropes(file.fields, full_theta=theta, sliding_theta=theta)
     config = configure_olmo2(file.without_ropes())

@@ -39,6 +39,13 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     quantization_config: dict[str, Any] | None = None
 
 
+class WindowFields(msgspec.Struct, frozen=True):
+    """The window of several families, and which layers have it."""
+
+    sliding_window: int | None = 4096
+    layer_types: list[str] | None = None
+
+
 class _EosField(msgspec.Struct, frozen=True):
     eos_token_id: TokenIds = None
 
