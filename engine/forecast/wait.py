@@ -18,33 +18,23 @@ OVERHEAD_RATE = 1.0 / 256
 class QueuedSequence(Protocol):
     """The properties of a sequence that the queue reads, once, when the sequence is added."""
 
-    @property
-    def stream_id(self) -> int: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def tenant(self) -> str: ...
+    stream_id: int
+    priority: int
+    tenant: str
 
     @property
     def num_tokens(self) -> int:
         """Tokens to compute before the first new one: the prompt, and output to resume."""
         ...
 
-    @property
-    def max_tokens(self) -> int: ...
+    max_tokens: int
 
     @property
     def worst_case_blocks(self) -> int: ...
 
-    @property
-    def start_deadline(self) -> float:
-        """Time by which it must be admitted; `math.inf` for none."""
-        ...
-
-    @property
-    def deadline(self) -> float: ...
+    start_deadline: float
+    """Time by which it must be admitted; `math.inf` for none."""
+    deadline: float
 
 
 class RunningSequence(Protocol):
@@ -55,11 +45,8 @@ class RunningSequence(Protocol):
         """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...
 
-    @property
-    def num_output(self) -> int: ...
-
-    @property
-    def max_tokens(self) -> int: ...
+    num_output: int
+    max_tokens: int
 
     @property
     def worst_case_blocks(self) -> int: ...

@@ -56,8 +56,7 @@ class RunnerInfo:
 class Runner(Protocol):
     """A model on a device with its KV blocks. Used from one thread."""
 
-    @property
-    def info(self) -> RunnerInfo: ...
+    info: RunnerInfo
 
     def run(self, batch: StepBatch) -> FloatArray:
         """Run one forward pass. Returns logits [num_sampled, vocab_size] float32. The array may be the runtime's own

@@ -104,11 +104,8 @@ def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineCo
 class HasDeadlines(Protocol):
     """A sequence with deadlines."""
 
-    @property
-    def request(self) -> GenerateRequest: ...
-
-    @property
-    def deadline(self) -> float: ...
+    request: GenerateRequest
+    deadline: float
 
 
 def deadline_error(sequence: HasDeadlines, now: float) -> SluiceError:
