@@ -133,7 +133,8 @@ class Sequence:
     @property
     def num_next_blocks(self) -> int:
         """Blocks beyond the allocated ones that it needs to sample its next token, drafts included."""
-        return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_allocated_blocks
+        needed = blocks_for(self.num_tokens + len(self.drafts), self._block_size)
+        return max(needed - self.num_allocated_blocks, 0)  # a draft model may have allocated for drafts it did not make
 
     @property
     def max_drafts(self) -> int:
