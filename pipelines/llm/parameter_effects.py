@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from engine.config import Runtime, SchedulerPolicy, Speculation
 from engine.runtime_settings import RuntimeSetting
 
@@ -61,6 +63,13 @@ def parse_fraction(text: str) -> float:
     if not 0.0 < value <= 1.0:
         raise ValueError("must be a number above 0 and at most 1")
     return value
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ValueError("must be a JSON object") from None
 
 
 _DTYPES = {
@@ -189,7 +198,7 @@ def _runtime(text: str) -> Effect:
 
 
 _NO_ENCODER = rejected("must be unset: models with an encoder are not offered")
-_NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
+NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
 _ON_METRICS_PAGE = ignored("statistics are on the metrics page")
 
 SHARED_RULES: dict[str, Rule] = {
@@ -219,9 +228,9 @@ SHARED_RULES: dict[str, Rule] = {
     "encoder_engine_dir": _NO_ENCODER,
     # TensorRT-LLM: processes
     "executor_worker_path": ignored("the engine is a process of its own"),
-    "cancellation_check_period_ms": _NO_PERIOD,
-    "stats_check_period_ms": _NO_PERIOD,
-    "recv_poll_period_ms": _NO_PERIOD,
+    "cancellation_check_period_ms": NO_PERIOD,
+    "stats_check_period_ms": NO_PERIOD,
+    "recv_poll_period_ms": NO_PERIOD,
     # vLLM's engine arguments
     "model": handled_elsewhere,
     "tokenizer": handled_elsewhere,

@@ -246,11 +246,6 @@ def _adapter(values: Values, adapters: Sequence[str]) -> str:
     place: int = values.get("lora_task_id", 0)
     if not name and not place:
         return ""
-    _check_adapter(name, place, adapters)
-    return name or adapters[place - 1]
-
-
-def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
     listed = ", ".join(f"{number} {each}" for number, each in enumerate(adapters, 1))
     if name and name not in adapters:
         raise invalid("lora_name", f"input 'lora_name' must be an adapter of this model ({listed}), got '{name[:40]}'")
@@ -261,6 +256,7 @@ def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
         other = adapters[place - 1]
         message = f"inputs 'lora_name' ('{name}') and 'lora_task_id' ({place}, '{other}') name two adapters"
         raise invalid("lora_task_id", message)
+    return name or adapters[place - 1]
 
 
 def check_cache_salt(value: str) -> str:

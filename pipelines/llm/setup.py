@@ -94,12 +94,10 @@ def _collect_parameters(source: ModelSource, yaml: ModelYaml) -> dict[str, str]:
         texts.setdefault("max_queue_size", str(max_queue_size))
     if _has_lora(texts) and (adapters := read_lora_file(source.version_folder)) is not None:
         texts.setdefault("lora_modules", adapters)
-    return texts | {key: _resolved_paths(source, texts[key]) for key in _PATHS if key in texts}
-
-
-def _resolved_paths(source: ModelSource, text: str) -> str:
-    """Resolve a path, or several with commas between them."""
-    return ",".join(resolve_path(source, path.strip()) for path in text.split(","))
+    for key in _PATHS:
+        if key in texts:  # a path, or several with commas between them
+            texts[key] = ",".join(resolve_path(source, path.strip()) for path in texts[key].split(","))
+    return texts
 
 
 def _has_lora(texts: dict[str, str]) -> bool:

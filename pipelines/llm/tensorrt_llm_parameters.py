@@ -3,9 +3,6 @@ parameter in neither table is a setting, if `configuration.catalogue` of its fol
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
@@ -25,6 +22,7 @@ from pipelines.llm.parameter_effects import (
     integer_field,
     parse_dtype,
     parse_integer,
+    parse_object,
     setting_rule,
 )
 
@@ -111,11 +109,8 @@ def _decoding(text: str) -> Effect:
 
 
 def _speculative_config(text: str) -> Effect:
-    """Read vLLM's `speculative_config`, a JSON object."""
-    try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise ValueError("must be a JSON object") from None
+    """Read vLLM's `speculative_config`."""
+    given = parse_object(text)
     method = str(given.get("method", "draft_model")).strip("[]")
     count = parse_integer(str(given.get("num_speculative_tokens", _DEFAULT_NUM_DRAFTS)), 1, MAX_DRAFT_TOKENS)
     if method == "ngram":

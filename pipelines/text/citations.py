@@ -102,7 +102,7 @@ def cite(answer: str, sources: Sequence[Source]) -> list[Citation]:
 def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
     found: list[Citation] = []
     marked, last_end = _Span(0, 0), 0
-    for marker in _MARKER.finditer(_CODE.sub(_mask, answer)):
+    for marker in _MARKER.finditer(_CODE.sub(lambda code: "`" * len(code[0]), answer)):
         if answer[last_end : marker.start()].strip():  # else it follows another marker, and marks the same text
             marked = _find_marked(answer, last_end, marker.start())
         last_end = marker.end()
@@ -113,10 +113,6 @@ def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
                 if number in ids
             ]
     return list(dict.fromkeys(found))
-
-
-def _mask(code: re.Match[str]) -> str:
-    return "`" * len(code[0])
 
 
 def _find_marked(answer: str, after: int, before: int) -> _Span:

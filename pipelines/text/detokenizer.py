@@ -111,15 +111,16 @@ class SlowDetokenizer:
         self._pending: list[int] = []
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._feed_one(token_id) for token_id in token_ids])
+        pieces = []
+        for token_id in token_ids:
+            self._pending.append(token_id)
+            added = self._added()
+            if added and not added.endswith(REPLACEMENT_CHARACTER):
+                pieces.append(self._take(added))
+        return "".join(pieces)
 
     def flush(self) -> str:
         return self._take(self._added())
-
-    def _feed_one(self, token_id: int) -> str:
-        self._pending.append(token_id)
-        added = self._added()
-        return "" if not added or added.endswith(REPLACEMENT_CHARACTER) else self._take(added)
 
     def _added(self) -> str:
         return self._decode(self._shown + self._pending)[len(self._decode(self._shown)) :]
