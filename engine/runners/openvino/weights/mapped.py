@@ -72,12 +72,11 @@ def map_tensors(path: Path) -> dict[str, StoredTensor]:
     header = msgspec.json.decode(file[_HEADER_LENGTH_BYTES:base])
     header.pop("__metadata__", None)
     entries = msgspec.convert(header, dict[str, _HeaderEntry])
-    return {name: _stored(file, base, entry) for name, entry in entries.items()}
-
-
-def _stored(file: mmap.mmap, base: int, entry: _HeaderEntry) -> StoredTensor:
-    begin, end = entry.data_offsets
-    return StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+    tensors = {}
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        tensors[name] = StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+    return tensors
 
 
 def _check_intact(path: Path) -> None:
